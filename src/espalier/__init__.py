@@ -1,0 +1,31 @@
+"""Espalier: train a neural network and shape it in the same loop."""
+
+from espalier.cost import Cost, Form
+from espalier.space import (
+    BadInput,
+    BadMask,
+    Bits,
+    Choice,
+    Corrupt,
+    Diverged,
+    EspalierError,
+    NoGates,
+    Space,
+    Unreachable,
+)
+
+__version__ = "0.1.0"
+__all__ = [
+    "BadInput",
+    "BadMask",
+    "Bits",
+    "Choice",
+    "Corrupt",
+    "Cost",
+    "Diverged",
+    "EspalierError",
+    "Form",
+    "NoGates",
+    "Space",
+    "Unreachable",
+]

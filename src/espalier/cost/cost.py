@@ -1,0 +1,175 @@
+"""What a mask costs: a sum of terms, each a constant times a product of non-negative linear forms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from espalier.cost.expectation import Expectation
+from espalier.space import BadInput, BadType, Space
+
+Weights = float | np.ndarray  # one weight for a whole run of entries, or one for each
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """A non-negative linear form ``constant + sum_i w_i m_i``, kept as runs of entries.
+
+    ``pieces``: ``(start, stop, weights)`` each, `weights` one number or one per entry of the run. Runs may overlap:
+    they add. A whole layer is one run, whatever its width.
+
+    >>> form = Form.run(0, 784) + Form.run(784, 800, 9.0) + 3.0      # m_0 + .. + m_783 + 9 (m_784 + ..) + 3
+    >>> len(form.pieces), form.constant
+    (2, 3.0)
+    """
+
+    pieces: tuple[tuple[int, int, Weights], ...]
+    constant: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_weights(np.asarray(self.constant, dtype=np.float64), "the constant of a linear form")
+        for start, stop, weights in self.pieces:
+            if not 0 <= start < stop:
+                raise BadInput(f"a linear form runs over entries start < stop, not {start} to {stop}")
+            values = np.asarray(weights, dtype=np.float64)
+            if values.ndim > 1 or (values.ndim == 1 and len(values) != stop - start):
+                raise BadInput(f"entries {start} to {stop} need {stop - start} weights, not shape {values.shape}")
+            _check_weights(values, f"the weight of entries {start} to {stop}")
+
+    @classmethod
+    def run(cls, start: int, stop: int, weight: float = 1.0) -> Form:
+        """The same weight for entries ``start`` to ``stop``."""
+        return cls(((start, stop, float(weight)),))
+
+    @classmethod
+    def of(cls, weights: Sequence[float] | np.ndarray | Tensor, constant: float = 0.0) -> Form:
+        """One weight for each entry of the space, from the first."""
+        values = _vector(weights, "the weights of a linear form")
+        return cls(((0, len(values), values),), constant)
+
+    def __add__(self, other: Form | float) -> Form:
+        if isinstance(other, Form):
+            return Form(self.pieces + other.pieces, self.constant + other.constant)
+        return Form(self.pieces, self.constant + float(other))
+
+    __radd__ = __add__
+
+    def __mul__(self, factor: float) -> Form:
+        factor = _positive(factor)
+        return Form(tuple((a, b, w * factor) for a, b, w in self.pieces), self.constant * factor)
+
+    __rmul__ = __mul__
+
+
+@dataclass(frozen=True, eq=False)
+class Cost:
+    """A multilinear cost. Called on a mask it is the cost; called on theta it is exactly the expected cost.
+
+    The product of two forms that share entries is reduced by ``m^2 = m``, and by ``m_j m_k = 0`` for two options of
+    one choice; for that the cost must know the choices, see :meth:`over`.
+
+    >>> import torch
+    >>> units = Cost.linear([1.0, 1.0, 1.0])
+    >>> units(torch.tensor([1.0, 0.0, 1.0])).item()
+    2.0
+    >>> layer = Cost.product([Form.run(0, 2), Form.run(2, 3, 5.0) + 1.0], d=3)     # (m0 + m1) (5 m2 + 1)
+    >>> (layer + 2 * units)(torch.tensor([0.5, 0.5, 0.5])).item()                   # exact: (1) (3.5) + 2 (1.5)
+    6.5
+    """
+
+    d: int
+    terms: tuple[tuple[float, tuple[Form, ...]], ...]
+    space: Space | None = None
+    _expectations: dict[torch.device, Expectation] = field(default_factory=dict, init=False, repr=False)
+
+    @classmethod
+    def linear(cls, c: Sequence[float] | np.ndarray | Tensor) -> Cost:
+        """``sum_i c_i m_i``, the paper's cost."""
+        values = _vector(c, "the cost")
+        _check_weights(values, "the cost of a gate")
+        if not values.any():
+            raise BadInput("every cost is zero, so nothing would be controlled; give at least one gate a positive cost")
+        return cls(len(values), ((1.0, (Form.of(values),)),))
+
+    @classmethod
+    def product(cls, forms: Iterable[Form], *, d: int, scale: float = 1.0) -> Cost:
+        """``scale`` times the product of the forms, over a space of ``d`` entries."""
+        factors = tuple(forms)
+        for form in factors:
+            for start, stop, _ in form.pieces:
+                if stop > d:
+                    raise BadInput(f"a linear form over entries {start} to {stop} does not fit a space of {d} entries")
+        return cls(d, ((_positive(scale), factors),))
+
+    def over(self, space: Space) -> Cost:
+        """The same cost, which now knows which entries are options of one choice."""
+        if space.d != self.d:
+            raise BadInput(f"this cost is of {self.d} entries, the space has {space.d}")
+        if self.space is not None and self.space != space:
+            raise BadInput(f"this cost belongs to another space: {self.space!r}, not {space!r}")
+        return Cost(self.d, self.terms, space)
+
+    def __add__(self, other: Cost) -> Cost:
+        if not isinstance(other, Cost):
+            return NotImplemented
+        if other.d != self.d:
+            raise BadInput(f"costs of {self.d} and of {other.d} entries do not add; they are of different spaces")
+        if self.space is not None and other.space is not None and self.space != other.space:
+            raise BadInput("costs of two different spaces do not add")
+        return Cost(self.d, self.terms + other.terms, self.space or other.space)
+
+    def __mul__(self, factor: float) -> Cost:
+        factor = _positive(factor)
+        return Cost(self.d, tuple((scale * factor, forms) for scale, forms in self.terms), self.space)
+
+    __rmul__ = __mul__
+
+    def on(self, device: torch.device) -> Expectation:
+        """The cost made ready for evaluation on a device (kept)."""
+        if device not in self._expectations:
+            self._expectations[device] = Expectation.build(self.d, self.terms, self.space, device)
+        return self._expectations[device]
+
+    def __call__(self, theta: Tensor) -> Tensor:
+        """theta or mask: ``(*B, d)``. Returns the (expected) cost ``(*B)``, float64."""
+        return self.on(theta.device).value(self._entries(theta))
+
+    def gradient(self, theta: Tensor) -> Tensor:
+        """theta or mask: ``(*B, d)``. Returns dcost/dtheta ``(*B, d)``, float64; at a mask, what each gate adds."""
+        return self.on(theta.device).gradient(self._entries(theta))
+
+    def _entries(self, theta: Tensor) -> Tensor:
+        if not isinstance(theta, Tensor):
+            raise BadType(f"a cost is of a tensor, not of {type(theta).__name__}")
+        if theta.ndim < 1 or theta.shape[-1] != self.d:
+            raise BadInput(f"this cost is of {self.d} entries, not of shape {tuple(theta.shape)}")
+        return theta.to(torch.float64)
+
+
+def _vector(values: Sequence[float] | np.ndarray | Tensor, what: str) -> np.ndarray:
+    try:
+        array = np.array(values.detach().cpu() if isinstance(values, Tensor) else values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise BadType(f"{what} is a one-dimensional list of numbers: {error}") from None
+    if array.ndim != 1 or not len(array):
+        raise BadInput(f"{what} is a one-dimensional list of numbers, not shape {array.shape}")
+    return array
+
+
+def _check_weights(values: np.ndarray, what: str) -> None:
+    wrong = values[~(np.isfinite(values) & (values >= 0))]
+    if wrong.size:
+        raise BadInput(f"{what} is finite and not negative, not {float(wrong.flat[0])!r}")
+
+
+def _positive(factor: float) -> float:
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)):
+        raise BadType(f"a cost is scaled by a number, not by {factor!r}")
+    if not (math.isfinite(factor) and factor > 0):
+        raise BadInput(f"a cost is scaled by a positive, finite number, not by {factor!r}")
+    return float(factor)

@@ -1,0 +1,30 @@
+"""Bits and choices: what may be searched. The bottom layer; the errors live here too."""
+
+from espalier.space.errors import (
+    BadInput,
+    BadMask,
+    BadMaskType,
+    BadType,
+    Corrupt,
+    Diverged,
+    EspalierError,
+    NoGates,
+    Unreachable,
+)
+from espalier.space.space import Bits, Choice, Group, Space
+
+__all__ = [
+    "BadInput",
+    "BadMask",
+    "BadMaskType",
+    "BadType",
+    "Bits",
+    "Choice",
+    "Corrupt",
+    "Diverged",
+    "EspalierError",
+    "Group",
+    "NoGates",
+    "Space",
+    "Unreachable",
+]
