@@ -137,11 +137,13 @@ class Cost:
 
     def __call__(self, theta: Tensor) -> Tensor:
         """theta or mask: ``(*B, d)``. Returns the (expected) cost ``(*B)``, float64."""
-        return self.on(theta.device).value(self._entries(theta))
+        theta = self._entries(theta)
+        return self.on(theta.device).value(theta)
 
     def gradient(self, theta: Tensor) -> Tensor:
         """theta or mask: ``(*B, d)``. Returns dcost/dtheta ``(*B, d)``, float64; at a mask, what each gate adds."""
-        return self.on(theta.device).gradient(self._entries(theta))
+        theta = self._entries(theta)
+        return self.on(theta.device).gradient(theta)
 
     def _entries(self, theta: Tensor) -> Tensor:
         if not isinstance(theta, Tensor):
@@ -154,7 +156,7 @@ class Cost:
 def _vector(values: object, what: str) -> np.ndarray:
     try:
         if isinstance(values, Tensor):
-            values = values.detach().cpu().numpy()
+            values = values.detach().cpu().double().numpy()
         array = np.array(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise BadType(f"{what} is a one-dimensional list of numbers: {error}") from None
