@@ -17,7 +17,7 @@ from espalier.search.distribution import Distribution
 from espalier.search.utility import ranked
 from espalier.space import BadInput, BadMask, BadMaskType, BadType, Corrupt, Diverged, Space
 
-CACHED = 1 << 17  # entries handled at a time on a CPU, so that what a step needs between passes stays in its cache
+CACHED = 1 << 18  # entries handled at a time on a CPU, so that what a step needs between passes stays in its cache
 
 
 class Search:
