@@ -19,7 +19,8 @@ def root_fisher(variables, theta, direction):
             last = theta[owned[-1]]
             common = math.fsum(direction[i] for i in owned[:-1]) / (last + math.sqrt(last))
             for i in owned[:-1]:
-                values.append(direction[i] / math.sqrt(theta[i]) + math.sqrt(theta[i]) * common)
+                rooted = direction[i] / math.sqrt(theta[i]) + math.sqrt(theta[i]) * common
+                values.append(rooted)
     return np.array(values)
 
 

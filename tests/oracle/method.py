@@ -14,9 +14,7 @@ def utilities(losses):
     NaN, +inf and -inf tie as worst (PAPER section 5.2).
     """
     count = len(losses)
-    comparable = []
-    for loss in losses:
-        comparable.append(float(loss) if math.isfinite(loss) else math.inf)
+    comparable = [float(loss) if math.isfinite(loss) else math.inf for loss in losses]
     quarter = math.ceil(count / 4)
     by_place = []
     for place in range(count):
@@ -47,10 +45,7 @@ def ranked_direction(theta, masks, losses):
 
 
 def all_lost(losses):
-    for loss in losses:
-        if math.isfinite(loss):
-            return False
-    return True
+    return all(not math.isfinite(loss) for loss in losses)
 
 
 def default_margin(variables):

@@ -117,7 +117,8 @@ def score(variables, theta, mask):
         else:
             last = owned[-1]
             for i in owned[:-1]:
-                values.append(mask[i] / theta[i] - mask[last] / theta[last])
+                slope = mask[i] / theta[i] - mask[last] / theta[last]
+                values.append(slope)
     return np.array(values)
 
 

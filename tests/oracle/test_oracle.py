@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+
 from oracle.asng import Adaptive, root_fisher
 from oracle.costs import cost_of, epsilon, expected_cost, gradient, linear, natural_gradient
 from oracle.method import Method, PaperMethod, lower_bounds, restrict, utilities
