@@ -1,6 +1,7 @@
 """Espalier: train a neural network and shape it in the same loop."""
 
 from espalier.cost import Cost, Form
+from espalier.search import Search
 from espalier.space import (
     BadInput,
     BadMask,
@@ -26,6 +27,7 @@ __all__ = [
     "EspalierError",
     "Form",
     "NoGates",
+    "Search",
     "Space",
     "Unreachable",
 ]

@@ -1,0 +1,55 @@
+"""The most and the least expensive structure of a space, between which every target lies."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from espalier.cost import Cost
+from espalier.space import Space
+
+
+def most_expensive(space: Space, cost: Cost, device: torch.device) -> Tensor:
+    """The mask ``(d)`` float64 with every gate open and, in every choice, the most expensive option.
+
+    Where choices multiply each other no option can be ranked alone: starting from equal shares, each choice in turn is
+    set to its best option until none changes (exact for linear costs, and never below the mean over all options).
+    """
+    mask = torch.ones(space.d, dtype=torch.float64, device=device)
+    return _set_choices(space, cost, mask, sign=1.0)
+
+
+def cheapest(space: Space, cost: Cost, full: Tensor) -> Tensor:
+    """The mask ``(d)`` float64 with only ``least`` gates of each group, the cheapest, and the cheapest options.
+
+    full: the most expensive structure, at which the gates are compared.
+    """
+    price = cost.gradient(full)
+    mask = torch.zeros_like(full)
+    for group, where in space.bits:
+        if group.least:
+            mask[where.start + price[where].argsort(stable=True)[: group.least]] = 1.0
+    return _set_choices(space, cost, mask, sign=-1.0)
+
+
+def spread(space: Space, slopes: Tensor) -> Tensor:
+    """Largest over the variables of what one can change: a bit's slope, a choice's largest minus its smallest.
+
+    slopes: ``(d)``. The paper's ``max(c)`` where the cost is linear in bits.
+    """
+    changes = [slopes[where].max() for _, where in space.bits]
+    changes += [slopes[where].max() - slopes[where].min() for _, where in space.choices]
+    return torch.stack(changes).max()
+
+
+def _set_choices(space: Space, cost: Cost, mask: Tensor, sign: float) -> Tensor:
+    for group, where in space.choices:
+        mask[where] = 1 / group.size
+    while True:
+        before = mask.clone()
+        for _, where in space.choices:
+            best = (sign * cost.gradient(mask)[where]).argmax()
+            mask[where] = 0.0
+            mask[where.start + best] = 1.0
+        if torch.equal(mask, before):
+            return mask
