@@ -50,7 +50,7 @@ class Adaptive:
         direction = ranked_direction(self.theta, masks, losses)
         rooted = root_fisher(self.variables, self.theta, direction)
         norm = math.sqrt(math.fsum(x * x for x in rooted))
-        if norm == 0:  # every loss ties (or every mask is the same): no signal, no step
+        if norm < 1e-12:  # every loss ties, or every mask is the same: 0 but for rounding; no signal, no step
             return
         delta_t = self.delta / self.Delta
         beta = delta_t / math.sqrt(freedom(self.variables))

@@ -33,7 +33,6 @@ def test_the_mean_update_is_the_enumerated_one(variables, samples):
     rate = 1e-2
     search = espalier.Search(
         space_of(variables),
-        cost=torch.ones(sum(variables)),
         samples=samples,
         learning_rate=rate,
         initial=torch.from_numpy(theta),
@@ -76,7 +75,7 @@ def test_ask_draws_from_theta():
         [espalier.Bits("a", 1), espalier.Choice("b", 3), espalier.Bits("c", 1), espalier.Choice("d", 2)]
     )
     theta = torch.tensor([0.3, 0.2, 0.5, 0.3, 0.85, 0.6, 0.4], dtype=torch.float64)
-    search = espalier.Search(space, cost=torch.ones(7), initial=theta, margin=0.01, batch=(2000,), seed=3)
+    search = espalier.Search(space, initial=theta, margin=0.01, batch=(2000,), seed=3)
     variables, masks, single, pair = counts_of(search, 50)
     p = np.array([probability(variables, theta.numpy(), mask) for mask in masks])
     assert abs(chi_square(single, p * single.sum())) < 5
@@ -97,7 +96,7 @@ def test_runs_and_updates_draw_independently():
 def test_masks_have_their_shape_and_type():
     space = espalier.Space([espalier.Bits("a", 2), espalier.Choice("b", 3)])
     for batch in [(), (1,), (4,), (2, 3)]:
-        search = espalier.Search(space, cost=torch.ones(5), samples=3, batch=batch)
+        search = espalier.Search(space, samples=3, batch=batch)
         masks = search.ask()
         assert masks.shape == (*batch, 3, 5)
         assert masks.dtype == torch.float32
@@ -112,5 +111,5 @@ def test_masks_have_their_shape_and_type():
 
 def test_a_uniform_start_for_choices():
     space = espalier.Space([espalier.Bits("a", 1), espalier.Choice("b", 4)])
-    search = espalier.Search(space, cost=torch.ones(5))
+    search = espalier.Search(space)
     assert search.theta.tolist() == [0.5, 0.25, 0.25, 0.25, 0.25]

@@ -126,7 +126,7 @@ def test_the_initial_theta_as_given():
     search = espalier.Search(
         space_of(variables), cost=torch.ones(5), initial=torch.from_numpy(theta), penalty=0.1, margin=0.02
     )
-    np.testing.assert_array_equal(search.theta.numpy(), theta)
+    np.testing.assert_allclose(search.theta.numpy(), theta, rtol=0, atol=1e-15)
     follow(search, method, variables, 3, 50, np.random.default_rng(4))
 
 
