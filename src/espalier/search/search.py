@@ -17,7 +17,7 @@ from espalier.search.distribution import Distribution
 from espalier.search.utility import ranked
 from espalier.space import BadInput, BadMask, BadMaskType, BadType, Corrupt, Diverged, Space
 
-CACHED = 1 << 17  # entries handled at a time on a CPU, so that what a step needs between passes stays in its cache
+CACHED = 1 << 18  # entries handled at a time on a CPU, so that what a step needs between passes stays in its cache
 
 
 class Search:
@@ -178,11 +178,20 @@ class Search:
         self._check_told(masks, losses)
         if self._settled is not None:
             return
-        u, alive = ranked(losses.detach().to(self.device))
-        self.diverged |= ~alive
-        if self.device.type == "cpu" and not self.batch and not bool(alive):
+        losses = losses.detach().to(self.device)
+        self.learn(masks, losses)
+        if self.device.type == "cpu" and not self.batch and not bool(losses.isfinite().any()):
             self.check()
 
+    def draw(self, noise: Tensor) -> Tensor:
+        """The masks that this noise ``(*batch, samples, n)``, uniform in [0, 1), makes: ``ask`` for a compiled step,
+        which brings its own noise."""
+        return self._distribution.draw(self._theta, noise)
+
+    def learn(self, masks: Tensor, losses: Tensor) -> None:
+        """``tell`` without its checks: tensor operations only, in place, for a compiled step or a CUDA graph."""
+        u, alive = ranked(losses)
+        self.diverged.logical_or_(~alive)
         slopes = self._price.cost.gradient(self._theta) if self._price is not None and self._price.counts else None
         lr, eps = self._step_sizes(masks, u, alive, slopes)
         for part in self._parts:  # Eq. (7): theta += lr (mean_i u_i (M_i - theta) - eps natural gradient of the cost)
@@ -194,11 +203,11 @@ class Search:
             if not self.space.is_bits:  # holding a choice at its sum of 1 may move a last digit: not without a step
                 moved = torch.where((lr > 0).unsqueeze(-1), moved, theta)
             theta.copy_(moved)
-        self.updates += alive
+        self.updates.add_(alive)
 
     def _utility_part(self, masks: Tensor, u: Tensor, part: slice) -> Tensor:
         """``mean_i u_i (M_i - theta)`` for some entries ``(*batch, part)``; as the u_i add up to 0, theta drops out."""
-        return (u.unsqueeze(-2) @ masks[..., part].to(torch.float64)).squeeze(-2) / self.samples
+        return (u.unsqueeze(-1) * masks[..., part]).sum(-2) / self.samples
 
     def _step_sizes(
         self, masks: Tensor, u: Tensor, alive: Tensor, slopes: Tensor | None
