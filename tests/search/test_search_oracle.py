@@ -124,7 +124,7 @@ def test_the_initial_theta_as_given():
     theta = random_theta(variables, np.random.default_rng(3)) * 0.4 + np.array([0.3, 0.3, 0.2, 0.2, 0.2])
     method = Method(variables, terms=linear(np.ones(5)), initial=theta, penalty=0.1, margin=0.02)
     search = espalier.Search(
-        space_of(variables), cost=torch.ones(5), initial=torch.from_numpy(theta), penalty=0.1, margin=0.02
+        space_of(variables), cost=torch.ones(5), initial=torch.from_numpy(theta), penalty=0.1, margin=0.02, samples=3
     )
     np.testing.assert_allclose(search.theta.numpy(), theta, rtol=0, atol=1e-15)
     follow(search, method, variables, 3, 50, np.random.default_rng(4))
