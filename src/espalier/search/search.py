@@ -62,10 +62,10 @@ class Search:
         device: str | torch.device | None = None,
     ) -> None:
         self.space = Space.of(space)
-        self.device = torch.empty(0, device=device or "cpu").device  # "cuda" gets its index
+        self.device = arguments.read_device(device)
         self.batch = arguments.batch_shape(batch)
         self.samples = arguments.whole(samples, "samples", 2, ": the losses of an update are compared with each other")
-        self._distribution = Distribution(self.space, arguments.read_margin(margin, self.space), self.device)
+        self._distribution = Distribution(self.space, arguments.read_margin(margin), self.device)
         theta = arguments.read_initial(initial, self.space, self.batch, self.device)
         theta = self._distribution.initial(theta) if isinstance(theta, float) else self._distribution.bound(theta)
         self._theta = theta.expand(*self.batch, self.space.d).clone()
@@ -77,7 +77,7 @@ class Search:
         self.updates = torch.zeros(self.batch, dtype=torch.int64, device=self.device)
         self.diverged = torch.zeros(self.batch, dtype=torch.bool, device=self.device)
         self._settled: Tensor | None = None
-        self.generator = torch.Generator(self.device).manual_seed(arguments.whole(seed, "seed", 0))
+        self.generator = torch.Generator(self.device).manual_seed(arguments.read_seed(seed))
         self._asked: weakref.ref[Tensor] | None = None
         runs = self._theta.numel() // self.space.d
         width = self.space.d
@@ -178,19 +178,24 @@ class Search:
         self._check_told(masks, losses)
         if self._settled is not None:
             return
-        losses = losses.detach().to(self.device)
-        self.learn(masks, losses)
-        if self.device.type == "cpu" and not self.batch and not bool(losses.isfinite().any()):
+        alive = self.learn(masks, losses)
+        if self.device.type == "cpu" and not self.batch and not bool(alive):
             self.check()
 
+    # The same in parts, for a step that is compiled or captured: randomness apart, nothing looked at on the host
+
+    def noise(self) -> Tensor:
+        """The randomness of one ``ask``: ``(*batch, samples, n)`` float64, uniform in [0, 1)."""
+        shape = (*self.batch, self.samples, self.space.n)
+        return torch.rand(shape, dtype=torch.float64, device=self.device, generator=self.generator)
+
     def draw(self, noise: Tensor) -> Tensor:
-        """The masks that this noise ``(*batch, samples, n)``, uniform in [0, 1), makes: ``ask`` for a compiled step,
-        which brings its own noise."""
+        """The masks ``(*batch, samples, d)`` that this noise draws from theta."""
         return self._distribution.draw(self._theta, noise)
 
-    def learn(self, masks: Tensor, losses: Tensor) -> None:
-        """``tell`` without its checks: tensor operations only, in place, for a compiled step or a CUDA graph."""
-        u, alive = ranked(losses)
+    def learn(self, masks: Tensor, losses: Tensor) -> Tensor:
+        """``tell`` without a look at what is told; not once settled. Returns whether a loss was finite ``(*batch)``."""
+        u, alive = ranked(losses.detach().to(self.device))
         self.diverged.logical_or_(~alive)
         slopes = self._price.cost.gradient(self._theta) if self._price is not None and self._price.counts else None
         lr, eps = self._step_sizes(masks, u, alive, slopes)
@@ -204,6 +209,7 @@ class Search:
                 moved = torch.where((lr > 0).unsqueeze(-1), moved, theta)
             theta.copy_(moved)
         self.updates.add_(alive)
+        return alive
 
     def _utility_part(self, masks: Tensor, u: Tensor, part: slice) -> Tensor:
         """``mean_i u_i (M_i - theta)`` for some entries ``(*batch, part)``; as the u_i add up to 0, theta drops out."""
@@ -243,11 +249,12 @@ class Search:
         state: dict[str, Any] = {
             "space": self.space.to_json(),
             "theta": self._theta.clone(),
-            "penalty": self.penalty.clone(),
             "updates": self.updates.clone(),
             "diverged": self.diverged.clone(),
             "generator": self.generator.get_state(),
         }
+        if self.target is not None:  # a fixed penalty is a setting, a solved one is part of the state
+            state["penalty"] = self.penalty.clone()
         if self._adaptation is not None:
             for name in ("path", "gamma", "shrink"):
                 state[f"adaptation.{name}"] = getattr(self._adaptation, name).clone()
@@ -257,13 +264,15 @@ class Search:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of a search of the same space, batch and kind; refused whole if it is of another."""
+        if not isinstance(state, Mapping):
+            raise BadType(f"a state is what state_dict() returned, not {type(state).__name__}")
         if state.get("space") != self.space.to_json():
             raise BadInput(f"this state is of another space: {state.get('space')}, not {self.space.to_json()}")
         mine = self.state_dict()
         missing = (mine.keys() ^ state.keys()) - {"settled"}
         if missing:
             raise BadInput(
-                f"this state is of another kind of search: they differ in {sorted(missing)} (see `adaptive`)"
+                f"this state is of another kind of search: they differ in {sorted(missing)} (see `adaptive`, `target`)"
             )
         mine.setdefault("settled", torch.empty((*self.batch, self.space.d), dtype=torch.float32))
         for name, value in state.items():
@@ -276,9 +285,16 @@ class Search:
                     f"{name!r} in this state has shape {tuple(value.shape)}, here {tuple(mine[name].shape)}; "
                     "it was saved with another batch or on another kind of device"
                 )
-        self.generator.set_state(state["generator"].cpu())
+        theta = state["theta"]
+        if not bool(((theta >= 0) & (theta <= 1)).all()):
+            raise Corrupt("theta in this state is not a tensor of probabilities; the file was altered")
+        try:
+            self.generator.set_state(state["generator"].cpu())
+        except RuntimeError as error:
+            raise Corrupt(f"the random generator in this state cannot be restored: {error}") from None
         self._theta.copy_(state["theta"])
-        self.penalty.copy_(state["penalty"])
+        if "penalty" in state:
+            self.penalty.copy_(state["penalty"])
         self.updates.copy_(state["updates"])
         self.diverged.copy_(state["diverged"])
         if self._adaptation is not None:
@@ -302,6 +318,8 @@ class Search:
             raise BadInput(f"penalty={penalty!r} and target={target!r} exclude each other; give one of them")
         if target is not None and horizon is None:
             raise BadInput(f"target={target!r} needs horizon, the number of updates of the run")
+        if horizon is not None:
+            arguments.whole(horizon, "horizon", 1)
         read = arguments.read_cost(cost, self.space)
         if read is None:
             if penalty is not None or target is not None:
