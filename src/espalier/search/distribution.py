@@ -114,7 +114,7 @@ class Distribution:
         reference = rows.gather(-1, self.last.expand(*rows.shape[:-1], 1))
         free = self.real & (torch.arange(rows.shape[-1], device=rows.device) < self.last)
         steps = torch.where(free, steps, 0.0)
-        free &= (rows > 0) & (reference > 0)
+        free = free & (rows > 0) & (reference > 0)
         rows, reference = rows.clamp(min=1e-300), reference.clamp(min=1e-300)
         shared = steps.sum(-1, keepdim=True) / (reference + reference.sqrt())
         return self._put(white, torch.where(free, steps / rows.sqrt() + rows.sqrt() * shared, 0.0))

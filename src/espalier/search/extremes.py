@@ -24,16 +24,19 @@ def most_expensive(space: Space, cost: Cost, device: torch.device) -> Tensor:
     return mask if space.is_bits else _set_choices(space, cost, mask, sign=1.0)
 
 
-def cheapest(space: Space, cost: Cost, full: Tensor) -> Tensor:
-    """The mask ``(d)`` float64 with only ``least`` gates of each group, the cheapest, and the cheapest options.
+def cheapest(space: Space, cost: Cost, device: torch.device) -> Tensor:
+    """The mask ``(d)`` float64 with only ``least`` gates of each group and the cheapest options.
 
-    full: the most expensive structure, at which the gates are compared.
+    Gates are taken one by one, each the one that adds least to what is there: exact where the gates of a group weigh
+    the same in every form, as those of a layer do, and for linear costs.
     """
-    price = cost.gradient(full)
-    mask = torch.zeros_like(full)
+    mask = torch.zeros(space.d, dtype=torch.float64, device=device)
+    for choice, where in space.choices:
+        mask[where] = 1 / choice.size
     for group, where in space.bits:
-        if group.least:
-            mask[where.start + price[where].argsort(stable=True)[: group.least]] = 1.0
+        for _ in range(group.least):
+            added = torch.where(mask[where] == 0, cost.gradient(mask)[where], torch.inf)
+            mask[where.start + added.argmin()] = 1.0
     return mask if space.is_bits else _set_choices(space, cost, mask, sign=-1.0)
 
 
