@@ -1,5 +1,7 @@
 """A knapsack: the penalty as the price of weight, the target as the capacity, against the exact optimum."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -57,23 +59,23 @@ def test_the_optimum_by_trying_all():
 @pytest.mark.parametrize("adaptive", [False, True], ids=["plain", "adaptive"])
 def test_the_penalty_is_a_price(adaptive):
     """A higher price buys less weight, and what is bought is near the best of its weight."""
-    used = []
-    for penalty in (0.1, 0.4, 0.8, 1.6):
-        search = pack(1500, penalty=penalty, adaptive=adaptive)
-        used.append(search.usage().median().item())
-        assert np.median(quality(search)) >= 0.97
+    penalties = torch.tensor([0.1, 0.4, 0.8, 1.6]).repeat_interleave(RUNS // 4)
+    search = pack(1500, penalty=penalties, adaptive=adaptive)
+    used = search.usage().reshape(4, -1).median(-1).values.tolist()
+    assert (np.median(quality(search).reshape(4, -1), -1) >= 0.97).all()
     assert used == sorted(used, reverse=True)
     assert used[0] >= 0.9
     assert used[-1] <= 0.15
-    assert all(a - b >= 0.1 for a, b in zip(used, used[1:]))  # noqa: RUF007
+    assert all(a - b >= 0.1 for a, b in itertools.pairwise(used))
 
 
 @pytest.mark.parametrize("adaptive", [False, True], ids=["plain", "adaptive"])
-@pytest.mark.parametrize("target", [0.2, 0.5, 0.8])
-def test_the_target_is_a_capacity(target, adaptive):
+def test_the_target_is_a_capacity(adaptive):
     """Never above it, nearly as good as the exact optimum; with permuted losses far from it."""
-    capacity = int(np.floor(target * WEIGHTS.sum() + 1e-9))
-    keywords = {"target": target, "horizon": 1500, "adaptive": adaptive}
+    shares = np.repeat([0.2, 0.5, 0.8], RUNS // 3)
+    capacity = np.floor(shares * WEIGHTS.sum() + 1e-9).astype(int)
+    best = np.array([optimum(c) for c in sorted(set(capacity.tolist())) for _ in range(RUNS // 3)])
+    keywords = {"target": torch.from_numpy(shares), "horizon": 1500, "adaptive": adaptive}
     values = {}
     for permuted in (False, True):
         search = pack(1500, permuted=permuted, **keywords)
@@ -81,26 +83,26 @@ def test_the_target_is_a_capacity(target, adaptive):
         assert (chosen @ WEIGHTS <= capacity).all()
         closed = np.where(chosen == 0, WEIGHTS, np.inf).min(-1)
         assert (chosen @ WEIGHTS + closed > capacity).all()
-        values[permuted] = chosen @ VALUES / optimum(capacity)
-    assert np.median(values[False]) >= 0.93
+        values[permuted] = (chosen @ VALUES / best).reshape(3, -1)
+    assert (np.median(values[False], -1) >= 0.93).all()
     assert values[False].min() >= 0.8
-    assert np.median(values[True]) <= 0.85
+    assert (np.median(values[True], -1) <= 0.85).all()
 
 
 @pytest.mark.parametrize("adaptive", [False, True], ids=["plain", "adaptive"])
-@pytest.mark.parametrize("target", [0.1, 0.3, 0.9])
-def test_the_expected_cost_follows_its_ramp_and_stays(target, adaptive):
+def test_the_expected_cost_follows_its_ramp_and_stays(adaptive):
     """From where it starts to the target in half of the horizon, in every run, whatever the losses say."""
-    search = espalier.Search(40, target=target, horizon=600, batch=(30,), adaptive=adaptive)
+    target = torch.tensor([0.1, 0.3, 0.9], dtype=torch.float64).repeat_interleave(20)
+    search = espalier.Search(40, target=target, horizon=800, batch=(60,), adaptive=adaptive)
     allowed = 0.06 if adaptive else 0.005
-    for update in range(1, 601):
+    for update in range(1, 801):
         masks = search.ask()
         search.tell(masks, -masks[..., :10].sum(-1))
-        wanted = 0.5 + (target - 0.5) * min(update / 300, 1.0)
+        wanted = 0.5 + (target - 0.5) * min(update / 400, 1.0)
         assert (search.expected_cost() / search.full_cost - wanted).abs().max().item() <= allowed
-    assert search.usage().tolist() == pytest.approx([target] * 30)
+    assert search.usage().tolist() == pytest.approx(target.tolist())
     helpful = search.select()[:, :10].sum(-1)
-    assert (helpful >= 0.9 * min(10, 40 * target)).double().mean().item() >= 0.9
+    assert (helpful >= 0.9 * (40 * target).clamp(max=10)).double().mean().item() >= 0.9
 
 
 def test_the_ramp_is_as_long_as_asked():
@@ -112,7 +114,10 @@ def test_the_ramp_is_as_long_as_asked():
 
 
 def test_the_target_works_for_products_and_choices():
-    """Three layers whose widths multiply, and a choice of kernel: the target is met in weights."""
+    """Three layers whose widths multiply, and a choice of kernel: the target is met in weights.
+
+    The likeliest mask within it may leave much of the target unused, where only a rarer option would fill it.
+    """
     space = espalier.Space([espalier.Bits(f"l{i}", 16, least=1) for i in range(3)] + [espalier.Choice("kernel", 3)])
     layers = [espalier.Form.run(16 * i, 16 * i + 16) for i in range(3)]
     kernel = espalier.Form.of([0.0] * 48 + [1.0, 9.0, 25.0])
@@ -122,8 +127,11 @@ def test_the_target_works_for_products_and_choices():
     for _ in range(800):
         masks = search.ask()
         search.tell(masks, -masks[..., :48:2].sum(-1) - masks[..., 49])
-    usage = search.usage()
-    assert bool((usage <= targets).all())
-    assert bool((usage >= 0.8 * targets).all())
+    chosen = search.select()
+    assert bool((search.usage() <= targets).all())
+    assert bool((chosen[:, :48].reshape(4, 3, 16).sum(-1) >= 1).all())
+    for mask, target in zip(chosen, targets):
+        wider = torch.maximum(mask, torch.eye(51)[:48])[mask[:48] == 0]  # (closed, 51): one more gate each
+        assert bool((cost.over(space)(wider) > target * search.full_cost).all())
     expected = search.expected_cost() / search.full_cost
     assert expected[1:].tolist() == pytest.approx(targets[1:].tolist(), abs=0.03)

@@ -56,7 +56,7 @@ def test_bits_are_found(name, adaptive):
     keywords = adapted if adaptive else plain
     search = optimise(d, make_loss(), updates, adaptive=adaptive, **keywords)
     assert all_open(search) >= 0.95
-    assert (search.theta.mean() > 0.9).item()
+    assert search.theta.mean().item() > 0.85
 
 
 @pytest.mark.parametrize("adaptive", [False, True], ids=["plain", "adaptive"])
@@ -117,11 +117,12 @@ def test_bits_and_options_together():
     assert (search.mode() == expected).all(-1).double().mean().item() >= 0.95
 
 
-@pytest.mark.parametrize("adaptive", [False, True], ids=["plain", "adaptive"])
-def test_a_penalty_closes_what_does_not_help_and_a_negative_one_opens_it(adaptive):
+@pytest.mark.parametrize("keywords", [{}, {"adaptive": True, "margin": 0.02}], ids=["plain", "adaptive"])
+def test_a_penalty_closes_what_does_not_help_and_a_negative_one_opens_it(keywords):
     """Bits 0 to 4 help, 5 to 14 do nothing: the penalty alone decides these (the paper's eps' < 0 grows)."""
-    for penalty, rest in ((0.2, 0.0), (-0.2, 1.0)):
-        search = optimise(15, lambda masks: -masks[..., :5].sum(-1), 1500, penalty=penalty, adaptive=adaptive)
-        mode = search.mode()
-        assert mode[:, :5].mean().item() >= 0.98
-        assert (mode[:, 5:] == rest).double().mean().item() >= 0.98
+    strength = 0.5 if keywords else 0.2  # normalised steps are longer, and noisier
+    runs = {"penalty": torch.tensor([strength, -strength]).repeat_interleave(RUNS // 2), **keywords}
+    mode = optimise(15, lambda masks: -masks[..., :5].sum(-1), 1500, **runs).mode()
+    assert mode[:, :5].mean().item() >= 0.98
+    assert mode[: RUNS // 2, 5:].mean().item() <= 0.02
+    assert mode[RUNS // 2 :, 5:].mean().item() >= 0.98

@@ -57,13 +57,19 @@ COSTS = {
 CASES = list(itertools.product([1, 2, 3, 10, 40], [2, 3, 4, 5, 9], [0.0, 2**-6, 1.0, -(2**-3), 12.0], COSTS))
 
 
-@pytest.mark.parametrize(("d", "samples", "penalty", "cost"), CASES[::6] + CASES[-1:])
+@pytest.mark.parametrize(("d", "samples", "penalty", "cost"), CASES[::11] + CASES[-1:])
 def test_bits_with_linear_cost_follow_the_paper(d, samples, penalty, cost):
     rng = np.random.default_rng([d, samples])
     c = COSTS[cost](d)
     method = PaperMethod(c, penalty=penalty)
     search = espalier.Search(d, cost=torch.from_numpy(c), penalty=penalty, samples=samples)
     follow(search, method, [1] * d, samples, 300, rng)
+
+
+@pytest.mark.long
+def test_bits_with_linear_cost_follow_the_paper_in_every_case():
+    for d, samples, penalty, cost in CASES:
+        test_bits_with_linear_cost_follow_the_paper(d, samples, penalty, cost)
 
 
 def test_at_the_size_of_the_papers_first_study():
