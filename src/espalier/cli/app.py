@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-import espalier
+from espalier import __version__
 from espalier.cli.demo import demo
 
 app = typer.Typer(
@@ -20,7 +20,7 @@ app.command()(demo)
 
 def _show_version(value: bool) -> None:
     if value:
-        typer.echo(f"espalier {espalier.__version__}")
+        typer.echo(f"espalier {__version__}")
         raise typer.Exit
 
 
