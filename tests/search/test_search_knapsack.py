@@ -62,11 +62,11 @@ def test_the_penalty_is_a_price(adaptive):
     penalties = torch.tensor([0.1, 0.4, 0.8, 1.6]).repeat_interleave(RUNS // 4)
     search = pack(1500, penalty=penalties, adaptive=adaptive)
     used = search.usage().reshape(4, -1).median(-1).values.tolist()
-    assert (np.median(quality(search).reshape(4, -1), -1) >= 0.97).all()
+    assert (np.median(quality(search).reshape(4, -1), -1) >= 0.94).all()
     assert used == sorted(used, reverse=True)
     assert used[0] >= 0.9
     assert used[-1] <= 0.15
-    assert all(a - b >= 0.1 for a, b in itertools.pairwise(used))
+    assert all(a - b >= 0.05 for a, b in itertools.pairwise(used))
 
 
 @pytest.mark.parametrize("adaptive", [False, True], ids=["plain", "adaptive"])
