@@ -34,13 +34,16 @@ class Gated:
     def __init__(self, model: nn.Sequential) -> None:
         self.model = model
         self.linear = [m for m in model if isinstance(m, nn.Linear)]
-        self.space = espalier.Space([espalier.Bits(f"h{i}", m.out_features, least=1) for i, m in enumerate(self.linear[:-1])])
+        self.space = espalier.Space(
+            [espalier.Bits(f"h{i}", m.out_features, least=1) for i, m in enumerate(self.linear[:-1])]
+        )
         self.mask = None
         for i, m in enumerate(self.linear[1:]):
             m.register_forward_pre_hook(lambda mod, args, i=i: self._apply(i, args))
 
     @property
-    def d(self): return self.space.d
+    def d(self):
+        return self.space.d
 
     def _apply(self, i, args):
         if self.mask is None:
@@ -70,7 +73,11 @@ class Gated:
         return total + espalier.Cost.product([F.run(s[-1].start, s[-1].stop, 10.0)], d=d)
 
     def compact(self, mask):
-        keep = [torch.arange(64)] + [mask[s].nonzero().squeeze(-1) for s in self.space.slices.values()] + [torch.arange(10)]
+        keep = (
+            [torch.arange(64)]
+            + [mask[s].nonzero().squeeze(-1) for s in self.space.slices.values()]
+            + [torch.arange(10)]
+        )
         layers = []
         for i, m in enumerate(self.linear):
             new = nn.Linear(len(keep[i]), len(keep[i + 1]))
@@ -83,3 +90,14 @@ class Gated:
 
 def attach(model, example=None):
     return Gated(model)
+
+
+def shuffled(data: Pair, batch: int):
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data), batch, shuffle=True, drop_last=True)
+
+
+def norm_mlp():
+    torch.manual_seed(0)
+    return attach(
+        nn.Sequential(nn.Linear(64, 24), nn.ReLU(), nn.Dropout(0.1), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 10))
+    )
