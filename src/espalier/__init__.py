@@ -1,6 +1,7 @@
 """Espalier: train a neural network and shape it in the same loop."""
 
 from espalier.cost import Cost, Form
+from espalier.gates import Gate, attach
 from espalier.space import (
     BadInput,
     BadMask,
@@ -25,7 +26,9 @@ __all__ = [
     "Diverged",
     "EspalierError",
     "Form",
+    "Gate",
     "NoGates",
     "Space",
     "Unreachable",
+    "attach",
 ]
