@@ -1,6 +1,7 @@
 """Espalier: train a neural network and shape it in the same loop."""
 
 from espalier.cost import Cost, Form
+from espalier.gates import Gate, attach
 from espalier.search import Search
 from espalier.space import (
     BadInput,
@@ -27,10 +28,12 @@ __all__ = [
     "Diverged",
     "EspalierError",
     "Form",
+    "Gate",
     "NoGates",
     "Search",
     "Space",
     "StructureOptimizer",
     "Unreachable",
+    "attach",
     "fit",
 ]
