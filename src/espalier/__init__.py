@@ -1,7 +1,9 @@
 """Espalier: train a neural network and shape it in the same loop."""
 
+from espalier.compact.store import load, save
 from espalier.cost import Cost, Form
-from espalier.gates import Gate, attach
+from espalier.gates.attach import attach
+from espalier.gates.gate import Gate
 from espalier.space import (
     BadInput,
     BadMask,
@@ -31,4 +33,6 @@ __all__ = [
     "Space",
     "Unreachable",
     "attach",
+    "load",
+    "save",
 ]
