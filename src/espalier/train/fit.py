@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.cost import Cost
-from espalier.gates import attach
+from espalier.gates.attach import attach
 from espalier.search import Search
 from espalier.search.arguments import whole
 from espalier.space import BadInput, BadType
@@ -210,8 +210,8 @@ def _attached(model: object, module: nn.Module, feeding: feed.Feed, device: torc
     if model is not module:
         yield model  # type: ignore[misc]
         return
-    inputs = nested.each(lambda t: t.to(device), feeding.example())
-    gated = attach(module, inputs)
+    # Gates are tried out on the example; what is wrong with the data is for the first update to say.
+    gated = attach(module, nested.each(lambda t: torch.where(t.isfinite(), t, 0).to(device), feeding.example()))
     try:
         yield gated
     finally:
