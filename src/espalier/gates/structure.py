@@ -143,7 +143,7 @@ def _layers(structure: Structure) -> None:
                     open_end = True
                 else:
                     read_by.append(np.array(sorted(through), dtype=np.int64))
-        anchored = anchored or open_end and not any(len(r) for r in read_by)
+        anchored = anchored or (open_end and not any(len(r) for r in read_by))
         layer = Layer(number, tuple(reads), np.unique(np.concatenate(read_by)), anchored, is_grouped)
         structure.layers.append(layer)
         for entry in layer.read_by:
@@ -162,7 +162,7 @@ def _sources(structure: Structure, grouped: dict[int, bool], onward: object) -> 
     assert callable(onward)
     for info in trace.tensors:
         one_dimensional = info.tensor.ndim < 2
-        if one_dimensional or info.number in grouped and (grouped[info.number] or _reads(structure, info.number)):
+        if one_dimensional or (info.number in grouped and (grouped[info.number] or _reads(structure, info.number))):
             continue
         for own in info.atoms:
             for root in np.unique(trace.atoms.roots(own[~trace.atoms.read[own]])):
