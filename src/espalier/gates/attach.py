@@ -12,7 +12,7 @@ from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
 from espalier.gates.masking import MARK, strip
 from espalier.gates.structure import GateGroup, Structure, finish
-from espalier.gates.trace import Trace, trace
+from espalier.gates.trace import Trace, tensors_in, trace
 from espalier.gates.verify import Trial, isolated_random, verified
 from espalier.space import BadInput, BadType, NoGates
 
@@ -43,6 +43,9 @@ def attach(
     if not isinstance(model, nn.Module):
         raise BadType(f"attach takes a torch.nn.Module, not {type(model).__name__}")
     args, kwargs = _arguments(example_inputs)
+    for tensor in (*tensors_in(args), *tensors_in(kwargs)):
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise BadInput("example_inputs hold infinite values or NaN, under which nothing can be compared")
     _check_names(model, kinds, ignore)
     mark = model.__dict__.get(MARK)
     if mark is not None:
@@ -66,7 +69,11 @@ def _attach_found(
     ignore: Collection[str],
     check: bool,
 ) -> Gated:
-    seen = trace(model, args, kwargs, inputs="inputs" in kinds, hand=False)
+    inputs = "inputs" in kinds
+    seen = trace(model, args, kwargs, inputs=inputs, hand=False)
+    even = _stuck(model, seen)
+    if even:
+        seen = trace(model, args, kwargs, inputs=inputs, hand=False, even=even)
     refused: dict[str, str] = {}
     groups = []
     for group in find_groups(seen, kinds):
@@ -92,6 +99,21 @@ def _attach_found(
     return Gated(model, build(groups), adapted=adapted, phantoms=phantoms, refused=refused)
 
 
+def _stuck(model: nn.Module, seen: Trace) -> list[str]:
+    """Grouped convolutions whose groups cannot go one by one: a shuffle ties them, or their input is fixed."""
+    found = []
+    for path, module in model.named_modules():
+        if not isinstance(module, nn.modules.conv._ConvNd) or module.groups == 1 or module.transposed:
+            continue
+        if module.groups == module.in_channels or path not in seen.calls:
+            continue
+        info = next(t for t in seen.tensors if (path, "weight") in t.places)
+        roots = seen.atoms.roots(info.atoms[0])
+        if len(set(roots.tolist())) == 1 or bool(seen.atoms.frozen(info.atoms[0]).all()):
+            found.append(path)
+    return found
+
+
 def _unusable(group: GateGroup, seen: Trace, ignore: Collection[str]) -> str:
     if group.size < 2:
         return "a single unit: closing it would empty the layer"
@@ -99,12 +121,22 @@ def _unusable(group: GateGroup, seen: Trace, ignore: Collection[str]) -> str:
     for name in ignore:
         if any(path == name or path.startswith(name + ".") for path in writers):
             return f"ignored, as asked ({name})"
+    return _unseen(group, seen)
+
+
+def _unseen(group: GateGroup, seen: Trace) -> str:
+    """A parameter the example never used, in a layer that would be cut or beside it and as wide: it may belong too."""
+    names = {name.rpartition("[")[0]: int(name[:-1].rpartition("[")[2]) for name in (*group.writes, *group.reads)}
+    widths = {info.tensor.shape[names[info.name]] for info in seen.tensors if info.name in names}
+    paths = {name.rpartition(".")[0] for name in names}
+    parents = {path.rpartition(".")[0] for path in paths}
     for info in seen.tensors:
-        if info.touched or info.tensor.ndim == 0:
+        if info.touched or not info.is_parameter:
             continue
         for path, _ in info.places:
-            if path in writers and not isinstance(info.tensor, type(None)) and info.is_parameter:
-                return f"{info.name} was never used by the example, so how it would be cut is unknown"
+            beside = path.rpartition(".")[0] in parents and info.tensor.ndim > 1
+            if path in paths or (beside and widths & set(info.tensor.shape[:2])):
+                return f"{info.name} was never used by the example, and may read or write these units too"
     return ""
 
 

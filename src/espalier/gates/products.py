@@ -17,6 +17,8 @@ def contract(call: Call, a: Layout, ka: int, b: Layout, kb: int) -> tuple[Layout
     if a.weight < 0 and b.weight < 0:
         why = "two activations are multiplied and summed over the axis"
         return p.mixed(a, ka, why), p.mixed(b, kb, why)
+    for layout, dim in ((a, ka), (b, kb)):
+        note_sum(call, layout, dim)
     a, x = p.only(a, ka, "read by a product over one of its axes")
     b, y = p.only(b, kb, "read by a product over one of its axes")
     if x is not None and y is not None:
@@ -27,6 +29,13 @@ def contract(call: Call, a: Layout, ka: int, b: Layout, kb: int) -> tuple[Layout
         return _drop(a, ka), _drop(b, kb)
     why = "read together with the model's input, or a tensor of fixed size"
     return p.mixed(a, ka, why), p.mixed(b, kb, why)
+
+
+def note_sum(call: Call, layout: Layout, dim: int) -> None:
+    """Which dimensions of a parameter a layer sums over; the others are what it writes."""
+    block = layout.at(dim)
+    if layout.weight >= 0 and block is not None:
+        call.p.summed |= {(layout.weight, int(d)) for d in np.unique(call.p.atoms.dim[block.atoms])}
 
 
 def _drop(layout: Layout, dim: int) -> Layout:
@@ -137,6 +146,8 @@ def convolution(call: Call) -> Result:
     bias = call.args[2]
     transposed, groups = bool(call.args[6]), int(call.args[8])
     x = p.mixed_all(x, range(2, len(x.shape)), "convolved over")
+    for dim in (*range(2, len(w.shape)), *((1,) if groups > 1 else ())):
+        note_sum(call, w, dim)
     w = p.mixed_all(w, range(2, len(w.shape)), "a kernel's extent")
     spatial = call.of(call.args[0]).shape[2:] if transposed else call.shape()[2:]
     event_rows = Layout((x.shape[0], *spatial), tuple(b for b in x.blocks if b.dims == (0,)))
@@ -160,6 +171,8 @@ def _grouped(call: Call, x: Layout, w: Layout, in_axis: int, out_axis: int, grou
     channels, made = x.shape[1], call.shape()[1]
     x, atoms = p.only(x, 1, "read by a grouped convolution")
     w, rows = p.only(w, 0, "a grouped convolution's weight")
+    if call.module in p.even and out_axis == 0 and rows is not None:
+        return _even(call, w, atoms, rows, groups)
     p.mixed(w, 1, "the inside of a convolution group")
     if atoms is None or rows is None:
         if rows is not None:
@@ -177,6 +190,27 @@ def _grouped(call: Call, x: Layout, w: Layout, in_axis: int, out_axis: int, grou
     if channels > groups or made > groups:
         p.atoms.joined[np.concatenate([atoms, out])] = True
     return [Block((1,), out)]
+
+
+def _even(call: Call, w: Layout, atoms: np.ndarray | None, rows: np.ndarray, groups: int) -> list[Block]:
+    """Inside each group the same channels go: the groups stay, and input and output are cut apart from each other."""
+    p = call.p
+    if atoms is None:
+        p.mixed(w, 1, "reads a tensor of fixed size")
+    else:
+        inside = atoms.reshape(groups, -1)
+        p.atoms.tie(inside[:1], inside)
+        block = w.at(1)
+        if block is None:
+            p.atoms.freeze(atoms, f"one channel to each convolution group (in {p.where})")
+        else:
+            p.atoms.tie(inside[0], block.atoms)
+            p.atoms.read[block.atoms] = True
+    outside = rows.reshape(groups, -1)
+    p.atoms.tie(outside[:1], outside)
+    if outside.shape[1] == 1:
+        p.atoms.freeze(rows, f"one channel from each convolution group (in {p.where})")
+    return [Block((1,), rows)]
 
 
 @rule("embedding", "embedding_renorm_")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,6 +128,7 @@ class _Watcher(TorchDispatchMode):
         self.layouts: dict[int, Layout] = {}
         self.alive: list[Tensor] = []  # ids stay unique only while their tensors live
         self.stack: list[str] = []
+        self.paused = False  # inside a hand-placed gate, whose meaning is known
         self.numbers = {id(t.tensor): t for t in trace.tensors}
         self.sizes = {t.number: t.tensor.numel() for t in trace.tensors}
         for info in trace.tensors:
@@ -145,14 +146,18 @@ class _Watcher(TorchDispatchMode):
         if info is not None:
             info.touched = True
         found = self.layouts.get(id(tensor))
-        if found is None or found.shape != tuple(tensor.shape):
+        if found is None:
             found = Layout(tuple(tensor.shape))
             self.set(tensor, found)
         return found
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if args and isinstance(args[0], Tensor):
+            self.of(args[0])  # known before `transpose_` and the like change the shape under the same tensor
         out = func(*args, **kwargs)
+        if self.paused:
+            return out
         module = self.stack[-1] if self.stack else ""
         self.trace.p.where = module or "the model"
         call = Call(
@@ -207,13 +212,23 @@ class _Leaks(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, inputs: bool, hand: bool) -> Trace:
+def trace(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    inputs: bool,
+    hand: bool,
+    even: Collection[str] = (),
+) -> Trace:
     """Run the model once on the example, in eval mode and without gradients, and see what it does.
 
     ``inputs``: give the features of floating-point inputs atoms, so that they can be gated. ``hand``: hand-placed
-    gates are there; then a slice may also be left out where a module reads it (see ``Copy``).
+    gates are there; then a slice may also be left out where a module reads it (see ``Copy``). ``even``: grouped
+    convolutions to cut evenly inside their groups instead of by whole groups.
     """
     p = Propagation()
+    p.even = set(even)
     found = Trace(p, collect(model, p))
     watcher = _Watcher(found, hand)
     if inputs:
@@ -273,6 +288,7 @@ def _enter(watcher: _Watcher, path: str) -> Callable[..., Any]:
         found.calls[path] = found.calls.get(path, 0) + 1
         if args and isinstance(args[0], Tensor):
             if isinstance(module, Gate):
+                watcher.paused = True
                 return None
             layout = watcher.of(args[0])
             if _is_leaf(module) and len(args) == 1 and not kwargs:
@@ -317,6 +333,7 @@ def _leave(watcher: _Watcher, path: str) -> Callable[..., Any]:
         watcher.stack.pop()
         found = watcher.trace
         if isinstance(module, Gate) and isinstance(output, Tensor):
+            watcher.paused = False
             layout = watcher.of(args[0])
             layout, atoms = found.p.only(layout, module.dim % len(layout.shape), "gated along one of its axes")
             dim = module.dim % len(layout.shape)
