@@ -30,8 +30,7 @@ def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert "reached" in said.err
     scores = re.findall(r"error=([0-9.]+)", said.out)
     assert len(scores) == 3
-    assert float(scores[0]) == float(scores[1])  # the compact model is the masked one
-    assert float(scores[0]) < 0.2
+    assert all(float(score) < 0.2 for score in scores)
     assert (tmp_path / "runs" / "digits" / "small").is_dir()
 
 
