@@ -71,10 +71,10 @@ def grouped(gated: Gated, tensors: Mapping[str, Tensor], masks: Tensor, *args: A
         return value
 
     values = dict(tensors)
-    modules = dict(gated.model.named_modules())
-    for spot in gated._installed.spots:
-        each = torch.stack([spot.value(mask).reshape(-1) for mask in masks])  # (samples, width)
-        values[spot.name] = _per_image(gated, spot, modules[spot.path], each.repeat(batch, 1))
+    installed = gated._installed
+    for spot, module in zip(installed.spots, installed.modules):
+        each = torch.stack([spot.value(mask, module).reshape(-1) for mask in masks])  # (samples, width)
+        values[spot.name] = _per_image(gated, spot, module, each.repeat(batch, 1))
     with _per_mask_norms(gated.model, count):
         out = functional_call(gated.model, values, tree_map(spread, args), tree_map(spread, kwargs))
     return tree_map(lambda part: part.unflatten(0, (batch, count)).transpose(0, 1), out)
