@@ -240,9 +240,10 @@ def test_several_inputs(form: type) -> None:
         def __init__(self) -> None:
             super().__init__()
             self.a, self.b, self.out = nn.Linear(32, 16), nn.Linear(32, 16), nn.Linear(32, 10)
+            self.norm = nn.BatchNorm1d(32)  # recalibrated with several inputs
 
         def forward(self, left: Tensor, right: Tensor) -> Tensor:
-            return self.out(torch.cat([self.a(left).relu(), self.b(right).relu()], 1))
+            return self.out(self.norm(torch.cat([self.a(left).relu(), self.b(right).relu()], 1)))
 
     torch.manual_seed(0)
     x, y = SMALL

@@ -74,7 +74,7 @@ class Trace:
     unknown: dict[str, set[str]] = field(default_factory=dict)  # operation without a rule -> modules
     leaked: set[str] = field(default_factory=set)
     calls: dict[str, int] = field(default_factory=dict)
-    products: list[tuple[int, float]] = field(default_factory=list)  # attention-like products: reserved
+    batch: int = 0  # the length of the first input's first dimension
 
     @property
     def atoms(self) -> Any:
@@ -231,6 +231,7 @@ def trace(
     p.even = set(even)
     found = Trace(p, collect(model, p))
     watcher = _Watcher(found, hand)
+    found.batch = next((t.shape[0] for t in (*tensors_in(args), *tensors_in(kwargs)) if t.ndim), 0)
     if inputs:
         for tensor in (*tensors_in(args), *tensors_in(kwargs)):
             if tensor.is_floating_point() and tensor.ndim > 1:
