@@ -106,6 +106,15 @@ class Run:
         if self.scheduler is not None and self.per_update:
             self.scheduler.step()
 
+    def check_weights(self) -> None:
+        """Refuse to save weights from which no run could go on."""
+        weights = [parameter.detach() for parameter in self.gated.model.parameters()]
+        if not all(bool(weight.isfinite().all()) for weight in weights):
+            raise Diverged(
+                f"update {self.update} of {self.horizon}: the weights are no longer finite; this state was not saved, "
+                "and an earlier checkpoint is intact. Lower the learning rate of the weights"
+            )
+
     def end_epoch(self) -> Row:
         """The row of the epoch that just ended."""
         loss, updates, missed, predictions = self.sums.tolist()
@@ -173,6 +182,7 @@ def train(run: Run, checkpoint: Checkpoint | None, record: Record | None, stop: 
         nonlocal saved, cost, since
         if checkpoint is not None and saved != run.update:
             before = time.monotonic()
+            run.check_weights()
             checkpoint.save(run.state_dict(), run.update)
             saved, since = run.update, time.monotonic()
             cost = since - before

@@ -29,6 +29,10 @@ class StructureOptimizer(torch.optim.Optimizer):
     def __init__(self, optimizer: torch.optim.Optimizer, search: Search, gated: Gated) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise BadType(f"optimizer is a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise BadInput(
+                "LBFGS calls the closure by itself, as often as it likes; use SGD, Adam or another first-order one"
+            )
         if search.batch:
             raise BadInput(f"this search holds a batch of runs {search.batch}; one optimiser trains one run")
         if search.space != gated.space:
