@@ -79,7 +79,7 @@ def _attach_found(
         seen = trace(model, args, kwargs, inputs=inputs, hand=False, even=even)
     refused: dict[str, str] = {}
     groups = []
-    for group in find_groups(seen, kinds):
+    for group in find_groups(seen, kinds, dict(model.named_modules())):
         problem = _unusable(group, seen, ignore)
         if problem:
             refused[group.name] = problem
@@ -133,6 +133,8 @@ def _stuck(model: nn.Module, seen: Trace) -> list[str]:
 
 
 def _unusable(group: GateGroup, seen: Trace, ignore: Collection[str]) -> str:
+    if group.kind == "branches":
+        return ""
     if group.size < 2:
         return "a single unit: closing it would empty the layer"
     writers = [name.rpartition(".")[0] for name in group.writes]

@@ -110,7 +110,7 @@ def placed_structure(seen: Trace, gates: dict[str, Gate]) -> Structure:
 def _described(structure: Structure, group: GateGroup) -> GateGroup:
     """The group with the names of the parameter axes that follow it."""
     entries = set(structure.placed[group.name if group.name in structure.placed else ""].tolist())
-    writes, reads = [], []
+    writes, reads = list[str](), list[str]()
     atoms = structure.trace.atoms
     for info in structure.trace.tensors:
         for dim, own in enumerate(info.atoms):
