@@ -37,9 +37,9 @@ def from_runs(runs: Sequence[Sequence[int]]) -> list[int]:
 class Plan:
     """How a model becomes its compact model. Names are those of the uncut model.
 
-    ``tensors``: name -> dimension -> runs of indices that stay; ``shapes``: name -> shape before. ``attributes``: "module.attribute" -> value.
-    ``layers``: module -> the change of the layer itself, ``{"kind": ..}`` with what that kind needs:
-    ``select`` before it; ``identity``, ``fill``, ``zeros`` or ``bias`` in its place.
+    ``tensors``: name -> dimension -> runs of indices that stay; ``shapes``: name -> shape before.
+    ``attributes``: "module.attribute" -> value. ``layers``: module -> the change of the layer itself, ``{"kind": ..}``
+    with what that kind needs: ``select`` before it; ``identity``, ``fill``, ``zeros`` or ``bias`` in its place.
     """
 
     tensors: Mapping[str, Mapping[int, Runs]]

@@ -203,7 +203,7 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _note_addition(self, args: tuple[Any, ...]) -> None:
-        """A tensor added to one that it was made from: what ran in between and ends in a module's result is a branch."""
+        """A tensor added to one it was made from: what ran in between and ends in a module's result is a branch."""
         if len(args) < 2 or not all(isinstance(t, Tensor) for t in args[:2]) or args[0].shape != args[1].shape:
             return
         for skip, branch in ((args[0], args[1]), (args[1], args[0])):
