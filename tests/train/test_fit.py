@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import networks
@@ -434,3 +435,9 @@ def test_a_bar_is_drawn_on_a_terminal(capsys: pytest.CaptureFixture[str], monkey
     assert "epoch 3" in said
     assert "100%" in said
     assert "reached" in said
+
+
+def test_a_result_says_when_nothing_is_left() -> None:
+    result = short(target=0.5)
+    assert "No gate is left" not in str(result)
+    assert "No gate is left" in str(replace(result, mask=torch.zeros_like(result.mask)))
