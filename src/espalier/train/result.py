@@ -70,5 +70,5 @@ class Result:
         if self.validation is not None and self.validation.error is not None:
             text += f", validation error {self.validation.error:.2%}"
         if not bool(self.mask.any()):
-            text += ". No gate is left: nothing leads from the inputs to the outputs; use a larger target or a longer run"
+            text += ". No gate is left: nothing leads from inputs to outputs; use a larger target, or train longer"
         return text
