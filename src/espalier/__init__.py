@@ -1,6 +1,10 @@
 """Espalier: train a neural network and shape it in the same loop."""
 
+from espalier.compact.store import load, save
 from espalier.cost import Cost, Form
+from espalier.gates.attach import attach
+from espalier.gates.gate import Gate
+from espalier.gates.recalibrate import recalibrate
 from espalier.search import Search
 from espalier.space import (
     BadInput,
@@ -14,6 +18,7 @@ from espalier.space import (
     Space,
     Unreachable,
 )
+from espalier.train import StructureOptimizer, fit
 
 __version__ = "0.1.0"
 __all__ = [
@@ -26,8 +31,15 @@ __all__ = [
     "Diverged",
     "EspalierError",
     "Form",
+    "Gate",
     "NoGates",
     "Search",
     "Space",
+    "StructureOptimizer",
     "Unreachable",
+    "attach",
+    "fit",
+    "load",
+    "recalibrate",
+    "save",
 ]

@@ -1,0 +1,53 @@
+"""The canonical mask: gates that read nothing, or that nothing reads, closed; no group emptier than it may be."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from espalier.gates.atoms import Array
+from espalier.gates.structure import Structure
+from espalier.space import Space
+
+
+def canonical(structure: Structure, space: Space, mask: Array) -> Array:
+    """mask: ``(d)`` of 0 and 1. Returns the canonical mask ``(d)``.
+
+    A layer all of whose readers are closed is dead, and the gates through which it reads close. A layer that reads
+    nothing carries no information, and the gates that read it close. And so on until nothing changes. ``least`` gates
+    of a group stay open, the first ones if none is.
+    """
+    opened = mask != 0
+    fixed = np.zeros_like(opened)  # gates that stay open for the sake of `least`
+    for group, where in space.bits:
+        if group.least and opened[where].sum() < group.least:
+            closed = np.flatnonzero(~opened[where])[: group.least - int(opened[where].sum())]
+            opened[where.start + closed] = True
+    for group, where in space.bits:
+        if group.least:
+            fixed[where.start + np.flatnonzero(opened[where])[: group.least]] = True
+    layers = {layer.weight: layer for layer in structure.layers}
+    while True:
+        empty = {n for n, layer in layers.items() if any(_all_closed(reads, opened) for reads in layer.reads)}
+        dead = {n for n, layer in layers.items() if not layer.anchored and not opened[layer.read_by].any()}
+        dead |= {n for n, layer in layers.items() if layer.branch >= 0 and not opened[layer.branch]}
+        if not empty and not dead:
+            break
+        before = int(opened.sum())
+        for readers, writers, source, entries in structure.flows:
+            unread = bool(readers) and readers <= dead
+            silent = bool(writers) and writers <= empty | dead and not source
+            if unread or silent:
+                opened[entries[~fixed[entries]]] = False
+        if int(opened.sum()) == before:
+            break
+    return np.asarray(opened, dtype=mask.dtype)
+
+
+def severed(structure: Structure, opened: Array) -> bool:
+    """Whether under a mask ``(d)`` of booleans every layer that the output needs reads nothing."""
+    needed = [layer for layer in structure.layers if layer.anchored and not layer.grouped]
+    return bool(needed) and all(any(_all_closed(reads, opened) for reads in layer.reads) for layer in needed)
+
+
+def _all_closed(entries: Array, opened: Array) -> bool:
+    return bool((entries >= 0).all() and not opened[entries].any())

@@ -1,0 +1,225 @@
+"""The structure of a model: groups of gates, and which entry of the mask each index of each tensor follows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor, nn
+
+from espalier.gates.atoms import Array
+from espalier.gates.trace import Trace
+from espalier.space import Bits, Space
+
+NORMS = (nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+@dataclass(frozen=True, eq=False)
+class GateGroup:
+    """Units of one kind that the same layers write and read."""
+
+    name: str
+    kind: str  # units, channels, heads, branches, inputs, or placed (by hand)
+    units: tuple[Array, ...]  # the class representatives of each unit
+    writes: tuple[str, ...]
+    reads: tuple[str, ...]
+    least: int = 1
+
+    @property
+    def size(self) -> int:
+        return len(self.units)
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One weight in the flow of information: which entries it reads through, and through which it is read."""
+
+    weight: int
+    reads: tuple[Array, ...]  # per axis it sums over: entries, -1 where always read
+    read_by: Array  # entries through which its output is read
+    anchored: bool  # its output is needed whatever the mask says
+    grouped: bool
+    branch: int = -1  # the entry of the residual branch it lies in
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """A parameter axis that gates act on: ``entries`` (length of the axis), -1 where no gate acts."""
+
+    tensor: int
+    dim: int
+    entries: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """A module before which slices may be left out."""
+
+    module: str
+    dim: int
+    before: Array  # entries of what arrives
+    after: Array  # entries of what the module reads
+
+
+@dataclass(eq=False)
+class Structure:
+    """Everything the mask, the cost, the plan and the explanation are made from."""
+
+    trace: Trace
+    groups: list[GateGroup]
+    entry: Array  # per atom: the entry of the mask it follows, -1: always kept
+    layers: list[Layer] = field(default_factory=list)
+    readers: list[Reader] = field(default_factory=list)
+    selections: list[Selection] = field(default_factory=list)
+    placed: dict[str, Array] = field(default_factory=dict)  # hand-placed gate -> entries over its width
+    gate_dims: dict[str, int] = field(default_factory=dict)  # hand-placed gate -> dimension
+    norms: dict[str, Array] = field(default_factory=dict)  # norm without tensors -> entries of its channels
+    notes: list[str] = field(default_factory=list)
+    branches: dict[str, int] = field(default_factory=dict)  # module whose output a branch gate masks -> entry
+    members: dict[str, int] = field(default_factory=dict)  # leaf module that runs only for a branch -> entry
+    sources: dict[int, bool] = field(default_factory=dict)  # entry -> carries information whatever the mask says
+    produced: dict[int, set[int]] = field(default_factory=dict)  # entry -> numbers of the layers that write it
+
+    @functools.cached_property
+    def flows(self) -> list[tuple[frozenset[int], frozenset[int], bool, Array]]:
+        """Entries by who reads and who writes them: ``(readers, writers, is a source, entries)`` each."""
+        readers: dict[int, set[int]] = {}
+        for layer in self.layers:
+            for reads in layer.reads:
+                for entry in np.unique(reads[reads >= 0]).tolist():
+                    readers.setdefault(entry, set()).add(layer.weight)
+        found: dict[tuple[frozenset[int], frozenset[int], bool], list[int]] = {}
+        for entry in range(self.space.d):
+            source = self.sources.get(entry, False)
+            key = (frozenset(readers.get(entry, ())), frozenset(self.produced.get(entry, ())), source)
+            found.setdefault(key, []).append(entry)
+        return [(*key, np.array(entries)) for key, entries in found.items()]
+
+    @functools.cached_property
+    def space(self) -> Space:
+        return Space([Bits(g.name, g.size, g.least) for g in self.groups])
+
+    def entries(self, tensor: int, dim: int) -> Array:
+        """Per index of a tensor's dimension the entry it follows, -1: always kept."""
+        return self.follow(self.trace.tensors[tensor].atoms[dim])
+
+    def follow(self, atoms: Array) -> Array:
+        return np.asarray(self.entry[self.trace.atoms.roots(atoms)])
+
+
+def kept(entries: Array, mask: Array) -> Array:
+    """Which indices stay under a mask: those no gate acts on, and those whose gate is open."""
+    return np.where(entries < 0, True, mask[entries] != 0)
+
+
+def as_array(mask: Tensor) -> Array:
+    return np.asarray(mask.detach().to("cpu").double().numpy())
+
+
+def finish(structure: Structure, model: nn.Module) -> Structure:
+    """Fill in what follows from groups and entries: readers, layers, norms."""
+    trace = structure.trace
+    atoms = trace.atoms
+    for info in trace.tensors:
+        for dim, own in enumerate(info.atoms):
+            entries = np.where(atoms.read[own], structure.entries(info.number, dim), -1)
+            if (entries >= 0).any():
+                structure.readers.append(Reader(info.number, dim, entries))
+    _layers(structure)
+    for path, module in model.named_modules():
+        if isinstance(module, NORMS) and path in trace.entries:
+            layout = trace.entries[path][0]
+            block = layout.at(1) if len(layout.shape) > 2 or isinstance(module, nn.GroupNorm) else layout.at(0)
+            if block is not None and len(block.dims) == 1:
+                structure.norms[path] = structure.follow(block.atoms)
+    return structure
+
+
+def _layers(structure: Structure) -> None:
+    """Layers, and which of them write each entry."""
+    trace = structure.trace
+    grouped = {event.weight: event.grouped for event in trace.events}
+    onward = _onward(structure)
+    for number, is_grouped in grouped.items():
+        reads, read_by, anchored = [], set[int](), False
+        for dim, own in enumerate(trace.tensors[number].atoms):
+            if (number, dim) in trace.p.summed:
+                reads.append(structure.entries(number, dim))
+                continue
+            for root in _representatives(structure, own):
+                through = onward(int(root))
+                anchored = anchored or through is None
+                read_by |= through or set()
+        found = np.array(sorted(read_by), dtype=np.int64)
+        branch = structure.members.get(trace.tensors[number].places[0][0], -1)
+        structure.layers.append(Layer(number, tuple(reads), found, anchored, is_grouped, branch))
+        for entry in read_by if not is_grouped else ():
+            structure.produced.setdefault(entry, set()).add(number)
+    _sources(structure, set(grouped), onward)
+
+
+def _sources(structure: Structure, layers: set[int], onward: Callable[[int], set[int] | None]) -> None:
+    """Entries fed by something other than a layer: a table, the model's input."""
+    trace = structure.trace
+    fed = [own for info in trace.tensors for own in info.atoms if info.tensor.ndim > 1 and info.number not in layers]
+    fed += trace.inputs
+    for own in fed:
+        for root in _representatives(structure, own[~trace.atoms.read[own]]):
+            structure.sources |= dict.fromkeys(onward(int(root)) or (), True)
+    for use in trace.gates:
+        fixed = trace.atoms.frozen(use.before) & (trace.atoms.tensor[trace.atoms.roots(use.before)] < 0)
+        structure.sources |= {int(entry): True for entry in structure.placed[use.module][fixed]}
+
+
+def _representatives(structure: Structure, atoms: Array) -> Array:
+    """Classes of these atoms: each one, or, where entries alone decide, one for each entry and one for none."""
+    roots = np.unique(structure.trace.atoms.roots(atoms))
+    if structure.trace.copies or structure.trace.gates:
+        return roots
+    return roots[np.unique(structure.entry[roots], return_index=True)[1]]
+
+
+def _fixed(structure: Structure, root: int) -> bool:
+    return bool(structure.trace.atoms.reason[root] >= 0)
+
+
+def _onward(structure: Structure) -> Callable[[int], set[int] | None]:
+    """A function from a class to the entries through which it is read; None: it is needed in any case."""
+    trace = structure.trace
+    atoms = trace.atoms
+    next_classes: dict[int, set[int]] = {}
+    gated: dict[int, set[int]] = {}
+    for copy in trace.copies:
+        for a, b in zip(atoms.roots(copy.before), atoms.roots(copy.after)):
+            next_classes.setdefault(int(a), set()).add(int(b))
+    for use in trace.gates:
+        entries = structure.placed.get(use.module)
+        if entries is None:
+            continue
+        for a, e in zip(atoms.roots(use.before), entries):
+            gated.setdefault(int(a), set()).add(int(e))
+    cache: dict[int, set[int] | None] = {}
+
+    def onward(root: int) -> set[int] | None:
+        if root in cache:
+            return cache[root]
+        cache[root] = set()
+        found: set[int] | None
+        if structure.entry[root] >= 0:
+            found = {int(structure.entry[root])}
+        elif _fixed(structure, root) or (root not in next_classes and root not in gated):
+            found = None
+        else:
+            found = set(gated.get(root, ()))
+            for further in next_classes.get(root, ()):
+                through = onward(further)
+                if through is None:
+                    found = None
+                    break
+                found |= through
+        cache[root] = found
+        return found
+
+    return onward
