@@ -176,13 +176,26 @@ class Search:
     def tell(self, masks: Tensor, losses: Tensor) -> None:
         """One update of theta. masks: ``(*batch, samples, d)``, losses: ``(*batch, samples)``, lower is better."""
         self._check_told(masks, losses)
-        if self._settled is not None:
-            return
+        if self._settled is None:
+            alive = self.learn(masks, losses)
+            if self.device.type == "cpu" and not self.batch and not bool(alive):
+                self.check()
+
+    # The same in parts, for a step that is compiled or captured: randomness apart, nothing looked at on the host
+
+    def noise(self) -> Tensor:
+        """The randomness of one ``ask``: ``(*batch, samples, n)`` float64, uniform in [0, 1)."""
+        shape = (*self.batch, self.samples, self.space.n)
+        return torch.rand(shape, dtype=torch.float64, device=self.device, generator=self.generator)
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """The masks ``(*batch, samples, d)`` that this noise draws from theta."""
+        return self._distribution.draw(self._theta, noise)
+
+    def learn(self, masks: Tensor, losses: Tensor) -> Tensor:
+        """``tell`` without a look at what is told; not once settled. Returns which runs met a finite loss ``(*batch)``."""
         u, alive = ranked(losses.detach().to(self.device))
         self.diverged |= ~alive
-        if self.device.type == "cpu" and not self.batch and not bool(alive):
-            self.check()
-
         slopes = self._price.cost.gradient(self._theta) if self._price is not None and self._price.counts else None
         lr, eps = self._step_sizes(masks, u, alive, slopes)
         for part in self._parts:  # Eq. (7): theta += lr (mean_i u_i (M_i - theta) - eps natural gradient of the cost)
@@ -195,6 +208,7 @@ class Search:
                 moved = torch.where((lr > 0).unsqueeze(-1), moved, theta)
             theta.copy_(moved)
         self.updates += alive
+        return alive
 
     def _utility_part(self, masks: Tensor, u: Tensor, part: slice) -> Tensor:
         """``mean_i u_i (M_i - theta)`` for some entries ``(*batch, part)``; as the u_i add up to 0, theta drops out."""
