@@ -193,7 +193,7 @@ class Search:
         return self._distribution.draw(self._theta, noise)
 
     def learn(self, masks: Tensor, losses: Tensor) -> Tensor:
-        """``tell`` without a look at what is told; not once settled. Returns which runs met a finite loss ``(*batch)``."""
+        """``tell`` without a look at what is told; not once settled. Returns whether a loss was finite ``(*batch)``."""
         u, alive = ranked(losses.detach().to(self.device))
         self.diverged |= ~alive
         slopes = self._price.cost.gradient(self._theta) if self._price is not None and self._price.counts else None

@@ -15,7 +15,7 @@ Weight = float | Tensor
 
 
 class Optimizer(Protocol):
-    """How R stacked parameters ``(R, ...)`` move along their gradients. It holds settings; the caller holds its slots."""
+    """How R stacked parameters ``(R, ...)`` move along their gradients. Holds settings; the caller holds the slots."""
 
     @property
     def lr(self) -> float: ...
