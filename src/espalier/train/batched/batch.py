@@ -121,7 +121,7 @@ class Batch:
     @property
     def examples(self) -> int:
         """Distinct examples that each run reads in one update."""
-        return self.batch_size if self.source.compares else self.batch_size * self.samples
+        return self.batch_size if self.source.compares else min(self.batch_size * self.samples, len(self.feed))
 
     def settle(self, mask: Tensor) -> None:
         """From now on each run is under its mask ``(R, d)``, and an update reads samples times as many examples."""
@@ -183,6 +183,7 @@ class Batch:
             "loss_sum": state.loss_sum,
             "loss_count": state.loss_count,
             "skipped": state.skipped,
+            "broken": state.broken,
             "stream": self.feed.stream.state_dict(),
         }
         if isinstance(self.source, Given):
@@ -203,7 +204,7 @@ class Batch:
                 slot.copy_(value)
         self.done = int(saved["done"])
         state.done.fill_(self.done)
-        for name in ("loss_sum", "loss_count", "skipped"):
+        for name in ("loss_sum", "loss_count", "skipped", "broken"):
             getattr(state, name).copy_(saved[name])
         self.feed.stream.load_state_dict(dict(saved["stream"]))
         if "generator" in saved and self.source.generator is not None:

@@ -26,7 +26,8 @@ class Stacked:
 
     params: name to ``(R, ...)``; fixed: buffers and frozen parameters, likewise; slots: the optimiser's, like params;
     done: updates so far, a scalar; loss_sum, loss_count: ``(R)`` float64, for the mean loss since they were last read;
-    skipped: ``(R)`` int64, updates at which a run's weights stayed because a loss was not finite.
+    skipped: ``(R)`` int64, updates at which a run's weights stayed because a loss was not finite; broken: ``(R)``
+    int64, the first update at which none of a run's losses was finite, -1 where there is none.
     """
 
     params: Named
@@ -37,19 +38,17 @@ class Stacked:
     loss_sum: Tensor
     loss_count: Tensor
     skipped: Tensor
+    broken: Tensor
 
     @classmethod
     def start(cls, params: Named, fixed: Named, optimizer: Optimizer, rates: Tensor) -> Stacked:
         runs, device = len(rates), rates.device
         slots = [[torch.zeros_like(p) for p in params.values()] for _ in range(optimizer.slots)]
 
-        def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        done, skipped = zeros((), torch.int64), zeros((runs,), torch.int64)
-        return cls(
-            params, fixed, slots, rates, done, zeros((runs,), torch.float64), zeros((runs,), torch.float64), skipped
-        )
+        done, skipped = (torch.zeros(shape, dtype=torch.int64, device=device) for shape in ((), (runs,)))
+        loss_sum, loss_count = (torch.zeros(runs, dtype=torch.float64, device=device) for _ in range(2))
+        broken = torch.full((runs,), -1, dtype=torch.int64, device=device)
+        return cls(params, fixed, slots, rates, done, loss_sum, loss_count, skipped, broken)
 
 
 class Differential:
@@ -173,6 +172,7 @@ class Step:
         state.loss_count.add_(finite.sum(-1))
         if ok is not None:
             state.skipped.add_(~ok)
+            state.broken.copy_(torch.where((state.broken < 0) & ~finite.any(-1), state.done + 1, state.broken))
         state.done.add_(1)
 
 
