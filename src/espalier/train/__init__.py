@@ -1,0 +1,1 @@
+"""Training and shaping in one loop: the step, the loop, many runs at once, checkpoints."""

@@ -1,0 +1,150 @@
+"""The weights' optimisers on stacked tensors: torch.optim's arithmetic, in place, one learning rate for each run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from espalier.space import BadInput
+
+Weight = float | Tensor
+
+
+class Optimizer(Protocol):
+    """How R stacked parameters ``(R, ...)`` move along their gradients. Holds settings; the caller holds the slots."""
+
+    @property
+    def lr(self) -> float: ...
+
+    @property
+    def slots(self) -> int:
+        """How many tensors like the parameter each parameter is accompanied by; they start at 0."""
+        ...
+
+    def move(
+        self,
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        slots: Sequence[Sequence[Tensor]],
+        lr: Tensor,
+        step: Tensor,
+        ok: Tensor | None,
+    ) -> None:
+        """Change params and slots in place; the gradients may be used up.
+
+        params, grads: ``(R, ...)`` each; slots: one list like params for each slot; lr: ``(R)``; step: number of this
+        update, from 1; ok: ``(R)`` bool, the runs that move, None for all. A run that does not move may have any
+        gradient, also NaN, and keeps its parameters and slots bit for bit.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent with (Nesterov) momentum and weight decay, as torch.optim.SGD computes it."""
+
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    nesterov: bool = True
+
+    def __post_init__(self) -> None:
+        _check(self.lr > 0, "lr", self.lr, "positive")
+        _check(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
+        _check(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
+        if self.nesterov and not self.momentum:
+            raise BadInput("nesterov needs a momentum above 0; give nesterov=False for plain descent")
+
+    @property
+    def slots(self) -> int:
+        return 1 if self.momentum else 0
+
+    def move(
+        self,
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        slots: Sequence[Sequence[Tensor]],
+        lr: Tensor,
+        step: Tensor,
+        ok: Tensor | None,
+    ) -> None:
+        rate = lr if ok is None else torch.where(ok, lr, 0.0)
+        for i, (p, g) in enumerate(zip(params, grads)):
+            if self.weight_decay:
+                g = g.add_(p, alpha=self.weight_decay)
+            decay: Weight = self.momentum
+            if ok is not None:
+                g = torch.where(_like(ok, p), g, 0.0)
+                decay = _like(torch.where(ok, self.momentum, 1.0).to(p.dtype), p)
+            if self.momentum:
+                velocity = slots[0][i].mul_(decay).add_(g)
+                g = g.add_(velocity, alpha=self.momentum) if self.nesterov else velocity
+            p.addcmul_(g, _like(rate.to(p.dtype), p), value=-1.0)
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam, as torch.optim.Adam computes it; ``decoupled=True`` decays the weights as torch.optim.AdamW does."""
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self.lr > 0, "lr", self.lr, "positive")
+        _check(self.eps > 0, "eps", self.eps, "positive")
+        _check(all(0 <= b < 1 for b in self.betas), "betas", self.betas, "in [0, 1)")
+        _check(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
+
+    @property
+    def slots(self) -> int:
+        return 2
+
+    def move(
+        self,
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        slots: Sequence[Sequence[Tensor]],
+        lr: Tensor,
+        step: Tensor,
+        ok: Tensor | None,
+    ) -> None:
+        count = step.to(torch.float64)
+        first, second = 1 - self.betas[0] ** count, 1 - self.betas[1] ** count  # bias corrections
+        rate = lr if ok is None else torch.where(ok, lr, 0.0)
+        for p, g, mean, square in zip(params, grads, *slots):
+            if self.weight_decay and not self.decoupled:
+                g = g.add_(p, alpha=self.weight_decay)
+            weights: list[Weight] = [1 - b for b in self.betas]
+            if ok is not None:
+                g = torch.where(_like(ok, p), g, 0.0)
+                weights = [_like(torch.where(ok, w, 0.0).to(p.dtype), p) for w in weights]
+            if self.decoupled and self.weight_decay:
+                p.mul_(_like((1 - rate * self.weight_decay).to(p.dtype), p))
+            mean.lerp_(g, weights[0])
+            square.lerp_(g * g, weights[1])
+            spread = (square.sqrt() / second.sqrt().to(p.dtype)).add_(self.eps)
+            p.addcmul_(mean / spread, _like((rate / first).to(p.dtype), p), value=-1.0)
+
+
+def AdamW(
+    lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.01
+) -> Adam:
+    """Adam with decoupled weight decay."""
+    return Adam(lr, betas, eps, weight_decay, decoupled=True)
+
+
+def _like(per_run: Tensor, p: Tensor) -> Tensor:
+    """``(R)`` shaped to broadcast over ``(R, ...)``."""
+    return per_run.view(-1, *[1] * (p.ndim - 1))
+
+
+def _check(holds: bool, name: str, value: object, range_: str) -> None:
+    if not holds:
+        raise BadInput(f"{name} of an optimizer is {range_}, not {value!r}")

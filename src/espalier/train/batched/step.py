@@ -1,0 +1,182 @@
+"""One update of R runs at once: a vmap over runs of the gradient of the mean over (a vmap over) masks of the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from espalier.train.batched.feed import Feed, Reading
+from espalier.train.batched.masks import Source
+from espalier.train.batched.optimizers import Optimizer
+from espalier.train.batched.schedule import Schedule
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Named = dict[str, Tensor]
+Call = Callable[..., Tensor]  # gated.call(params_and_buffers, mask, x)
+
+
+@dataclass(frozen=True, eq=False)
+class Stacked:
+    """What R runs carry from update to update; every tensor is changed in place.
+
+    params: name to ``(R, ...)``; fixed: buffers and frozen parameters, likewise; slots: the optimiser's, like params;
+    done: updates so far, a scalar; loss_sum, loss_count: ``(R)`` float64, for the mean loss since they were last read;
+    skipped: ``(R)`` int64, updates at which a run's weights stayed because a loss was not finite; broken: ``(R)``
+    int64, the first update at which none of a run's losses was finite, -1 where there is none.
+    """
+
+    params: Named
+    fixed: Named
+    slots: list[list[Tensor]]
+    rates: Tensor  # (R): each run's learning rate before the schedule
+    done: Tensor
+    loss_sum: Tensor
+    loss_count: Tensor
+    skipped: Tensor
+    broken: Tensor
+
+    @classmethod
+    def start(cls, params: Named, fixed: Named, optimizer: Optimizer, rates: Tensor) -> Stacked:
+        runs, device = len(rates), rates.device
+        slots = [[torch.zeros_like(p) for p in params.values()] for _ in range(optimizer.slots)]
+
+        done, skipped = (torch.zeros(shape, dtype=torch.int64, device=device) for shape in ((), (runs,)))
+        loss_sum, loss_count = (torch.zeros(runs, dtype=torch.float64, device=device) for _ in range(2))
+        broken = torch.full((runs,), -1, dtype=torch.int64, device=device)
+        return cls(params, fixed, slots, rates, done, loss_sum, loss_count, skipped, broken)
+
+
+class Differential:
+    """Losses ``(R, samples)`` and the gradient of each run's mean over its finite losses. Pure.
+
+    dtype: what the network computes in, where that differs from its parameters' (bfloat16 over float32 masters).
+    """
+
+    def __init__(self, call: Call, loss: Loss, dtype: torch.dtype | None = None) -> None:
+        self.call, self.loss, self.dtype = call, loss, dtype
+
+    def __call__(
+        self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor, *, each: bool
+    ) -> tuple[Named, Tensor]:
+        """masks ``(R, samples, d)``, or ``(R, B, d)`` if each example has its own; x ``(R, B, ...)``; y likewise."""
+        losses = self._one_each if each else self._shared
+
+        def mean(params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            found = losses(params, fixed, masks, x, y)
+            finite = found.isfinite()
+            return torch.where(finite, found, 0.0).sum() / finite.sum().clamp(min=1), found
+
+        result: tuple[Named, Tensor] = vmap(grad(mean, has_aux=True), randomness="different")(
+            params, fixed, masks, x, y
+        )
+        return result
+
+    def outputs(self, params: Named, fixed: Named, mask: Tensor, x: Tensor) -> Tensor:
+        """One run under one mask ``(d)``."""
+        if self.dtype is not None:
+            params = {name: p.to(self.dtype) for name, p in params.items()}
+            fixed = {name: f.to(self.dtype) if f.is_floating_point() else f for name, f in fixed.items()}
+            x = x.to(self.dtype) if x.is_floating_point() else x
+        out = self.call({**fixed, **params}, mask.to(self.dtype or next(iter(params.values())).dtype), x)
+        return out if self.dtype is None else out.float()
+
+    def _shared(self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        if len(masks) == 1:  # nothing to map over
+            return self.loss(self.outputs(params, fixed, masks[0], x), y).unsqueeze(0)
+
+        def under(mask: Tensor) -> Tensor:
+            return self.loss(self.outputs(params, fixed, mask, x), y)
+
+        losses: Tensor = vmap(under, randomness="different")(masks)
+        return losses
+
+    def _one_each(self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        def under(mask: Tensor, x: Tensor) -> Tensor:
+            return self.outputs(params, fixed, mask, x.unsqueeze(0)).squeeze(0)
+
+        out = vmap(under, randomness="different")(masks, x)
+        return self.loss(out, y).unsqueeze(0)
+
+
+class Step:
+    """One update of all runs, in place. Call it eagerly, or compile it: there is one body for both."""
+
+    def __init__(
+        self,
+        state: Stacked,
+        differential: Differential,
+        optimizer: Optimizer,
+        schedule: Schedule,
+        total: int,
+        feed: Feed,
+    ) -> None:
+        self.state, self.differential, self.feed = state, differential, feed
+        self.optimizer, self.schedule, self.total = optimizer, schedule, total
+
+    def __call__(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
+        """Without a look at any value: a run with a loss that is not finite leaves its weights alone."""
+        masks, x, y = source.masks(noise), *self.feed.batch(reading)
+        grads, losses = self._gradients(source, masks, x, y)
+        self._apply(source, noise, masks, grads, losses, losses.isfinite().all(-1))
+
+    def exactly(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
+        """The same with a look at the losses (so on a CPU): masks without a finite loss are left out of the mean.
+
+        Their share cannot be taken out of a gradient that was summed over masks: 0 times infinity is not 0. It is
+        computed anew, one mask at a time, for the runs it happens in.
+        """
+        masks, x, y = source.masks(noise), *self.feed.batch(reading)
+        grads, losses = self._gradients(source, masks, x, y)
+        finite = losses.isfinite()
+        if bool(finite.all()):
+            return self._apply(source, noise, masks, grads, losses, None)
+        for run in (finite.any(-1) & ~finite.all(-1)).nonzero().flatten().tolist():
+            self._recompute(grads, run, masks[run, finite[run]], x[run], y[run])
+        self._apply(source, noise, masks, grads, losses, finite.any(-1))
+
+    def _gradients(self, source: Source, masks: Tensor, x: Tensor, y: Tensor) -> tuple[Named, Tensor]:
+        state = self.state
+        grads, losses = self.differential(state.params, state.fixed, masks, x, y, each=source.masks_each)
+        # A parameter that no run reads has one zero for all runs; the optimiser writes where the gradient is.
+        return {name: g.clone() if 0 in g.stride() else g for name, g in grads.items()}, losses
+
+    def _recompute(self, grads: Named, run: int, masks: Tensor, x: Tensor, y: Tensor) -> None:
+        here = slice(run, run + 1)
+        params = {name: p[here] for name, p in self.state.params.items()}
+        fixed = {name: f[here] for name, f in self.state.fixed.items()}
+        alone = [self.differential(params, fixed, m[None, None], x[None], y[None], each=False)[0] for m in masks]
+        for name, gradient in grads.items():
+            gradient[here] = torch.stack([g[name] for g in alone]).mean(0)
+
+    def _apply(
+        self,
+        source: Source,
+        noise: tuple[Tensor, ...],
+        masks: Tensor,
+        grads: Named,
+        losses: Tensor,
+        ok: Tensor | None,
+    ) -> None:
+        state = self.state
+        lr = state.rates * self.schedule.factor(state.done, self.total).to(state.rates.dtype)
+        params = list(state.params.values())
+        self.optimizer.move(params, [grads[name] for name in state.params], state.slots, lr, state.done + 1, ok)
+        source.learn(masks, losses.to(torch.float32) if losses.dtype == torch.bfloat16 else losses, noise)
+        finite = losses.isfinite()
+        state.loss_sum.add_(torch.where(finite, losses, 0.0).to(torch.float64).sum(-1))
+        state.loss_count.add_(finite.sum(-1))
+        if ok is not None:
+            state.skipped.add_(~ok)
+            state.broken.copy_(torch.where((state.broken < 0) & ~finite.any(-1), state.done + 1, state.broken))
+        state.done.add_(1)
+
+
+def compiled(step: Step, *, autotune: bool = False) -> Callable[..., Any]:
+    """The one compile site: the whole update, theta and weights included, as one graph of fixed shapes."""
+    mode = "max-autotune-no-cudagraphs" if autotune else None
+    return torch.compile(step.__call__, fullgraph=True, dynamic=False, mode=mode)
