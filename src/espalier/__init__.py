@@ -14,6 +14,7 @@ from espalier.space import (
     Space,
     Unreachable,
 )
+from espalier.train import StructureOptimizer, fit
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,5 +30,7 @@ __all__ = [
     "NoGates",
     "Search",
     "Space",
+    "StructureOptimizer",
     "Unreachable",
+    "fit",
 ]
