@@ -111,8 +111,8 @@ def sweep(
             made = results(group, validation)
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(
-                f"{len(where)} runs at once do not fit into the memory of {place}; give at_once={max(len(where) // 2, 1)}, "
-                "or a smaller batch_size"
+                f"{len(where)} runs at once do not fit into the memory of {place}; give "
+                f"at_once={max(len(where) // 2, 1)}, or a smaller batch_size"
             ) from error
         finally:
             shown.stop()
