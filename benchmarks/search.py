@@ -74,6 +74,8 @@ def measure(d: int, runs: int, device: torch.device, bandwidth: float, repeats: 
     batch = () if runs == 1 else (runs,)
     samples = 2
     search = espalier.Search(d, penalty=2**-6, batch=batch, samples=samples, device=device)
+    if device.type == "cuda":
+        search.compile()
     losses = torch.rand((*batch, samples), device=device)
     compare = runs * d <= 100_000_000  # beyond, the plain update's temporaries would need tens of gigabytes
     theta = torch.full((*batch, d) if compare else (1,), 0.5, dtype=torch.float64, device=device)

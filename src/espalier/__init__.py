@@ -1,6 +1,7 @@
 """Espalier: train a neural network and shape it in the same loop."""
 
 from espalier.cost import Cost, Form
+from espalier.gates import Gate, attach
 from espalier.search import Search
 from espalier.space import (
     BadInput,
@@ -14,6 +15,7 @@ from espalier.space import (
     Space,
     Unreachable,
 )
+from espalier.train import StructureOptimizer, fit, sweep
 
 __version__ = "0.1.0"
 __all__ = [
@@ -26,8 +28,13 @@ __all__ = [
     "Diverged",
     "EspalierError",
     "Form",
+    "Gate",
     "NoGates",
     "Search",
     "Space",
+    "StructureOptimizer",
     "Unreachable",
+    "attach",
+    "fit",
+    "sweep",
 ]

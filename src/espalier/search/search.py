@@ -79,6 +79,7 @@ class Search:
         self._settled: Tensor | None = None
         self.generator = torch.Generator(self.device).manual_seed(arguments.read_seed(seed))
         self._asked: weakref.ref[Tensor] | None = None
+        self._draw, self._learn = self._distribution.draw, self._update
         runs = self._theta.numel() // self.space.d
         width = self.space.d
         if self.device.type == "cpu" and self.space.is_bits:
@@ -162,15 +163,16 @@ class Search:
         if self._settled is not None:
             masks = self._settled.unsqueeze(-2).expand(shape).clone()
         else:
-            masks = torch.empty(shape, dtype=torch.float32, device=self.device)
-            for part in self._parts:
-                variables = part.stop - part.start if self.space.is_bits else self.space.n
-                noise = torch.rand(  # float64: in float32 a probability near the margin would be rounded for large d
-                    (*shape[:-1], variables), dtype=torch.float64, device=self.device, generator=self.generator
-                )
-                self._distribution.draw(self._theta[..., part], noise, out=masks[..., part])
+            masks = self.draw(self.noise()) if len(self._parts) == 1 else self._draw_in_parts(shape)
         self._asked = weakref.ref(masks)
         self._asked_version = masks._version
+        return masks
+
+    def _draw_in_parts(self, shape: tuple[int, ...]) -> Tensor:
+        masks = torch.empty(shape, dtype=torch.float32, device=self.device)
+        for part in self._parts:
+            noise = self._uniform(part.stop - part.start)
+            self._distribution.draw(self._theta[..., part], noise, out=masks[..., part])
         return masks
 
     def tell(self, masks: Tensor, losses: Tensor) -> None:
@@ -186,15 +188,28 @@ class Search:
 
     def noise(self) -> Tensor:
         """The randomness of one ``ask``: ``(*batch, samples, n)`` float64, uniform in [0, 1)."""
-        shape = (*self.batch, self.samples, self.space.n)
+        return self._uniform(self.space.n)
+
+    def _uniform(self, variables: int) -> Tensor:
+        # float64: in float32 a probability near the margin would be rounded for d in the millions
+        shape = (*self.batch, self.samples, variables)
         return torch.rand(shape, dtype=torch.float64, device=self.device, generator=self.generator)
 
     def draw(self, noise: Tensor) -> Tensor:
         """The masks ``(*batch, samples, d)`` that this noise draws from theta."""
-        return self._distribution.draw(self._theta, noise)
+        return self._draw(self._theta, noise)
 
     def learn(self, masks: Tensor, losses: Tensor) -> Tensor:
         """``tell`` without a look at what is told; not once settled. Returns whether a loss was finite ``(*batch)``."""
+        return self._learn(masks, losses)
+
+    def compile(self) -> None:
+        """Compile the two. It takes seconds, once; on a GPU a search over many gates then takes one pass over theta
+        where the single operations take many. Not needed inside a step that is compiled as a whole."""
+        self._draw = torch.compile(self._distribution.draw, fullgraph=True, dynamic=False)
+        self._learn = torch.compile(self._update, fullgraph=True, dynamic=False)
+
+    def _update(self, masks: Tensor, losses: Tensor) -> Tensor:
         u, alive = ranked(losses.detach().to(self.device))
         self.diverged.logical_or_(~alive)
         slopes = self._price.cost.gradient(self._theta) if self._price is not None and self._price.counts else None

@@ -171,8 +171,8 @@ def write(path: Path, data: bytes) -> None:
         why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
         raise NotSaved(
             error.errno,
-            f"{path} could not be written: {why}. What was saved before is intact; make room, or choose another folder, and "
-            "run the same call again",
+            f"{path} could not be written: {why}. What was saved before is intact; make room, or choose another "
+            "folder, and run the same call again",
         ) from error
 
 

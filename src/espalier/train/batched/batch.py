@@ -142,36 +142,35 @@ class Batch:
                 updates -= count
                 self.done += count
 
-    def mean_loss(self) -> Tensor:
-        """The mean training loss ``(R)`` since this was last asked for."""
-        mean = self.state.loss_sum / self.state.loss_count
-        self.state.loss_sum.zero_()
-        self.state.loss_count.zero_()
-        return mean
+    def learning_rates(self) -> Tensor:
+        """Of the next update ``(R)``."""
+        return self.state.rates * self.step.schedule.factor(self.state.done, self.total)
+
+    def read_sums(self) -> tuple[Tensor, Tensor]:
+        """The mean training loss and the share of wrong classes, ``(R)``, since this was last asked for."""
+        loss, finite, wrong, predicted = self.state.sums.clone()
+        self.state.sums.zero_()
+        return loss / finite, wrong / predicted
 
     @torch.no_grad()
     def evaluate(self, masks: Tensor, inputs: Tensor, targets: Tensor, chunk: int = 1024) -> tuple[Tensor, Tensor]:
-        """Mean loss and error share of each run under its mask ``(R, d)``, float64 ``(R)``; inputs as stored.
+        """Mean loss and share of wrong classes of each run under its mask ``(R, d)``, float64 ``(R)``.
 
-        The error is NaN where targets are not classes. Batch statistics, where the model has any, are the chunk's.
+        inputs, targets: as stored. Batch statistics, where the model has any, are those of a chunk.
         """
-        loss_sum = torch.zeros(self.runs, dtype=torch.float64, device=self.device)
-        wrong = torch.zeros_like(loss_sum)
-        classes = not targets.is_floating_point() and targets.ndim == 1
+        sums = torch.zeros(2, self.runs, dtype=torch.float64, device=self.device)
 
         def measured(params: Named, fixed: Named, mask: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            out = self.differential.outputs(params, fixed, mask, x)
-            return self.differential.loss(out, y), (out.argmax(-1) != y).sum() if classes else torch.full((), torch.nan)
+            return self.differential.measured(self.differential.outputs(params, fixed, mask, x), y)
 
+        over_runs = vmap(measured, in_dims=(0, 0, 0, None, None), randomness="different")
         with self.compute.applied():
             for start in range(0, len(inputs), chunk):
                 x = self.feed.floats(inputs[start : start + chunk].to(self.device))
                 y = targets[start : start + chunk].to(self.device)
-                over_runs = vmap(measured, in_dims=(0, 0, 0, None, None), randomness="different")
-                loss, errors = over_runs(self.state.params, self.state.fixed, masks.to(self.device), x, y)
-                loss_sum += loss.to(torch.float64) * len(x)
-                wrong += errors
-        return loss_sum / len(inputs), wrong / len(inputs)
+                loss, wrong = over_runs(self.state.params, self.state.fixed, masks.to(self.device), x, y)
+                sums += torch.stack([loss.to(torch.float64) * len(x), wrong.to(torch.float64)])
+        return sums[0] / len(inputs), sums[1] / targets.numel()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes, as tensors and plain numbers."""
@@ -180,8 +179,7 @@ class Batch:
             "params": dict(state.params),
             "slots": [list(slot) for slot in state.slots],
             "done": self.done,
-            "loss_sum": state.loss_sum,
-            "loss_count": state.loss_count,
+            "sums": state.sums,
             "skipped": state.skipped,
             "broken": state.broken,
             "stream": self.feed.stream.state_dict(),
@@ -204,7 +202,7 @@ class Batch:
                 slot.copy_(value)
         self.done = int(saved["done"])
         state.done.fill_(self.done)
-        for name in ("loss_sum", "loss_count", "skipped", "broken"):
+        for name in ("sums", "skipped", "broken"):
             getattr(state, name).copy_(saved[name])
         self.feed.stream.load_state_dict(dict(saved["stream"]))
         if "generator" in saved and self.source.generator is not None:

@@ -3,69 +3,41 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from espalier.cost import Cost
 from espalier.data import Dataset, standardise
 from espalier.search import Search
 from espalier.space import BadInput, Diverged
+from espalier.train import chance, presets
 from espalier.train.batched import stack
 from espalier.train.batched.batch import Batch, Compute, searched
 from espalier.train.batched.feed import Pair, read_data
 from espalier.train.batched.masks import Given, Source
-from espalier.train.batched.measure import Measure
+from espalier.train.batched.measure import Measure, Row
 from espalier.train.batched.plan import Plan
 from espalier.train.batched.runs import Run
 from espalier.train.checkpoint import Checkpoint
+from espalier.train.metrics import Thinned
+from espalier.train.progress import Progress
+from espalier.train.stop import Stop
 
-SLICE = 2000  # updates between looks at the clock
-SAVE_EVERY = 60.0  # seconds between checkpoints; one is written at the end of an epoch
-
-
-@dataclass(frozen=True, eq=False)
-class Result:
-    """One run. model: compact, with its weights; mask: canonical ``(d)``; theta ``(d)``, None where masks were given.
-
-    history: one row of metrics for each epoch. finished: False where the limit of time came first; the model is then
-    what the run had come to. diverged: the first update without a finite loss, or None.
-    """
-
-    run: Run
-    model: nn.Module
-    mask: Tensor
-    theta: Tensor | None
-    history: list[dict[str, Any]]
-    finished: bool
-    diverged: int | None
-
-
-class Clock:
-    """The time since a sweep began, and whether it is up."""
-
-    def __init__(self, limit: float | None) -> None:
-        if limit is not None and not limit > 0:
-            raise BadInput(f"time_limit is a positive number of seconds, not {limit!r}")
-        self.start, self.limit = time.monotonic(), math.inf if limit is None else limit
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.start
-
-    @property
-    def up(self) -> bool:
-        return self.seconds >= self.limit
+SLICE = 1000  # updates between looks at the clock
+SAVING = 0.02  # of the time may go into checkpoints
 
 
 class Group:
-    """Runs of equal shape, trained together."""
+    """Runs of equal shape, trained together. folder: of their checkpoints, None for none.
+
+    ``total``: updates of each run. ``settle_at``: the one before which the structure is fixed.
+    """
 
     def __init__(
         self,
@@ -83,40 +55,62 @@ class Group:
             most = f"{len(inputs)} examples; use at most {len(inputs)}"
             raise BadInput(f"batch_size={plan.batch_size} is larger than the data, {most}")
         self.factory, self.runs, self.plan, self.device = factory, list(runs), plan, device
-        self.example = standardise(inputs[:4].cpu(), gain, shift)
-        self.gated, params, fixed = stack.stacked(factory, [r.seed for r in runs], self.example, device)
-        self.inputs, _, self.gain, self.shift = read_data(data, next(iter(params.values())).dtype)
         self.per_epoch = len(inputs) // plan.batch_size
         self.total = plan.epochs * self.per_epoch
-        self.settle_at = self.total - round(plan.settle * self.total)
-        self.search = self._search() if self.runs[0].searches else None
+        self.settle_at = presets.settle_update(plan.settle, plan.recipe, self.total, runs[0].target)
+        self.example = standardise(inputs[:4].cpu(), gain, shift)
+        self.gated, params, fixed = stack.stacked(factory, [run.seed for run in runs], self.example, device)
+        self.inputs, _, self.gain, self.shift = read_data(data, next(iter(params.values())).dtype)
+        self.seed = zlib.crc32(json.dumps([run.describe() for run in runs]).encode())
+        self.search = self._search() if runs[0].searches else None
         self.batch = Batch(
-            self.gated.call, params, fixed, data=data, seeds=[r.seed for r in runs], source=self._source(),
-            loss=plan.loss, optimizer=plan.optimizer, schedule=plan.schedule, total=self.total,
-            batch_size=plan.batch_size, samples=plan.samples, pad=plan.pad, compute=compute,
-        )  # fmt: skip
+            self.gated.call,
+            params,
+            fixed,
+            data=data,
+            seeds=[run.seed for run in runs],
+            source=self._source(),
+            loss=plan.loss,
+            optimizer=plan.descent,
+            schedule=plan.rates,
+            total=self.total,
+            batch_size=plan.batch_size,
+            samples=plan.samples,
+            pad=plan.pad,
+            compute=compute,
+        )
         if validation is not None:
             validation = validation[0].to(device), validation[1].to(device)
-        self.measure = Measure(self.gated, self.batch, self.search, validation)
-        self.histories: list[list[dict[str, Any]]] = [[] for _ in runs]
-        self.checkpoint: Checkpoint | None = None
-        if folder is not None:
-            shapes = [[str(t.dtype), *t.shape] for t in (inputs, targets)]
-            settings = plan.describe() | {"runs": [r.describe() for r in runs], "data": shapes}
-            settings["precision"] = compute.precision
-            self.checkpoint = Checkpoint(folder, settings)
+        self.measure = Measure(self.gated, self.batch, self.search, self._cost(), validation)
+        self.histories: list[list[Row]] = [[] for _ in runs]
+        self.thetas = Thinned()  # (R, d) each
+        self.spent, self.began = 0.0, time.monotonic()
+        self.settings = plan.describe() | {"space": self.gated.space.to_json(), "data": _describe(inputs, targets)}
+        self.settings |= {"settle_at": self.settle_at, "device": device.type, "precision": compute.precision}
+        together = self.settings | {"runs": [run.describe() for run in runs]}
+        self.checkpoint = None if folder is None else Checkpoint(folder, together)
+
+    def _cost(self) -> Cost:
+        cost = self.plan.cost
+        if isinstance(cost, str):
+            return self.gated.cost(cost)
+        return cost if isinstance(cost, Cost) else Cost.linear(cost)
 
     def _search(self) -> Search:
-        plan, cost = self.plan, self.plan.cost
         price: dict[str, Any] = {"penalty": [run.penalty or 0.0 for run in self.runs]}
         if self.runs[0].target is not None:
-            price = {"target": [run.target for run in self.runs], "horizon": self.settle_at}
+            price = {"target": [run.target for run in self.runs], "horizon": self.total}
+        space = self.gated.space
         # The masks of a batch come from one generator: its seed is made of all that makes the batch.
-        seed = zlib.crc32(json.dumps([run.describe() for run in self.runs]).encode())
         return Search(
-            self.gated.space, cost=self.gated.cost(cost) if isinstance(cost, str) else cost, samples=plan.samples,
-            seed=seed, batch=(len(self.runs),), device=self.device, **price, **plan.search,
-        )  # fmt: skip
+            space,
+            cost=self._cost(),
+            seed=self.seed,
+            batch=(len(self.runs),),
+            device=self.device,
+            **price,
+            **self.plan.search_arguments(space),
+        )
 
     def _source(self) -> Source:
         if self.search is not None:
@@ -131,60 +125,81 @@ class Group:
             raise BadInput(
                 "dropout draws a mask for each example, which batch statistics cannot follow; this model has BatchNorm"
             )
-        seed = zlib.crc32(json.dumps([run.describe() for run in self.runs]).encode())
-        return Given(masks.to(self.device), rates.to(self.device), seed)
+        canonical = self.gated.canonical(masks)
+        return Given(canonical.to(self.device), rates.to(self.device), self.seed)
 
     def masks(self) -> Tensor:
         """What would ship now, canonical: ``(R, d)``."""
         if self.search is not None:
             return self.gated.canonical(self.search.select())
         assert isinstance(self.batch.source, Given)
-        return self.gated.canonical(self.batch.source.mask)
+        return self.batch.source.mask
 
-    def train(self, clock: Clock) -> list[Result]:
-        """Go on to the end, or until time is up."""
-        self._resume()
-        saved = clock.seconds
-        while self.batch.done < self.total and not clock.up:
-            if self.search is not None and self.batch.done == self.settle_at and not self.search.settled:
-                self.search.settle()
-                self.batch.settle(self.masks())
-            self.gated.model.train()
-            self.batch.advance(self._until_next())
-            if self.device.type == "cuda" and math.isfinite(clock.limit):
-                torch.cuda.synchronize(self.device)
-            if self.batch.done % self.per_epoch == 0:
-                self._end_of_epoch(clock)
-                if clock.seconds - saved > SAVE_EVERY:
-                    self._save()
-                    saved = clock.seconds
-        self._save()
-        return self._results()
+    @property
+    def seconds(self) -> float:
+        """Spent on these runs, in all calls together."""
+        return self.spent + time.monotonic() - self.began
 
-    def _until_next(self) -> int:
-        """Updates until something is due: the end of the epoch, settling, a look at the clock."""
+    @property
+    def finished(self) -> bool:
+        return self.batch.done >= self.total
+
+    def train(self, stop: Stop, progress: Progress) -> Iterator[list[Row]]:
+        """Go on to the end, or until told to stop; gives the rows of each epoch when it ends."""
+        since, cost = time.monotonic(), 0.0
+        with chance.seeded(self.seed, self.device):
+            self._resume()
+            progress.start(self.batch.done, self.total)
+            if not self.thetas.updates:
+                self._keep_theta()
+            while not self.finished and not stop.now(spare=cost):
+                self._advance()
+                progress.update(self.batch.done)
+                if self.batch.done % self.per_epoch == 0:
+                    yield self._end_of_epoch()
+                if time.monotonic() - since > cost / SAVING:
+                    since = time.monotonic()
+                    self.save()
+                    cost = time.monotonic() - since
+            self.save()
+
+    def _advance(self) -> None:
+        """On to where something is due: the end of the epoch, settling, a look at the clock."""
         done = self.batch.done
+        if self.search is not None and done == self.settle_at and not self.search.settled:
+            self.search.settle()
+            self.batch.settle(self.masks())
         due = [done + SLICE, (done // self.per_epoch + 1) * self.per_epoch]
-        if self.search is not None and done < self.settle_at:
+        if done < self.settle_at:
             due.append(self.settle_at)
-        return int(min(due) - done)
+        self.gated.model.train()
+        self.batch.advance(min(due) - done)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the clock is to know what is done, not what is asked for
 
-    def _end_of_epoch(self, clock: Clock) -> None:
+    def _end_of_epoch(self) -> list[Row]:
         self.gated.model.eval()
-        rows = self.measure.rows(self.batch.done // self.per_epoch, self.masks(), clock.seconds)
+        rows = self.measure.rows(self.batch.done // self.per_epoch, self.masks(), self.seconds)
         for history, row in zip(self.histories, rows, strict=True):
             history.append(row)
+        self._keep_theta()
         broken = self.batch.state.broken
         if bool((broken >= 0).all()):
             raise Diverged(
                 f"every run met an update whose losses were all infinite or not a number, the first at update "
-                f"{int(broken.min())}. Lower the learning rate of the weights, or look at the data"
+                f"{int(broken.min())} of {self.total}. Lower the learning rate of the weights, or look at the data"
             )
+        return rows
 
-    def _save(self) -> None:
+    def _keep_theta(self) -> None:
+        if self.search is not None:
+            self.thetas.offer(self.batch.done, self.search.theta)
+
+    def save(self) -> None:
         if self.checkpoint is None:
             return
         state: dict[str, Any] = {"batch": self.batch.state_dict(), "histories": self.histories}
+        state |= {"seconds": self.seconds, "random": chance.states(self.device), "thetas": self.thetas.state_dict()}
         if self.search is not None:
             state["search"] = self.search.state_dict()
         self.checkpoint.save(state, self.batch.done)
@@ -196,28 +211,12 @@ class Group:
         if self.search is not None:
             self.search.load_state_dict(state["search"])
         self.batch.load_state_dict(state["batch"])
-        self.histories = state["histories"]
+        self.histories, self.spent, self.began = state["histories"], state["seconds"], time.monotonic()
+        self.thetas.load_state_dict(state["thetas"])
+        chance.restore(state["random"], self.device)
 
-    def _inputs(self) -> Iterator[Tensor]:
-        for start in range(0, len(self.inputs), 512):
-            yield standardise(self.inputs[start : start + 512].cpu(), self.gain, self.shift)
 
-    def _results(self) -> list[Result]:
-        masks, params, fixed = self.masks().cpu(), self.batch.state.params, self.batch.state.fixed
-        calibrate = stack.has_norms(self.gated.model)
-        # The template has lost its running statistics; what ships has them.
-        gated = stack.build(self.factory, self.runs[0].seed, self.example) if calibrate else self.gated
-        results = list[Result]()
-        for i, run in enumerate(self.runs):
-            stack.load(gated, params | fixed, i)
-            model = gated.compact(masks[i])
-            if calibrate:
-                from espalier.compact import recalibrate
-
-                recalibrate(model, self._inputs())
-            theta = None if self.search is None else self.search.theta[i].cpu().clone()
-            broken = int(self.batch.state.broken[i])
-            diverged = broken if broken >= 0 else None
-            finished = self.batch.done >= self.total
-            results.append(Result(run, model, masks[i], theta, self.histories[i], finished, diverged))
-        return results
+def _describe(inputs: Tensor, targets: Tensor) -> list[Any]:
+    """What tells one set of data from another, cheaply."""
+    rows = torch.linspace(0, len(inputs) - 1, min(len(inputs), 64)).long()
+    return [[str(t.dtype), *t.shape, round(float(t[rows.to(t.device)].double().sum()), 6)] for t in (inputs, targets)]

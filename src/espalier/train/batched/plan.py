@@ -9,49 +9,68 @@ from typing import Any
 from torch import Tensor
 
 from espalier.cost import Cost
-from espalier.space import BadInput
-from espalier.train.batched.optimizers import Optimizer
-from espalier.train.batched.schedule import Schedule
+from espalier.space import BadInput, Space
+from espalier.train.batched.optimizers import SGD, Optimizer
+from espalier.train.batched.schedule import Schedule, Steps
+from espalier.train.presets import Recipe
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How every run of a sweep trains."""
+    """settle: a share of the run, None for the recipe's. optimizer, schedule: None for the recipe's. search: arguments
+    of :class:`espalier.Search` that replace the recipe's."""
 
     epochs: int
     batch_size: int
     samples: int
     loss: Callable[[Tensor, Tensor], Tensor]
     cost: str | Cost | Tensor
-    optimizer: Optimizer
-    schedule: Schedule
-    search: Mapping[str, Any]
-    settle: float
-    pad: int
+    recipe: Recipe
+    optimizer: Optimizer | None = None
+    schedule: Schedule | None = None
+    search: Mapping[str, Any] | None = None
+    settle: float | None = None
+    pad: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("batch_size", 1), ("samples", 2), ("pad", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise BadInput(f"{name} is an integer of at least {least}, not {value!r}")
-        if not 0 <= self.settle < 1:
-            raise BadInput(f"settle is a share of the run in [0, 1), not {self.settle!r}")
         known = {"learning_rate", "adaptive", "ramp", "initial", "margin"}
-        if unknown := set(self.search) - known:
-            raise BadInput(f"search holds {sorted(known)}, not {sorted(unknown)}")
+        if unknown := set(self.search or {}) - known:
+            raise BadInput(f"search holds some of {sorted(known)}, not {sorted(unknown)}")
+
+    @property
+    def descent(self) -> Optimizer:
+        recipe = self.recipe
+        ready = SGD(recipe.learning_rate, recipe.momentum, recipe.weight_decay, nesterov=recipe.momentum > 0)
+        return self.optimizer or ready
+
+    @property
+    def rates(self) -> Schedule:
+        return self.schedule or Steps(self.recipe.drops)
+
+    def search_arguments(self, space: Space) -> dict[str, Any]:
+        recipe = self.recipe
+        return {
+            "learning_rate": recipe.step_of_theta(space),
+            "initial": recipe.initial,
+            "adaptive": recipe.adaptive,
+            "ramp": recipe.ramp,
+            "samples": self.samples,
+        } | dict(self.search or {})
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able, for the comparison of checkpoints."""
-        shown: dict[str, Any] = {"epochs": self.epochs, "batch_size": self.batch_size, "samples": self.samples}
-        shown |= {
-            "settle": self.settle,
-            "pad": self.pad,
-            "loss": getattr(self.loss, "__name__", type(self.loss).__name__),
+        """JSON-able: what two calls are compared by before one goes on with the other's checkpoint."""
+        shown: dict[str, Any] = {
+            name: getattr(self, name) for name in ("epochs", "batch_size", "samples", "settle", "pad")
         }
+        shown["loss"] = getattr(self.loss, "__qualname__", type(self.loss).__qualname__)
         shown["cost"] = self.cost if isinstance(self.cost, str) else "given"
-        for name in ("optimizer", "schedule"):
-            part = getattr(self, name)
+        shown["recipe"] = asdict(self.recipe)
+        for name, part in (("optimizer", self.descent), ("schedule", self.rates)):
             words = asdict(part) if is_dataclass(part) and not isinstance(part, type) else repr(part)
             shown[name] = {type(part).__name__: words}
-        shown["search"] = {k: v.tolist() if isinstance(v, Tensor) else v for k, v in self.search.items()}
+        shown["search"] = {k: v.tolist() if isinstance(v, Tensor) else v for k, v in (self.search or {}).items()}
         return shown

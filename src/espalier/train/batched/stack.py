@@ -63,9 +63,12 @@ def stacked(
         for name, tensor in gated.model.named_parameters():
             (params if tensor.requires_grad else fixed).setdefault(name, []).append(tensor.detach())
         for name, buffer in gated.model.named_buffers():
+            if name.rpartition(".")[2].startswith("espalier_"):
+                continue  # a mask: the call brings its own
             fixed.setdefault(name, []).append(buffer.detach())
     if not params:
         raise BadInput("the model has no parameter that requires a gradient; there is nothing to train")
+    template.model.to(device)  # what is not among these tensors is read from the template
     return template, _stack(params, device), _stack(fixed, device)
 
 

@@ -17,6 +17,7 @@ from espalier.train.batched.schedule import Schedule
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Named = dict[str, Tensor]
+Measured = tuple[Tensor, Tensor]  # losses and numbers of wrong classes
 Call = Callable[..., Tensor]  # gated.call(params_and_buffers, mask, x)
 
 
@@ -25,9 +26,9 @@ class Stacked:
     """What R runs carry from update to update; every tensor is changed in place.
 
     params: name to ``(R, ...)``; fixed: buffers and frozen parameters, likewise; slots: the optimiser's, like params;
-    done: updates so far, a scalar; loss_sum, loss_count: ``(R)`` float64, for the mean loss since they were last read;
-    skipped: ``(R)`` int64, updates at which a run's weights stayed because a loss was not finite; broken: ``(R)``
-    int64, the first update at which none of a run's losses was finite, -1 where there is none.
+    done: updates so far, a scalar; sums: ``(4, R)`` float64, since they were last read: finite losses, their number,
+    wrong classes, predicted ones; skipped: ``(R)`` int64, updates at which a run's weights stayed because a loss was
+    not finite; broken: ``(R)`` int64, the first update at which none of a run's losses was finite, -1 for never.
     """
 
     params: Named
@@ -35,8 +36,7 @@ class Stacked:
     slots: list[list[Tensor]]
     rates: Tensor  # (R): each run's learning rate before the schedule
     done: Tensor
-    loss_sum: Tensor
-    loss_count: Tensor
+    sums: Tensor
     skipped: Tensor
     broken: Tensor
 
@@ -46,13 +46,13 @@ class Stacked:
         slots = [[torch.zeros_like(p) for p in params.values()] for _ in range(optimizer.slots)]
 
         done, skipped = (torch.zeros(shape, dtype=torch.int64, device=device) for shape in ((), (runs,)))
-        loss_sum, loss_count = (torch.zeros(runs, dtype=torch.float64, device=device) for _ in range(2))
+        sums = torch.zeros(4, runs, dtype=torch.float64, device=device)
         broken = torch.full((runs,), -1, dtype=torch.int64, device=device)
-        return cls(params, fixed, slots, rates, done, loss_sum, loss_count, skipped, broken)
+        return cls(params, fixed, slots, rates, done, sums, skipped, broken)
 
 
 class Differential:
-    """Losses ``(R, samples)`` and the gradient of each run's mean over its finite losses. Pure.
+    """The gradient of each run's mean over its finite losses, the losses and the errors ``(R, samples)``. Pure.
 
     dtype: what the network computes in, where that differs from its parameters' (bfloat16 over float32 masters).
     """
@@ -62,16 +62,16 @@ class Differential:
 
     def __call__(
         self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor, *, each: bool
-    ) -> tuple[Named, Tensor]:
+    ) -> tuple[Named, Measured]:
         """masks ``(R, samples, d)``, or ``(R, B, d)`` if each example has its own; x ``(R, B, ...)``; y likewise."""
-        losses = self._one_each if each else self._shared
+        measured = self._one_each if each else self._shared
 
-        def mean(params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            found = losses(params, fixed, masks, x, y)
-            finite = found.isfinite()
-            return torch.where(finite, found, 0.0).sum() / finite.sum().clamp(min=1), found
+        def mean(params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Measured]:
+            losses, wrong = measured(params, fixed, masks, x, y)
+            finite = losses.isfinite()
+            return torch.where(finite, losses, 0.0).sum() / finite.sum().clamp(min=1), (losses, wrong)
 
-        result: tuple[Named, Tensor] = vmap(grad(mean, has_aux=True), randomness="different")(
+        result: tuple[Named, Measured] = vmap(grad(mean, has_aux=True), randomness="different")(
             params, fixed, masks, x, y
         )
         return result
@@ -85,22 +85,33 @@ class Differential:
         out = self.call({**fixed, **params}, mask.to(self.dtype or next(iter(params.values())).dtype), x)
         return out if self.dtype is None else out.float()
 
-    def _shared(self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def measured(self, out: Tensor, y: Tensor) -> Measured:
+        """The loss and the number of wrong classes, 0 where targets are not classes: scalars."""
+        wrong = (out.detach().argmax(1) != y).sum() if classes(y, out.ndim - 1) else y.new_zeros((), dtype=torch.int64)
+        return self.loss(out, y), wrong
+
+    def _shared(self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor) -> Measured:
         if len(masks) == 1:  # nothing to map over
-            return self.loss(self.outputs(params, fixed, masks[0], x), y).unsqueeze(0)
+            loss, wrong = self.measured(self.outputs(params, fixed, masks[0], x), y)
+            return loss.unsqueeze(0), wrong.unsqueeze(0)
 
-        def under(mask: Tensor) -> Tensor:
-            return self.loss(self.outputs(params, fixed, mask, x), y)
+        def under(mask: Tensor) -> Measured:
+            return self.measured(self.outputs(params, fixed, mask, x), y)
 
-        losses: Tensor = vmap(under, randomness="different")(masks)
-        return losses
+        found: Measured = vmap(under, randomness="different")(masks)
+        return found
 
-    def _one_each(self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def _one_each(self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor) -> Measured:
         def under(mask: Tensor, x: Tensor) -> Tensor:
             return self.outputs(params, fixed, mask, x.unsqueeze(0)).squeeze(0)
 
-        out = vmap(under, randomness="different")(masks, x)
-        return self.loss(out, y).unsqueeze(0)
+        loss, wrong = self.measured(vmap(under, randomness="different")(masks, x), y)
+        return loss.unsqueeze(0), wrong.unsqueeze(0)
+
+
+def classes(targets: Tensor, dims: int = 1) -> bool:
+    """Whether targets are classes, one for each of so many dimensions."""
+    return not targets.is_floating_point() and targets.dtype != torch.bool and targets.ndim == dims
 
 
 class Step:
@@ -121,8 +132,9 @@ class Step:
     def __call__(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
         """Without a look at any value: a run with a loss that is not finite leaves its weights alone."""
         masks, x, y = source.masks(noise), *self.feed.batch(reading)
-        grads, losses = self._gradients(source, masks, x, y)
+        grads, (losses, wrong) = self._gradients(source, masks, x, y)
         self._apply(source, noise, masks, grads, losses, losses.isfinite().all(-1))
+        self._count(losses, wrong, y)
 
     def exactly(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
         """The same with a look at the losses (so on a CPU): masks without a finite loss are left out of the mean.
@@ -131,19 +143,20 @@ class Step:
         computed anew, one mask at a time, for the runs it happens in.
         """
         masks, x, y = source.masks(noise), *self.feed.batch(reading)
-        grads, losses = self._gradients(source, masks, x, y)
-        finite = losses.isfinite()
-        if bool(finite.all()):
-            return self._apply(source, noise, masks, grads, losses, None)
-        for run in (finite.any(-1) & ~finite.all(-1)).nonzero().flatten().tolist():
-            self._recompute(grads, run, masks[run, finite[run]], x[run], y[run])
-        self._apply(source, noise, masks, grads, losses, finite.any(-1))
+        grads, (losses, wrong) = self._gradients(source, masks, x, y)
+        finite, ok = losses.isfinite(), None
+        if not bool(finite.all()):
+            ok = finite.any(-1)
+            for run in (ok & ~finite.all(-1)).nonzero().flatten().tolist():
+                self._recompute(grads, run, masks[run, finite[run]], x[run], y[run])
+        self._apply(source, noise, masks, grads, losses, ok)
+        self._count(losses, wrong, y)
 
-    def _gradients(self, source: Source, masks: Tensor, x: Tensor, y: Tensor) -> tuple[Named, Tensor]:
+    def _gradients(self, source: Source, masks: Tensor, x: Tensor, y: Tensor) -> tuple[Named, Measured]:
         state = self.state
-        grads, losses = self.differential(state.params, state.fixed, masks, x, y, each=source.masks_each)
+        grads, measured = self.differential(state.params, state.fixed, masks, x, y, each=source.masks_each)
         # A parameter that no run reads has one zero for all runs; the optimiser writes where the gradient is.
-        return {name: g.clone() if 0 in g.stride() else g for name, g in grads.items()}, losses
+        return {name: g.clone() if 0 in g.stride() else g for name, g in grads.items()}, measured
 
     def _recompute(self, grads: Named, run: int, masks: Tensor, x: Tensor, y: Tensor) -> None:
         here = slice(run, run + 1)
@@ -167,13 +180,18 @@ class Step:
         params = list(state.params.values())
         self.optimizer.move(params, [grads[name] for name in state.params], state.slots, lr, state.done + 1, ok)
         source.learn(masks, losses.to(torch.float32) if losses.dtype == torch.bfloat16 else losses, noise)
-        finite = losses.isfinite()
-        state.loss_sum.add_(torch.where(finite, losses, 0.0).to(torch.float64).sum(-1))
-        state.loss_count.add_(finite.sum(-1))
         if ok is not None:
+            broken = (state.broken < 0) & ~losses.isfinite().any(-1)
+            state.broken.copy_(torch.where(broken, state.done + 1, state.broken))
             state.skipped.add_(~ok)
-            state.broken.copy_(torch.where((state.broken < 0) & ~finite.any(-1), state.done + 1, state.broken))
         state.done.add_(1)
+
+    def _count(self, losses: Tensor, wrong: Tensor, y: Tensor) -> None:
+        finite = losses.isfinite()
+        predicted = y[0].numel() * losses.shape[-1]
+        sums = torch.where(finite, losses, 0.0).sum(-1), finite.sum(-1), wrong.sum(-1)
+        self.state.sums[:3] += torch.stack([part.to(torch.float64) for part in sums])
+        self.state.sums[3] += predicted
 
 
 def compiled(step: Step, *, autotune: bool = False) -> Callable[..., Any]:

@@ -12,17 +12,23 @@ from torch import Tensor, nn
 
 from espalier.cost import Cost
 from espalier.data import Dataset
-from espalier.space import BadInput
+from espalier.train import presets, progress
 from espalier.train.batched import runs as run_list
 from espalier.train.batched import schedule as schedules
 from espalier.train.batched.batch import Compute
 from espalier.train.batched.feed import Pair, check_pair
-from espalier.train.batched.group import Clock, Group, Result
-from espalier.train.batched.optimizers import SGD, Optimizer
+from espalier.train.batched.finish import results
+from espalier.train.batched.group import Group
+from espalier.train.batched.optimizers import Optimizer
 from espalier.train.batched.plan import Plan
+from espalier.train.batched.record import Records
+from espalier.train.batched.result import SweepResult
 from espalier.train.batched.runs import Run
 from espalier.train.batched.schedule import Schedule
 from espalier.train.batched.stack import Factory
+from espalier.train.loop import OutOfMemory
+from espalier.train.presets import Recipe
+from espalier.train.stop import Stop
 
 
 def sweep(
@@ -41,10 +47,10 @@ def sweep(
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
     cost: str | Cost | Tensor = "weights",
     optimizer: Optimizer | None = None,
-    schedule: str | Schedule = "steps",
+    schedule: str | Schedule | None = None,
     search: Mapping[str, Any] | None = None,
     settle: float | None = None,
-    preset: str | None = None,
+    preset: str | Recipe | None = None,
     pad: int = 0,
     validation: Pair | None = None,
     compute: Compute | None = None,
@@ -52,37 +58,65 @@ def sweep(
     device: str | torch.device | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     time_limit: float | None = None,
-) -> list[Result]:
-    """Train ``seeds`` times ``penalties`` (or targets, masks, dropouts) runs, all at once; one result each, in order.
+    quiet: bool = False,
+) -> list[SweepResult]:
+    """Train every penalty (or target, mask, dropout rate) with every seed, all at once; one result each, in that order.
 
-    factory: builds the model, from torch's random state; runs of equal seed start from equal weights.
-    data: (inputs, targets) tensors, or a Dataset whose test part is then the validation. They stay on the device as
-    they are: uint8 inputs are divided by 255 there, and with ``pad`` images are cropped and mirrored at random.
-    epochs, batch_size, samples: every update reads batch_size examples under each of ``samples`` masks; where there is
-    nothing to compare (given masks, or after settling) it reads samples times as many examples under the one mask.
-    optimizer: settings such as ``SGD(lr=0.1)``; schedule: "steps" (a tenth at 1/2 and 3/4), "cosine", "constant".
-    search: further arguments of :class:`espalier.Search` (learning_rate, adaptive, ramp, initial, margin).
-    settle: the share of the run, at its end, that trains under the structure found. at_once: most runs in a batch.
-    checkpoint: a folder; the same call goes on where the last one stopped, also after ``time_limit`` seconds.
+    factory: builds the model, from torch's random state; runs of equal seed start from equal weights and read the data
+        in equal order. runs: instead of settings times seeds, any list of :class:`Run`.
+    data: (inputs, targets) tensors, or a Dataset, whose test part is then the validation. They stay on the device as
+        they are: uint8 inputs are divided by 255 there, and with ``pad`` images are cropped and mirrored at random.
+    batch_size: what each of the ``samples`` masks of an update reads. Where there is nothing to compare (given masks,
+        or after settling) an update reads samples times as many distinct examples under the one mask.
+    optimizer: settings such as ``SGD(lr=0.1)``, ``Adam()``, ``AdamW()``; schedule: "steps" (a tenth at 1/2 and at 3/4),
+        "cosine", "constant", or one of their classes. search: arguments of :class:`espalier.Search` (learning_rate,
+        adaptive, ramp, initial, margin). What is not given comes from the preset.
+    settle: the share of the run, at its end, that trains under the structure found.
+    compute: precision, compilation, determinism. at_once: the most runs in one batch; a batch has to fit in memory.
+    checkpoint: a folder; the same call goes on where the last one stopped, by a kill or after ``time_limit`` seconds.
+        Every run has its own run directory in it.
     """
     plan = Plan(
-        epochs=epochs, batch_size=batch_size, samples=samples, loss=loss, cost=cost, optimizer=optimizer or SGD(),
-        schedule=schedules.read(schedule), search=dict(search or {}), settle=settle or 0.0, pad=pad,
-    )  # fmt: skip
+        epochs=epochs,
+        batch_size=batch_size,
+        samples=samples,
+        loss=loss,
+        cost=cost,
+        recipe=presets.read(preset),
+        optimizer=optimizer,
+        schedule=None if schedule is None else schedules.read(schedule),
+        search=search,
+        settle=settle,
+        pad=pad,
+    )
     if validation is not None:
         validation = check_pair(validation, "validation")
     elif isinstance(data, Dataset):
         validation = data.test
     found = run_list.listed(runs, seeds, penalties, targets, masks, dropouts)
     place = torch.device(device) if device is not None else torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    clock = Clock(time_limit)
-    results: dict[int, Result] = {}
+    stop, shown = Stop(time_limit), progress.choose(quiet)
+    finished: dict[int, SweepResult] = {}
     for number, where in enumerate(run_list.batches(found, at_once)):
         folder = None if checkpoint is None else Path(checkpoint) / f"batch-{number:03d}"
-        group = Group(factory, data, validation, [found[i] for i in where], plan, place, compute or Compute(), folder)
         try:
-            results.update(zip(where, group.train(clock), strict=True))
+            group = Group(
+                factory, data, validation, [found[i] for i in where], plan, place, compute or Compute(), folder
+            )
+            records = None if checkpoint is None else Records(Path(checkpoint), where, group)
+            for rows in group.train(stop, shown):
+                shown.epoch(f"{len(rows)} runs, epoch {rows[0]['epoch']}")
+                if records is not None:
+                    records.epoch(rows)
+            made = results(group, validation)
         except torch.OutOfMemoryError as error:
-            fewer = max(len(where) // 2, 1)
-            raise BadInput(f"{len(where)} runs do not fit into the memory of {place}; give at_once={fewer}") from error
-    return [results[i] for i in range(len(found))]
+            raise OutOfMemory(
+                f"{len(where)} runs at once do not fit into the memory of {place}; give "
+                f"at_once={max(len(where) // 2, 1)}, or a smaller batch_size"
+            ) from error
+        finally:
+            shown.stop()
+        if records is not None:
+            records.finish(made)
+        finished.update(zip(where, made, strict=True))
+    return [finished[i] for i in range(len(found))]

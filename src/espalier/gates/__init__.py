@@ -1,0 +1,7 @@
+"""Gates on any model: placed by hand or found, masked at their consumers, counted exactly."""
+
+from espalier.gates.attach import attach
+from espalier.gates.gate import Gate
+from espalier.gates.gated import Gated
+
+__all__ = ["Gate", "Gated", "attach"]
