@@ -79,7 +79,9 @@ def fixed(section: Section) -> Verdict:
             parts.append(f"{names[-1]} {_points(median(ours) - median(theirs))} [{_points(gap[0])}, {_points(gap[1])}]")
     won, lost = [p < LEVEL for p in holm(better)], [p < LEVEL for p in holm(worse)]
     verdict = CONFIRMED if all(won) else REFUTED if any(lost) else UNDECIDED
-    found = f"better in {sum(won)} of {len(won)}, worse in {sum(lost)}; points of error, 95% bootstrap: {'; '.join(parts)}"
+    found = (
+        f"better in {sum(won)} of {len(won)}, worse in {sum(lost)}; points of error, 95% bootstrap: {'; '.join(parts)}"
+    )
     found += ". " + _by_weights(section, at)
     return Verdict("C2", words, verdict, test, found, len(used))
 
@@ -97,7 +99,9 @@ def _by_weights(section: Section, at: list[float]) -> str:
 
 def grown(section: Section) -> Verdict:
     words = "With a negative penalty every unit is kept, and the error still falls below plain training."
-    test = "every run with a negative penalty keeps every unit; exact one-sided Mann-Whitney p < 0.05 (Holm) of its errors"
+    test = (
+        "every run with a negative penalty keeps every unit; exact one-sided Mann-Whitney p < 0.05 (Holm) of its errors"
+    )
     test += " against the full network's, at each such penalty"
     full = [r.error for r in section.of("fixed", 1.0)]
     at = [p for p in section.settings("search") if p < 0]
@@ -171,7 +175,9 @@ def time(section: Section) -> Verdict:
     ratio = update_time(ours[0].story) / update_time(theirs[0].story)
     counts = ours[0].story["runs_in_batch"], theirs[0].story["runs_in_batch"]
     what = " and ".join(dict.fromkeys(r.method for r in theirs))
-    told = f"{1e6 * update_time(ours[0].story):.1f} against {1e6 * update_time(theirs[0].story):.1f} us, ratio {ratio:.2f}"
+    told = (
+        f"{1e6 * update_time(ours[0].story):.1f} against {1e6 * update_time(theirs[0].story):.1f} us, ratio {ratio:.2f}"
+    )
     told += f" (batches of {counts[0]} search runs and {counts[1]} runs of {what}; {ours[0].hardware})"
     return Verdict("C9", words, CONFIRMED if ratio <= ABOUT else REFUTED, test, told, len(ours) + len(theirs))
 

@@ -239,7 +239,11 @@ class StudyBatch:
             result: Row = {"updates": self.batch.done, **last}
             result["canonical"] = {"units": units[i], "unit_share": shares[i][0], "weight_share": shares[i][1]}
             if drawn is not None:
-                result["stochastic"] = {"draws": DRAWS, "test_loss": float(drawn[0][i]), "test_error": float(drawn[1][i])}
+                result["stochastic"] = {
+                    "draws": DRAWS,
+                    "test_loss": float(drawn[0][i]),
+                    "test_error": float(drawn[1][i]),
+                }
             result["mask"] = _hex(masks[i])
             result["diverged_at"] = broken[i] if broken[i] >= 0 else None
             result["skipped_updates"] = skipped[i]

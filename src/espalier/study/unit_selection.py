@@ -70,7 +70,9 @@ class Study:
             batch.seconds["setup"] += time.monotonic() - began
             progress.say(f"{label}: {len(runs)} runs of {batch.total:,} updates as one batch on {self.device}")
             if not batch.train(stop, progress):
-                progress.say(f"{label}: stopped after {batch.batch.done:,} updates; the same command goes on from there")
+                progress.say(
+                    f"{label}: stopped after {batch.batch.done:,} updates; the same command goes on from there"
+                )
                 return False
             self._record(batch)
             if not self.keep_state:
@@ -118,5 +120,7 @@ def _read(settings: Settings, data: Dataset | None, data_dir: str | os.PathLike[
     read = read.flatten()
     if settings.batch_size * 2 > len(read.train_labels):
         most = len(read.train_labels) // 2
-        raise BadInput(f"batch_size={settings.batch_size} is too large for {len(read.train_labels)} examples: at most {most}")
+        raise BadInput(
+            f"batch_size={settings.batch_size} is too large for {len(read.train_labels)} examples: at most {most}"
+        )
     return read
