@@ -65,7 +65,7 @@ def close(a, b, size=None):
     torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-11 * size + 1e-300)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(problems(count=2), st.floats(0.01, 100))
 def test_costs_add_and_scale(problem, factor):
     _, (one, two), theta = problem
@@ -75,7 +75,7 @@ def test_costs_add_and_scale(problem, factor):
     close((one * factor).gradient(theta), factor * one.gradient(theta))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.sampled_from([(0,), (1,), (4,), (2, 3)]).flatmap(lambda batch: problems(batch=batch)))
 def test_a_batch_equals_a_loop(problem):
     space, (cost,), theta = problem
@@ -88,7 +88,7 @@ def test_a_batch_equals_a_loop(problem):
         close(slope, cost.gradient(row), float(cost(row)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems())
 def test_at_a_mask_the_gradient_is_what_opening_the_gate_adds(problem):
     space, (cost,), theta = problem
@@ -112,7 +112,7 @@ def test_at_a_mask_the_gradient_is_what_opening_the_gate_adds(problem):
             close(slopes[i], cost(taken) - cost(others), float(cost(taken)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems())
 def test_the_gradient_is_the_derivative_autograd_finds(problem):
     _, (cost,), theta = problem
@@ -121,7 +121,7 @@ def test_the_gradient_is_the_derivative_autograd_finds(problem):
     close(cost.gradient(theta), torch.zeros_like(theta) if slopes is None else slopes, float(cost(theta)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(problems())
 def test_it_is_linear_in_each_variable(problem):
     """The expectation is affine along any one bit, which is what makes E[cost(M)] = cost(theta)."""

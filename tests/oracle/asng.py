@@ -53,7 +53,7 @@ class Adaptive:
         if norm < 1e-12:  # every loss ties, or every mask is the same: 0 but for rounding; no signal, no step
             return
         delta_t = self.delta / self.Delta
-        beta = delta_t / math.sqrt(freedom(self.variables))
+        beta = min(delta_t / math.sqrt(freedom(self.variables)), 1)  # past 1 the path would flip, past 2 be no number
         moved = self.theta + delta_t / norm * (direction - self.plain.price())
         self.path = (1 - beta) * self.path + math.sqrt(beta * (2 - beta)) * rooted / norm
         self.gamma = (1 - beta) ** 2 * self.gamma + beta * (2 - beta)

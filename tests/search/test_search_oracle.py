@@ -57,13 +57,19 @@ COSTS = {
 CASES = list(itertools.product([1, 2, 3, 10, 40], [2, 3, 4, 5, 9], [0.0, 2**-6, 1.0, -(2**-3), 12.0], COSTS))
 
 
-@pytest.mark.parametrize(("d", "samples", "penalty", "cost"), CASES[::6] + CASES[-1:])
+@pytest.mark.parametrize(("d", "samples", "penalty", "cost"), CASES[::11] + CASES[-1:])
 def test_bits_with_linear_cost_follow_the_paper(d, samples, penalty, cost):
     rng = np.random.default_rng([d, samples])
     c = COSTS[cost](d)
     method = PaperMethod(c, penalty=penalty)
     search = espalier.Search(d, cost=torch.from_numpy(c), penalty=penalty, samples=samples)
     follow(search, method, [1] * d, samples, 300, rng)
+
+
+@pytest.mark.long
+def test_bits_with_linear_cost_follow_the_paper_in_every_case():
+    for d, samples, penalty, cost in CASES:
+        test_bits_with_linear_cost_follow_the_paper(d, samples, penalty, cost)
 
 
 def test_at_the_size_of_the_papers_first_study():
@@ -124,7 +130,7 @@ def test_the_initial_theta_as_given():
     theta = random_theta(variables, np.random.default_rng(3)) * 0.4 + np.array([0.3, 0.3, 0.2, 0.2, 0.2])
     method = Method(variables, terms=linear(np.ones(5)), initial=theta, penalty=0.1, margin=0.02)
     search = espalier.Search(
-        space_of(variables), cost=torch.ones(5), initial=torch.from_numpy(theta), penalty=0.1, margin=0.02
+        space_of(variables), cost=torch.ones(5), initial=torch.from_numpy(theta), penalty=0.1, margin=0.02, samples=3
     )
     np.testing.assert_allclose(search.theta.numpy(), theta, rtol=0, atol=1e-15)
     follow(search, method, variables, 3, 50, np.random.default_rng(4))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-import espalier
+from espalier import __version__
 from espalier.cli.demo import demo
 from espalier.cli.paper import paper
 
@@ -22,7 +22,7 @@ app.add_typer(paper, name="paper")
 
 def _show_version(value: bool) -> None:
     if value:
-        typer.echo(f"espalier {espalier.__version__}")
+        typer.echo(f"espalier {__version__}")
         raise typer.Exit
 
 

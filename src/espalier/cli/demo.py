@@ -12,8 +12,10 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
-import espalier
+from espalier.cost import Cost, Form
 from espalier.data import Stream, load
+from espalier.search import Search
+from espalier.space import Bits, Space
 
 PIXELS, HIDDEN, CLASSES = 64, 64, 10  # a network 64-64-64-10
 TARGETS = (0.05, 0.1, 0.25, 0.5)
@@ -38,16 +40,14 @@ def demo(
     total = epochs * len(train[0]) // BATCH
     targets = torch.tensor(TARGETS, dtype=torch.float64).repeat_interleave(seeds)
 
-    space = espalier.Space(
-        [espalier.Bits("first layer", HIDDEN, least=1), espalier.Bits("second layer", HIDDEN, least=1)]
-    )
-    first, second = espalier.Form.run(0, HIDDEN), espalier.Form.run(HIDDEN, 2 * HIDDEN)
+    space = Space([Bits("first layer", HIDDEN, least=1), Bits("second layer", HIDDEN, least=1)])
+    first, second = Form.run(0, HIDDEN), Form.run(HIDDEN, 2 * HIDDEN)
     cost = (
-        espalier.Cost.product([first], d=space.d, scale=PIXELS)
-        + espalier.Cost.product([first, second], d=space.d)
-        + espalier.Cost.product([second], d=space.d, scale=CLASSES)
+        Cost.product([first], d=space.d, scale=PIXELS)
+        + Cost.product([first, second], d=space.d)
+        + Cost.product([second], d=space.d, scale=CLASSES)
     )
-    search = espalier.Search(
+    search = Search(
         space,
         cost=cost,
         target=targets,
@@ -90,7 +90,7 @@ def _train(
     data: tuple[Tensor, Tensor],
     total: int,
     runs: int,
-    search: espalier.Search | None,
+    search: Search | None,
     fixed: Tensor | None,
 ) -> Layers:
     """R networks under the search's masks, or under fixed masks ``(R, d)``: as many example-gradients either way."""
@@ -160,7 +160,7 @@ def _errors(layers: Layers, masks: Tensor, data: tuple[Tensor, Tensor]) -> Tenso
     return (guessed != y).double().mean(-1)
 
 
-def _uniform(cost: espalier.Cost, budget: Tensor, d: int) -> Tensor:
+def _uniform(cost: Cost, budget: Tensor, d: int) -> Tensor:
     """Masks ``(R, d)`` with the same number of units in both layers, the largest that the budget allows."""
     widths = torch.zeros(HIDDEN + 1, d)
     for k in range(1, HIDDEN + 1):

@@ -53,7 +53,8 @@ def spread(space: Space, slopes: Tensor) -> Tensor:
 def _set_choices(space: Space, cost: Cost, mask: Tensor, sign: float) -> Tensor:
     """mask with the options set that make ``sign * cost`` largest."""
     choices = space.choices
-    if math.prod(group.size for group, _ in choices) <= ENUMERATED:
+    combinations = math.prod(group.size for group, _ in choices)
+    if combinations <= ENUMERATED and combinations * space.d <= 1 << 24:  # at most 128 MB of them
         listed = torch.cartesian_prod(*[torch.arange(w.start, w.stop) for _, w in choices]).reshape(-1, len(choices))
         masks = mask.repeat(len(listed), 1)
         for _, where in choices:
