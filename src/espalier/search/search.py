@@ -212,7 +212,10 @@ class Search:
 
     def _utility_part(self, masks: Tensor, u: Tensor, part: slice) -> Tensor:
         """``mean_i u_i (M_i - theta)`` for some entries ``(*batch, part)``; as the u_i add up to 0, theta drops out."""
-        return (u.unsqueeze(-2) @ masks[..., part].to(torch.float64)).squeeze(-2) / self.samples
+        drawn = masks[..., part].to(torch.float64)
+        if torch.compiler.is_compiling():  # a product and a sum melt into what follows, a matrix product would not
+            return (u.unsqueeze(-1) * drawn).sum(-2) / self.samples
+        return (u.unsqueeze(-2) @ drawn).squeeze(-2) / self.samples
 
     def _step_sizes(
         self, masks: Tensor, u: Tensor, alive: Tensor, slopes: Tensor | None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -194,7 +195,15 @@ class Step:
         self.state.sums[3] += predicted
 
 
-def compiled(step: Step, *, autotune: bool = False) -> Callable[..., Any]:
-    """The one compile site: the whole update, theta and weights included, as one graph of fixed shapes."""
-    mode = "max-autotune-no-cudagraphs" if autotune else None
-    return torch.compile(step.__call__, fullgraph=True, dynamic=False, mode=mode)
+def compiled(step: Step, options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+    """The one compile site: the whole update, theta and weights included, as one graph of fixed shapes.
+
+    options: of torch's inductor, by name.
+    """
+
+    def update(source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
+        step(source, reading, noise)
+
+    # What is compiled is kept with the code object, up to a limit of eight: every batch brings a code object of its own.
+    own = FunctionType(update.__code__.replace(), update.__globals__, "update", None, update.__closure__)
+    return torch.compile(own, fullgraph=True, dynamic=False, options=dict(options) if options else None)
