@@ -50,9 +50,9 @@ def batch(
     device: torch.device,
     compute: Compute,
     samples: int = SAMPLES,
-    gated: bool = True,
+    kind: str = "search",
 ) -> Batch:
-    """R runs of the search; or, not gated, of the same network without gates on as many examples."""
+    """R runs: "search"; "gated", under a given mask with as many examples; "plain", the same without gates."""
     template, params, fixed = stacked(lambda: network(widths), list(range(runs)), torch.rand(4, widths[0]), device)
     call: Callable[..., Tensor] = template.call
     search = espalier.Search(template.space, penalty=[2.0**-7] * runs, batch=(runs,), samples=samples, device=device)

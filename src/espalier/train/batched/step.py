@@ -204,6 +204,6 @@ def compiled(step: Step, options: Mapping[str, Any] | None = None) -> Callable[.
     def update(source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
         step(source, reading, noise)
 
-    # What is compiled is kept with the code object, up to a limit of eight: every batch brings a code object of its own.
+    # What is compiled is kept with the code object, up to a limit of eight: every batch brings one of its own.
     own = FunctionType(update.__code__.replace(), update.__globals__, "update", None, update.__closure__)
     return torch.compile(own, fullgraph=True, dynamic=False, options=dict(options) if options else None)
