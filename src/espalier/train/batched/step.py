@@ -195,7 +195,9 @@ class Step:
         self.state.sums[3] += predicted
 
 
-def compiled(step: Step, options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+def compiled(
+    step: Step, options: Mapping[str, Any] | None = None, backend: str | Callable[..., Any] = "inductor"
+) -> Callable[..., Any]:
     """The one compile site: the whole update, theta and weights included, as one graph of fixed shapes.
 
     options: of torch's inductor, by name.
@@ -206,4 +208,4 @@ def compiled(step: Step, options: Mapping[str, Any] | None = None) -> Callable[.
 
     # What is compiled is kept with the code object, up to a limit of eight: every batch brings one of its own.
     own = FunctionType(update.__code__.replace(), update.__globals__, "update", None, update.__closure__)
-    return torch.compile(own, fullgraph=True, dynamic=False, options=dict(options) if options else None)
+    return torch.compile(own, fullgraph=True, dynamic=False, backend=backend, options=dict(options or {}) or None)
