@@ -268,11 +268,11 @@ def test_bfloat16_computes_in_it_and_keeps_float32_masters() -> None:
     search = espalier.Search(models[0].d, samples=SAMPLES, batch=(RUNS,), seed=3)
     engine = batch(params, searched(search), SGD(0.05), Constant(), Compute(precision="bf16"), call=call)
     before = torch.get_float32_matmul_precision()
-    engine.advance(40)
+    engine.advance(20)
     assert dtypes == {torch.bfloat16}
     assert {p.dtype for p in engine.state.params.values()} == {torch.float32}
     start, _ = engine.read_sums()
-    engine.advance(200)
+    engine.advance(80)
     assert (engine.read_sums()[0] < start).all()
     assert torch.get_float32_matmul_precision() == before
 

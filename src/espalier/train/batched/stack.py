@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.cost import Cost
+from espalier.gates.attach import attach
 from espalier.space import BadInput, BadType, Space
 from espalier.train.batched.step import Named
 
@@ -47,8 +48,6 @@ def attached(found: Any, example: Tensor) -> Gated:
     """A gated model as it is, or gates attached to a module. example: a few inputs as the network reads them."""
     if not isinstance(found, nn.Module):
         return found  # type: ignore[no-any-return]
-    from espalier.gates import attach
-
     first = next(found.parameters(), example)
     gated: Gated = attach(found, example.to(first))
     return gated

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from espalier.space import BadInput
 from espalier.train.batched.feed import Feed, Reading
 from espalier.train.batched.masks import Source
 from espalier.train.batched.optimizers import Optimizer
@@ -89,7 +90,10 @@ class Differential:
     def measured(self, out: Tensor, y: Tensor) -> Measured:
         """The loss and the number of wrong classes, 0 where targets are not classes: scalars."""
         wrong = (out.detach().argmax(1) != y).sum() if classes(y, out.ndim - 1) else y.new_zeros((), dtype=torch.int64)
-        return self.loss(out, y), wrong
+        loss = self.loss(out, y)
+        if loss.ndim:
+            raise BadInput(f"the loss is a scalar, the mean over the mini-batch, not of shape {tuple(loss.shape)}")
+        return loss, wrong
 
     def _shared(self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor) -> Measured:
         if len(masks) == 1:  # nothing to map over
