@@ -147,8 +147,8 @@ def _like(per_run: Tensor, p: Tensor) -> Tensor:
 
 def _either(ok: Tensor, moves: float, stays: float, p: Tensor) -> Tensor:
     """One number for the runs that move and one for the others, in the precision of p: plain ones would be float32."""
-    numbers = (torch.full((), value, dtype=p.dtype, device=p.device) for value in (moves, stays))
-    return _like(torch.where(ok, *numbers), p)
+    there = torch.full((), moves, dtype=p.dtype, device=p.device)
+    return _like(torch.where(ok, there, torch.full_like(there, stays)), p)
 
 
 def _check(holds: bool, name: str, value: object, range_: str) -> None:
