@@ -1,7 +1,9 @@
 """Espalier: train a neural network and shape it in the same loop."""
 
+from espalier.compact.store import load, save
 from espalier.cost import Cost, Form
-from espalier.gates import Gate, attach
+from espalier.gates.attach import attach
+from espalier.gates.gate import Gate
 from espalier.search import Search
 from espalier.space import (
     BadInput,
@@ -36,5 +38,7 @@ __all__ = [
     "Unreachable",
     "attach",
     "fit",
+    "load",
+    "save",
     "sweep",
 ]

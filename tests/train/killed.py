@@ -28,9 +28,10 @@ def attempt(folder: Path, loader: bool) -> None:
     loop.SAVING = 0.5  # so that many kills fall into the writing of a checkpoint
     torch.use_deterministic_algorithms(True)
     data, test = networks.digit_vectors(320)
-    source = networks.shuffled(data, 32) if loader else data
+    source = networks.loader(data, 32) if loader else data
+    model = networks.mixed_network()
     result = espalier.fit(
-        networks.norm_mlp(),
+        model,
         source,
         loss=F.cross_entropy,
         epochs=12,
@@ -42,7 +43,7 @@ def attempt(folder: Path, loader: bool) -> None:
         quiet=True,
     )
     digest = hashlib.sha256()
-    tensors = {**result.gated.model.state_dict(), **{f"small.{k}": v for k, v in result.model.state_dict().items()}}
+    tensors = {**model.state_dict(), **{f"small.{k}": v for k, v in result.model.state_dict().items()}}
     tensors |= {"mask": result.mask, "theta": result.theta, "next": result.search.ask()}
     for name, tensor in sorted(tensors.items()):
         digest.update(name.encode() + str(tensor.dtype).encode() + tensor.contiguous().numpy().tobytes())

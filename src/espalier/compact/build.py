@@ -88,7 +88,7 @@ def build_plan(
     attributes: dict[str, int] = {}
     for path, changed in shapes.items():
         if path not in layers or layers[path]["kind"] == "select":
-            for name, value in known_attributes(modules[path], changed).items():
+            for name, value in known_attributes(modules[path], changed, path in structure.trace.p.even).items():
                 attributes[f"{path}.{name}" if path else name] = value
     for path, entries in structure.norms.items():
         for name, value in _norm_attributes(
@@ -181,7 +181,7 @@ def _reach(module: nn.Module) -> list[list[int]]:
     return []
 
 
-def known_attributes(module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+def known_attributes(module: nn.Module, shapes: Mapping[str, tuple[int, ...]], even: bool = False) -> dict[str, int]:
     """The sizes that torch's own layers keep beside their tensors, after these tensors changed."""
     found: dict[str, int] = {}
     weight = shapes.get("weight")
@@ -190,7 +190,7 @@ def known_attributes(module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -
     elif isinstance(module, nn.modules.conv._ConvNd) and weight:
         out_axis = 1 if module.transposed else 0
         per_group = (module.in_channels if module.transposed else module.out_channels) // module.groups
-        groups = module.groups if module.groups == 1 else weight[0] // per_group
+        groups = module.groups if module.groups == 1 or even else weight[0] // per_group
         found = {"groups": groups}
         found["out_channels"] = weight[out_axis] * (groups if module.transposed else 1)
         found["in_channels"] = weight[1 - out_axis] * (1 if module.transposed else groups)

@@ -1,7 +1,4 @@
-"""Gates on any model: placed by hand or found, masked at their consumers, counted exactly."""
+"""Gates on any model: placed by hand or found, masked at their consumers, counted exactly.
 
-from espalier.gates.attach import attach
-from espalier.gates.gate import Gate
-from espalier.gates.gated import Gated
-
-__all__ = ["Gate", "Gated", "attach"]
+Gates and compact are one layer whose files use each other, so neither package imports its files here.
+"""

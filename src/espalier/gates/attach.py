@@ -66,7 +66,11 @@ def _attach_found(
     ignore: Collection[str],
     check: bool,
 ) -> Gated:
-    seen = trace(model, args, kwargs, inputs="inputs" in kinds, hand=False)
+    inputs = "inputs" in kinds
+    seen = trace(model, args, kwargs, inputs=inputs, hand=False)
+    even = _stuck(model, seen)
+    if even:
+        seen = trace(model, args, kwargs, inputs=inputs, hand=False, even=even)
     refused: dict[str, str] = {}
     groups = []
     for group in find_groups(seen, kinds):
@@ -90,6 +94,21 @@ def _attach_found(
     names = {group.name for group in groups}
     adapted = [a for a in adapted if not a.group or a.group in names]
     return Gated(model, build(groups), adapted=adapted, phantoms=phantoms, refused=refused)
+
+
+def _stuck(model: nn.Module, seen: Trace) -> list[str]:
+    """Grouped convolutions whose groups cannot go one by one: a shuffle ties them, or their input is fixed."""
+    found = []
+    for path, module in model.named_modules():
+        if not isinstance(module, nn.modules.conv._ConvNd) or module.groups == 1 or module.transposed:
+            continue
+        if module.groups == module.in_channels or path not in seen.calls:
+            continue
+        info = next(t for t in seen.tensors if (path, "weight") in t.places)
+        roots = seen.atoms.roots(info.atoms[0])
+        if len(set(roots.tolist())) == 1 or bool(seen.atoms.frozen(info.atoms[0]).all()):
+            found.append(path)
+    return found
 
 
 def _unusable(group: GateGroup, seen: Trace, ignore: Collection[str]) -> str:

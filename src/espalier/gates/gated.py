@@ -18,9 +18,8 @@ from espalier.cost import Cost
 from espalier.gates.canonical import canonical
 from espalier.gates.count import cost_of
 from espalier.gates.explain import explain
-from espalier.gates.masking import MARK, Mark, install
+from espalier.gates.masking import ACTIVE, MARK, Mark, install, set_mask, with_mask
 from espalier.gates.structure import Structure, as_array
-from espalier.gates.verify import set_mask
 from espalier.space import BadInput, BadMask, Space
 
 
@@ -88,7 +87,7 @@ class Gated:
 
     def _set(self, mask: Tensor | None) -> None:
         self._mask = mask
-        set_mask(self.model, self._installed, torch.ones(self.d) if mask is None else mask)
+        set_mask(self.model, self._installed, mask)
 
     def call(self, params_and_buffers: Mapping[str, Tensor], mask: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The model as a pure function of its tensors and one mask ``(d)``; made for ``vmap``, ``grad``, ``compile``.
@@ -97,10 +96,7 @@ class Gated:
         statistics of its own for each mask: see :func:`espalier.gates.several.by_vmap`, or give a copy of them a
         batch dimension.
         """
-        values = dict(params_and_buffers)
-        for spot in self._installed.spots:
-            values[spot.name] = spot.value(mask)
-        return functional_call(self.model, values, args, kwargs)
+        return functional_call(self.model, with_mask(self._installed, params_and_buffers, mask), args, kwargs)
 
     # ---- what a mask means -----------------------------------------------------------------------------------------
 
@@ -137,5 +133,6 @@ class Gated:
             self._set(None)
             self._installed.remove()
             self._installed = None  # type: ignore[assignment]
-            self.model.__dict__.pop(MARK, None)
+            for name in (MARK, ACTIVE):
+                self.model.__dict__.pop(name, None)
         return self.model

@@ -53,6 +53,7 @@ class Propagation:
     def __init__(self) -> None:
         self.atoms = Atoms()
         self.splits: list[Array] = []
+        self.even: set[str] = set()  # grouped convolutions cut evenly inside their groups
         self.where = "the model"  # the module now running, for reasons
 
     def clean(self, shape: Sequence[int], blocks: Iterable[Block], weight: int = -1) -> Layout:

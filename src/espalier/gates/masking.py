@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +21,11 @@ from torch.utils.hooks import RemovableHandle
 from espalier.gates.atoms import Array
 from espalier.gates.gate import Gate
 from espalier.gates.structure import Reader, Structure
+from espalier.space import BadInput
 
 BUFFER = "espalier_mask"
 MARK = "_espalier_attached"
+ACTIVE = "_espalier_masked"  # on the root: whether a mask is set, for the weights that masks act on
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,16 +178,15 @@ Places = list[tuple[str, tuple[tuple[str, str], ...]]]
 def _mask_weights(places: Places, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Put masked weights where the parameters are, for the length of one forward pass."""
     saved: list[tuple[nn.Module, str, Tensor]] = []
-    recurrent = {}
     masked: dict[tuple[tuple[str, str], ...], Tensor] = {}
-    for buffer, held in places:
+    for buffer, held in places if module.__dict__.get(ACTIVE) else ():
         mask = module._buffers[buffer]
-        assert mask is not None
         path, name = held[0]
         weight = masked.get(held)
         if weight is None:
             weight = module.get_submodule(path)._parameters[name]
         assert weight is not None
+        assert mask is not None
         masked[held] = weight * mask.to(weight.dtype)
     for held, weight in masked.items():
         for path, name in held:
@@ -193,12 +195,12 @@ def _mask_weights(places: Places, module: nn.Module, args: tuple[Any, ...], kwar
             assert original is not None
             saved.append((owner, name, original))
             owner._parameters[name] = weight  # type: ignore[assignment]
-            if isinstance(owner, nn.RNNBase):
-                recurrent[path] = owner
     flat = []
-    for owner in recurrent.values():  # these keep a second list of their weights
-        flat.append((owner, owner._flat_weights))
-        owner._flat_weights = [owner._parameters[n] for n in owner._flat_weights_names]
+    for path in dict.fromkeys(path for _, held in places for path, _ in held):
+        owner = module.get_submodule(path)
+        if isinstance(owner, nn.RNNBase):  # these keep a second list of their weights, which functional_call forgets
+            flat.append((owner, owner._flat_weights))
+            owner._flat_weights = [owner._parameters[n] for n in owner._flat_weights_names]
     module.__dict__["_espalier_saved"] = (saved, flat)
 
 
@@ -210,10 +212,43 @@ def _restore_weights(module: nn.Module, args: tuple[Any, ...], output: Any) -> N
         owner._flat_weights = weights
 
 
+def set_mask(model: nn.Module, installed: Installed, mask: Tensor | None) -> None:
+    """Copy a mask ``(d)`` into the buffers; None: ones."""
+    modules = dict(model.named_modules())
+    values: dict[torch.device, Tensor] = {}
+    for spot in installed.spots:
+        buffer = modules[spot.path]._buffers[spot.buffer]
+        assert buffer is not None
+        if mask is None:
+            buffer.fill_(1.0)
+            continue
+        if buffer.device not in values:
+            values[buffer.device] = mask.detach().to(buffer.device)
+        buffer.copy_(spot.value(values[buffer.device]).reshape(buffer.shape))
+    # all open: the weights themselves, since a fresh copy of equal numbers may be multiplied in another order
+    model.__dict__[ACTIVE] = mask is not None and bool((mask != 1).any())
+
+
+def with_mask(installed: Installed, tensors: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
+    """Parameters and buffers for ``functional_call``, under a mask ``(d)``; pure."""
+    values = dict(tensors)
+    for spot in installed.spots:
+        if not spot.raw:
+            values[spot.name] = spot.value(mask)
+            continue
+        names = [f"{path}.{name}" if path else name for path, name in spot.raw]
+        given = next((name for name in names if name in values), None)
+        if given is None:
+            raise BadInput(f"the mask acts on {names[0]}, which is not among the parameters given")
+        masked = values[given] * spot.value(mask).to(values[given].dtype)
+        values.update({name: masked for name in names if name in values})
+    return values
+
+
 def strip(model: nn.Module) -> None:
     """Take every trace of gates off a copy of a gated model; hand-placed gates stay."""
-    model.__dict__.pop(MARK, None)
-    model.__dict__.pop("_espalier_saved", None)
+    for name in (MARK, ACTIVE, "_espalier_saved"):
+        model.__dict__.pop(name, None)
     for module in model.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key, hook in list(hooks.items()):

@@ -160,6 +160,8 @@ def _grouped(call: Call, x: Layout, w: Layout, in_axis: int, out_axis: int, grou
     channels, made = x.shape[1], call.shape()[1]
     x, atoms = p.only(x, 1, "read by a grouped convolution")
     w, rows = p.only(w, 0, "a grouped convolution's weight")
+    if call.module in p.even and out_axis == 0 and rows is not None:
+        return _even(call, w, atoms, rows, groups)
     p.mixed(w, 1, "the inside of a convolution group")
     if atoms is None or rows is None:
         if rows is not None:
@@ -177,6 +179,27 @@ def _grouped(call: Call, x: Layout, w: Layout, in_axis: int, out_axis: int, grou
     if channels > groups or made > groups:
         p.atoms.joined[np.concatenate([atoms, out])] = True
     return [Block((1,), out)]
+
+
+def _even(call: Call, w: Layout, atoms: np.ndarray | None, rows: np.ndarray, groups: int) -> list[Block]:
+    """Inside each group the same channels go: the groups stay, and input and output are cut apart from each other."""
+    p = call.p
+    if atoms is None:
+        p.mixed(w, 1, "reads a tensor of fixed size")
+    else:
+        inside = atoms.reshape(groups, -1)
+        p.atoms.tie(inside[:1], inside)
+        block = w.at(1)
+        if block is None:
+            p.atoms.freeze(atoms, f"one channel to each convolution group (in {p.where})")
+        else:
+            p.atoms.tie(inside[0], block.atoms)
+            p.atoms.read[block.atoms] = True
+    outside = rows.reshape(groups, -1)
+    p.atoms.tie(outside[:1], outside)
+    if outside.shape[1] == 1:
+        p.atoms.freeze(rows, f"one channel from each convolution group (in {p.where})")
+    return [Block((1,), rows)]
 
 
 @rule("embedding", "embedding_renorm_")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -145,13 +145,15 @@ class _Watcher(TorchDispatchMode):
         if info is not None:
             info.touched = True
         found = self.layouts.get(id(tensor))
-        if found is None or found.shape != tuple(tensor.shape):
+        if found is None:
             found = Layout(tuple(tensor.shape))
             self.set(tensor, found)
         return found
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if args and isinstance(args[0], Tensor):
+            self.of(args[0])  # known before `transpose_` and the like change the shape under the same tensor
         out = func(*args, **kwargs)
         module = self.stack[-1] if self.stack else ""
         self.trace.p.where = module or "the model"
@@ -207,13 +209,23 @@ class _Leaks(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, inputs: bool, hand: bool) -> Trace:
+def trace(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    inputs: bool,
+    hand: bool,
+    even: Collection[str] = (),
+) -> Trace:
     """Run the model once on the example, in eval mode and without gradients, and see what it does.
 
     ``inputs``: give the features of floating-point inputs atoms, so that they can be gated. ``hand``: hand-placed
-    gates are there; then a slice may also be left out where a module reads it (see ``Copy``).
+    gates are there; then a slice may also be left out where a module reads it (see ``Copy``). ``even``: grouped
+    convolutions to cut evenly inside their groups instead of by whole groups.
     """
     p = Propagation()
+    p.even = set(even)
     found = Trace(p, collect(model, p))
     watcher = _Watcher(found, hand)
     if inputs:

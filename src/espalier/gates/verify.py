@@ -18,7 +18,7 @@ from espalier.compact.apply import apply_plan
 from espalier.compact.build import Adapted, build_plan, phantom_layers
 from espalier.gates.atoms import Array
 from espalier.gates.canonical import canonical
-from espalier.gates.masking import Installed, install
+from espalier.gates.masking import install, set_mask
 from espalier.gates.structure import GateGroup, Structure
 from espalier.gates.trace import tensors_in
 
@@ -124,6 +124,7 @@ class Trial:
                         return f"masked and cut outputs differ by {apart:.1e} in {mode} mode"
             return ""
         finally:
+            set_mask(self.model, installed, None)
             installed.remove()
 
 
@@ -133,18 +134,6 @@ def isolated_random() -> Iterator[None]:
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
         yield
-
-
-def set_mask(model: nn.Module, installed: Installed, mask: Tensor) -> None:
-    """Copy a mask ``(d)`` into the buffers."""
-    modules = dict(model.named_modules())
-    values: dict[torch.device, Tensor] = {}
-    for spot in installed.spots:
-        buffer = modules[spot.path]._buffers[spot.buffer]
-        assert buffer is not None
-        if buffer.device not in values:
-            values[buffer.device] = mask.detach().to(buffer.device)
-        buffer.copy_(spot.value(values[buffer.device]).reshape(buffer.shape))
 
 
 def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
@@ -240,7 +229,7 @@ def _candidates(trial: Trial, structure: Structure, group: GateGroup) -> list[Ad
     lengths = {group.size}
     axes: list[tuple[int, int]] = []
     paths: list[str] = []
-    mine = set(int(r) for unit in group.units for r in trace.atoms.roots(unit))
+    mine = {int(r) for unit in group.units for r in trace.atoms.roots(unit)}
     for info in trace.tensors:
         for dim, own in enumerate(info.atoms):
             roots = trace.atoms.roots(own)
@@ -273,7 +262,7 @@ def _candidates(trial: Trial, structure: Structure, group: GateGroup) -> list[Ad
 
 def _has_known_size(module: nn.Module) -> bool:
     known = (nn.Linear, nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.Embedding, nn.RNNBase)
-    return isinstance(module, known) or isinstance(module, (nn.GroupNorm, nn.LayerNorm))
+    return isinstance(module, (*known, nn.GroupNorm, nn.LayerNorm))
 
 
 def _emptiable(trial: Trial, groups: Sequence[GateGroup], build: Build, i: int) -> GateGroup:

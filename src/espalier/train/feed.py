@@ -6,6 +6,7 @@ different ones under the one mask: the same work, none of it done twice.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -90,12 +91,12 @@ class Tensors:
 
     def describe(self) -> dict[str, Any]:
         rows = torch.linspace(0, self.n - 1, min(self.n, 64)).long()
-        sums = [
-            round(float(tensor[rows.to(tensor.device)].double().sum()), 6)
-            for tensor in nested.tensors((self.inputs, self.targets))
-        ]
-        shapes = [[str(t.dtype), *t.shape] for t in nested.tensors((self.inputs, self.targets))]
-        return {"examples": self.n, "tensors": shapes, "sums": sums}
+        digest, shapes = hashlib.sha256(), []
+        for tensor in nested.tensors((self.inputs, self.targets)):
+            some = tensor[rows.to(tensor.device)].detach().cpu().contiguous()
+            digest.update(some.reshape(-1).view(torch.uint8).numpy().tobytes())
+            shapes.append([str(tensor.dtype), *tensor.shape])
+        return {"examples": self.n, "tensors": shapes, "some_of_them": digest.hexdigest()[:16]}
 
     def _take(self, index: Tensor) -> Batch:
         inputs, targets = nested.each(lambda t: t[index.to(t.device)], (self.inputs, self.targets))

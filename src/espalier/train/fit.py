@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from espalier.cost import Cost
+from espalier.gates.attach import attach
 from espalier.search import Search
 from espalier.search.arguments import whole
 from espalier.space import BadInput, BadType
@@ -77,82 +78,88 @@ def fit(
     horizon = whole(epochs, "epochs", 1) * feeding.updates
     settle_at = presets.settle_update(settle, recipe, horizon, target)
     module, where = _place(model, device)
-    gated = _attached(model, module, feeding, where)
-    search = Search(
-        gated.space,
-        cost=gated.cost(cost) if isinstance(cost, str) else cost,
-        penalty=penalty,
-        target=target,
-        horizon=None if target is None else horizon,
-        samples=samples,
-        learning_rate=recipe.step_of_theta(gated.space),
-        initial=recipe.initial,
-        adaptive=recipe.adaptive,
-        ramp=recipe.ramp,
-        seed=seed,
-        device=where,
-    )
     inner = _optimizer(optimizer or recipe.optimizer, module)
-    settings = {
-        **_settings(module, gated, feeding, inner, search),
-        "loss": getattr(loss, "__qualname__", type(loss).__qualname__),
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "cost": cost if isinstance(cost, str) else "given",
-        "penalty": penalty,
-        "target": target,
-        "settle_at": settle_at,
-        "recipe": asdict(recipe),
-        "seed": seed,
-        "device": where.type,
-    }
-    per_update = scheduler is None
-    steps = scheduler(inner) if scheduler is not None else None
-    if scheduler is None and optimizer is None:
-        steps = recipe.scheduler(inner, horizon)
-    settings["scheduler"] = None if steps is None else type(steps).__name__
-    store = None if checkpoint is None else Checkpoint(checkpoint, settings)
-    record = None if checkpoint is None else Record(checkpoint)
-    run = loop.Run(
-        StructureOptimizer(inner, search, gated),
-        feeding,
-        loss,
-        horizon=horizon,
-        settle_at=settle_at,
-        scheduler=steps,
-        per_update=per_update,
-        validation=None if validation is None else _validation(validation, batch_size),
-        device=where,
-    )
-    shown = progress.choose(quiet)
+    with _attached(model, module, feeding, where) as gated, chance.seeded(seed, where):
+        search = Search(
+            gated.space,
+            cost=gated.cost(cost) if isinstance(cost, str) else cost,
+            penalty=penalty,
+            target=target,
+            horizon=None if target is None else horizon,
+            samples=samples,
+            learning_rate=recipe.step_of_theta(gated.space),
+            initial=recipe.initial,
+            adaptive=recipe.adaptive,
+            ramp=recipe.ramp,
+            seed=seed,
+            device=where,
+        )
+        settings = {
+            **_settings(module, gated, feeding, inner, search),
+            "loss": getattr(loss, "__qualname__", type(loss).__qualname__),
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "cost": cost if isinstance(cost, str) else "given",
+            "penalty": penalty,
+            "target": target,
+            "settle_at": settle_at,
+            "recipe": asdict(recipe),
+            "seed": seed,
+            "device": where.type,
+        }
+        steps = scheduler(inner) if scheduler is not None else None
+        if scheduler is None and optimizer is None:
+            steps = recipe.scheduler(inner, horizon)
+        settings["scheduler"] = None if steps is None else type(steps).__name__
+        run = loop.Run(
+            StructureOptimizer(inner, search, gated),
+            feeding,
+            loss,
+            horizon=horizon,
+            settle_at=settle_at,
+            scheduler=steps,
+            per_update=scheduler is None,
+            validation=None if validation is None else _validation(validation, batch_size),
+            device=where,
+        )
+        result = _carry_out(run, settings, checkpoint, stop, progress.choose(quiet))
+    return result if model is not module else replace(result, gated=None)
+
+
+def _carry_out(
+    run: loop.Run, settings: dict[str, Any], folder: str | os.PathLike[str] | None, stop: Stop, shown: progress.Progress
+) -> Result:
+    """From where the folder's checkpoint stands to the end, or as far as time allows."""
+    store = None if folder is None else Checkpoint(folder, settings)
+    record = None if folder is None else Record(folder)
+    again = "" if folder is None else f"; the same call goes on from {folder}"
+    state = None if store is None else store.load()
+    if state is not None:
+        run.load_state_dict(state)
+        if run.update < run.horizon:
+            shown.say(f"going on after update {run.update} of {run.horizon}")
+    if record is not None:
+        record.start(settings, run.device, run.history)
+    module = run.gated.model
     modes = [(part, part.training) for part in module.modules()]
-    with chance.seeded(seed, where):
-        state = None if store is None else store.load()
-        if state is not None:
-            run.load_state_dict(state)
-            if run.update < horizon:
-                shown.say(f"going on after update {run.update} of {horizon}")
-        if record is not None:
-            record.start(settings, where, run.history)
-        module.train()
-        shown.start(run.update, horizon)
-        try:
-            with stop.on_interrupt() if store is not None else nullcontext():
-                finished = loop.train(run, store, record, stop, shown)
-        finally:
-            shown.stop()
-            for part, training in modes:
-                part.training = training
-        if stop.interrupted:
-            shown.say(f"stopped after update {run.update} of {horizon}; the same call goes on from {checkpoint}")
-            raise KeyboardInterrupt
-        result = finish(run, finished)
+    module.train()
+    shown.start(run.update, run.horizon)
+    try:
+        with stop.on_interrupt() if store is not None else nullcontext():
+            finished = loop.train(run, store, record, stop, shown)
+    finally:
+        shown.stop()
+        for part, training in modes:
+            part.training = training
+    if stop.interrupted:
+        shown.say(f"interrupted after update {run.update} of {run.horizon}{again}")
+        raise KeyboardInterrupt
+    result = finish(run, finished)
     if record is not None:
         record.finish(result.summary(), run.theta)
     shown.say(str(result))
     if not finished:
-        again = "" if checkpoint is None else f"; the same call goes on from {checkpoint}"
-        shown.say(f"stopped by its time limit after update {run.update} of {horizon}{again}")
+        shown.say(f"stopped by its time limit after update {run.update} of {run.horizon}{again}")
     return result
 
 
@@ -197,13 +204,18 @@ def _place(model: object, device: str | torch.device | None) -> tuple[nn.Module,
     return module, first.device
 
 
-def _attached(model: object, module: nn.Module, feeding: feed.Feed, device: torch.device) -> Gated:
+@contextmanager
+def _attached(model: object, module: nn.Module, feeding: feed.Feed, device: torch.device) -> Iterator[Gated]:
+    """The gates that were given; else gates of our own, taken off again afterwards."""
     if model is not module:
-        return model  # type: ignore[return-value]
-    from espalier.gates import attach
-
-    inputs = nested.each(lambda t: t.to(device), feeding.example())
-    return attach(module, tuple(inputs) if isinstance(inputs, list) else inputs)
+        yield model  # type: ignore[misc]
+        return
+    # Gates are tried out on the example; what is wrong with the data is for the first update to say.
+    gated = attach(module, nested.each(lambda t: torch.where(t.isfinite(), t, 0).to(device), feeding.example()))
+    try:
+        yield gated
+    finally:
+        gated.detach()
 
 
 def _optimizer(factory: OptimizerFactory, module: nn.Module) -> torch.optim.Optimizer:

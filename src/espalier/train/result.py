@@ -22,7 +22,8 @@ class Result:
     target: the share of the full cost that was asked for, if one was. share_before: of the most probable mask, before
     the selection; share_after: of the mask that ships.
     shares: of gates, weights and cost that the canonical mask keeps. validation: of the compact model.
-    gated, search: the handles of the run, for more (``result.gated.explain(result.mask)``).
+    search: the search as it ended. gated: the gates, where ``fit`` was given them; those it attached by itself it has
+    taken off again.
     """
 
     model: nn.Module
@@ -37,8 +38,8 @@ class Result:
     validation: Score | None
     updates: int
     seconds: float
-    gated: Gated = field(repr=False)
     search: Search = field(repr=False)
+    gated: Gated | None = field(repr=False)
 
     def summary(self) -> dict[str, Any]:
         """The result as JSON-able numbers, for ``result.json``."""

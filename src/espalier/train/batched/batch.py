@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -30,7 +30,8 @@ class Compute:
     """How a batch is computed; nothing of what is computed, beyond rounding.
 
     precision: of matrix products; "bf16" keeps float32 masters of the weights. compile, capture: None means on a GPU
-    and not on a CPU; capture records several updates as one CUDA graph. autotune: look longer for faster kernels.
+    and not on a CPU; capture records ``updates_at_once`` updates as one CUDA graph. autotune: look longer for faster
+    kernels. options: of torch's inductor, such as ``{"combo_kernels": True}``.
     deterministic: refuse operations whose result depends on timing (on a GPU this also needs the environment variable
     CUBLAS_WORKSPACE_CONFIG=:4096:8).
     """
@@ -39,6 +40,7 @@ class Compute:
     compile: bool | None = None
     capture: bool | None = None
     autotune: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
     deterministic: bool = False
     updates_at_once: int = AT_ONCE
 
@@ -115,7 +117,8 @@ class Batch:
             raise BadInput("capture records CUDA graphs, and these runs are on a CPU; use capture=None")
         self._update: Callable[..., Any] = self.step.exactly if not on_gpu else self.step
         if compile:
-            self._update = compiled(self.step, autotune=self.compute.autotune)
+            tuned = {"max_autotune": True, "coordinate_descent_tuning": True} if self.compute.autotune else {}
+            self._update = compiled(self.step, tuned | dict(self.compute.options))
         self._replayer = Replayer(self._update, source, self.compute.updates_at_once) if capture else None
 
     @property

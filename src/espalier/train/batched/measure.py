@@ -71,7 +71,7 @@ def structure(search: Search) -> dict[str, Tensor]:
 
 def entropy(space: Space, theta: Tensor) -> Tensor:
     """The mean entropy of a variable in bits ``(R)``. theta: ``(R, d)``."""
-    total = torch.special.entr(theta).sum(-1)
+    total: Tensor = torch.special.entr(theta).sum(-1)
     for _, where in space.bits:
         total = total + torch.special.entr(1 - theta[:, where]).sum(-1)
     return total / (math.log(2) * space.n)

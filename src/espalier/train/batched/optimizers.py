@@ -79,7 +79,7 @@ class SGD:
             decay: Weight = self.momentum
             if ok is not None:
                 g = torch.where(_like(ok, p), g, 0.0)
-                decay = _like(torch.where(ok, self.momentum, 1.0).to(p.dtype), p)
+                decay = _either(ok, self.momentum, 1.0, p)
             if self.momentum:
                 velocity = slots[0][i].mul_(decay).add_(g)
                 g = g.add_(velocity, alpha=self.momentum) if self.nesterov else velocity
@@ -124,7 +124,7 @@ class Adam:
             weights: list[Weight] = [1 - b for b in self.betas]
             if ok is not None:
                 g = torch.where(_like(ok, p), g, 0.0)
-                weights = [_like(torch.where(ok, w, 0.0).to(p.dtype), p) for w in weights]
+                weights = [_either(ok, 1 - b, 0.0, p) for b in self.betas]
             if self.decoupled and self.weight_decay:
                 p.mul_(_like((1 - rate * self.weight_decay).to(p.dtype), p))
             mean.lerp_(g, weights[0])
@@ -143,6 +143,12 @@ def AdamW(
 def _like(per_run: Tensor, p: Tensor) -> Tensor:
     """``(R)`` shaped to broadcast over ``(R, ...)``."""
     return per_run.view(-1, *[1] * (p.ndim - 1))
+
+
+def _either(ok: Tensor, moves: float, stays: float, p: Tensor) -> Tensor:
+    """One number for the runs that move and one for the others, in the precision of p: plain ones would be float32."""
+    there = torch.full((), moves, dtype=p.dtype, device=p.device)
+    return _like(torch.where(ok, there, torch.full_like(there, stays)), p)
 
 
 def _check(holds: bool, name: str, value: object, range_: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor
@@ -70,7 +70,6 @@ class Plan:
         shown["cost"] = self.cost if isinstance(self.cost, str) else "given"
         shown["recipe"] = asdict(self.recipe)
         for name, part in (("optimizer", self.descent), ("schedule", self.rates)):
-            words = asdict(part) if is_dataclass(part) and not isinstance(part, type) else repr(part)
-            shown[name] = {type(part).__name__: words}
+            shown[name] = repr(part)
         shown["search"] = {k: v.tolist() if isinstance(v, Tensor) else v for k, v in (self.search or {}).items()}
         return shown

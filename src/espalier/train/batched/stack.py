@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.cost import Cost
+from espalier.gates.attach import attach
 from espalier.space import BadInput, BadType, Space
 from espalier.train.batched.step import Named
 
@@ -29,19 +30,32 @@ class Gated(Protocol):
     def compact(self, mask: Tensor) -> nn.Module: ...
 
 
-def build(factory: Factory, seed: int, example: Tensor) -> Gated:
-    """A gated model with the initial weights of this seed; torch's own random state stays as it was."""
+def made(factory: Factory, seed: int) -> Any:
+    """What the factory builds from this seed; torch's own random state stays as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = factory()
-    if isinstance(made, nn.Module):
-        from espalier.gates import attach
+        found = factory()
+    if isinstance(found, nn.Module) or (hasattr(found, "call") and isinstance(module(found), nn.Module)):
+        return found
+    raise BadType(f"factory() builds a module, or a gated model as espalier.attach gives it, not {found!r}")
 
-        gated: Gated = attach(made, example.to(next(made.parameters()).dtype))
-        return gated
-    if not (hasattr(made, "call") and isinstance(getattr(made, "model", None), nn.Module)):
-        raise BadType(f"factory() builds a module, or a gated model as espalier.attach gives it, not {made!r}")
-    return made  # type: ignore[no-any-return]
+
+def module(found: Any) -> nn.Module:
+    return found if isinstance(found, nn.Module) else getattr(found, "model", None)  # type: ignore[return-value]
+
+
+def attached(found: Any, example: Tensor) -> Gated:
+    """A gated model as it is, or gates attached to a module. example: a few inputs as the network reads them."""
+    if not isinstance(found, nn.Module):
+        return found  # type: ignore[no-any-return]
+    first = next(found.parameters(), example)
+    gated: Gated = attach(found, example.to(first))
+    return gated
+
+
+def build(factory: Factory, seed: int, example: Tensor) -> Gated:
+    """A gated model with the initial weights of this seed."""
+    return attached(made(factory, seed), example)
 
 
 def stacked(
@@ -52,28 +66,29 @@ def stacked(
     The template keeps no running statistics: while training, every mask of every run normalises with its own batch,
     and what ships is calibrated under its own mask at the end.
     """
-    models = {seed: build(factory, seed, example) for seed in dict.fromkeys(seeds)}
-    template = models[seeds[0]]
-    params, fixed = dict[str, list[Tensor]](), dict[str, list[Tensor]]()
-    for seed in seeds:
-        gated = models[seed]
-        if gated.space != template.space:
-            raise BadInput(f"factory() builds different models: {gated.space!r} and {template.space!r}")
-        strip(gated.model)
-        for name, tensor in gated.model.named_parameters():
-            (params if tensor.requires_grad else fixed).setdefault(name, []).append(tensor.detach())
-        for name, buffer in gated.model.named_buffers():
-            if name.rpartition(".")[2].startswith("espalier_"):
-                continue  # a mask: the call brings its own
-            fixed.setdefault(name, []).append(buffer.detach())
-    if not params:
+    each = {seed: made(factory, seed) for seed in dict.fromkeys(seeds)}
+    template = attached(each[seeds[0]], example)
+    strip(template.model)
+    names = dict(template.model.named_parameters())
+    if not any(p.requires_grad for p in names.values()):
         raise BadInput("the model has no parameter that requires a gradient; there is nothing to train")
+    # A mask is no tensor of a run: the call brings its own.
+    buffers = [n for n, _ in template.model.named_buffers() if not n.rpartition(".")[2].startswith("espalier_")]
+    states = {
+        seed: dict(module(one).named_parameters()) | dict(module(one).named_buffers()) for seed, one in each.items()
+    }
+
+    def stack(name: str) -> Tensor:
+        found = [states[seed].get(name) for seed in seeds]
+        shapes = {None if t is None else tuple(t.shape) for t in found}
+        if len(shapes) > 1 or None in shapes:
+            raise BadInput(f"factory() builds different models: {name} has shapes {sorted(map(str, shapes))}")
+        return torch.stack([t.detach().to(device) for t in found if t is not None])
+
+    params = {name: stack(name) for name, p in names.items() if p.requires_grad}
+    fixed = {name: stack(name) for name in [*(n for n, p in names.items() if not p.requires_grad), *buffers]}
     template.model.to(device)  # what is not among these tensors is read from the template
-    return template, _stack(params, device), _stack(fixed, device)
-
-
-def _stack(tensors: dict[str, list[Tensor]], device: torch.device) -> Named:
-    return {name: torch.stack([t.to(device) for t in each]).contiguous() for name, each in tensors.items()}
+    return template, params, fixed
 
 
 def strip(model: nn.Module) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from espalier.space import BadInput
 from espalier.train.batched.feed import Feed, Reading
 from espalier.train.batched.masks import Source
 from espalier.train.batched.optimizers import Optimizer
@@ -88,7 +90,10 @@ class Differential:
     def measured(self, out: Tensor, y: Tensor) -> Measured:
         """The loss and the number of wrong classes, 0 where targets are not classes: scalars."""
         wrong = (out.detach().argmax(1) != y).sum() if classes(y, out.ndim - 1) else y.new_zeros((), dtype=torch.int64)
-        return self.loss(out, y), wrong
+        loss = self.loss(out, y)
+        if loss.ndim:
+            raise BadInput(f"the loss is a scalar, the mean over the mini-batch, not of shape {tuple(loss.shape)}")
+        return loss, wrong
 
     def _shared(self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor) -> Measured:
         if len(masks) == 1:  # nothing to map over
@@ -194,7 +199,17 @@ class Step:
         self.state.sums[3] += predicted
 
 
-def compiled(step: Step, *, autotune: bool = False) -> Callable[..., Any]:
-    """The one compile site: the whole update, theta and weights included, as one graph of fixed shapes."""
-    mode = "max-autotune-no-cudagraphs" if autotune else None
-    return torch.compile(step.__call__, fullgraph=True, dynamic=False, mode=mode)
+def compiled(
+    step: Step, options: Mapping[str, Any] | None = None, backend: str | Callable[..., Any] = "inductor"
+) -> Callable[..., Any]:
+    """The one compile site: the whole update, theta and weights included, as one graph of fixed shapes.
+
+    options: of torch's inductor, by name.
+    """
+
+    def update(source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
+        step(source, reading, noise)
+
+    # What is compiled is kept with the code object, up to a limit of eight: every batch brings one of its own.
+    own = FunctionType(update.__code__.replace(), update.__globals__, "update", None, update.__closure__)
+    return torch.compile(own, fullgraph=True, dynamic=False, backend=backend, options=dict(options or {}) or None)
