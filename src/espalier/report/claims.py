@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -45,10 +46,10 @@ def size(section: Section) -> Verdict:
     if len(groups) < 3 or min(map(len, groups)) < 2:
         return _lacking("C1", words, test, "three penalties with two runs each", n)
     middles = [median(g) for g in groups]
-    rising = [b > a for a, b in zip(middles, middles[1:])]
+    rising = [b > a for a, b in pairwise(middles)]
     p = falling(groups)
     tau = kendall([p for p, g in zip(penalties, groups) for _ in g], [s for g in groups for s in g])
-    against = min(smaller(a, b) for a, b in zip(groups, groups[1:]))  # a weaker penalty with a smaller network
+    against = min(smaller(a, b) for a, b in pairwise(groups))  # a weaker penalty with a smaller network
     good = not any(rising) and p < LEVEL
     verdict = CONFIRMED if good else REFUTED if any(rising) and against < LEVEL / len(rising) else UNDECIDED
     pairs = [f"{power(q)}: {m:.1%}" for q, m in zip(penalties, middles)]
@@ -59,9 +60,9 @@ def size(section: Section) -> Verdict:
 def fixed(section: Section) -> Verdict:
     words = "Unit selection beats the fixed structure from 25% of the units up, and even the full network."
     test = (
-        f"at every penalty with a median unit share of at least {FROM_SHARE:.0%}: exact one-sided Mann-Whitney tests that "
-        "errors are below those of fixed networks of equal unit share (each trial's errors interpolated between sizes) "
-        "and below those of the full network; p < 0.05 after Holm's correction"
+        f"at every penalty with a median unit share of at least {FROM_SHARE:.0%}: exact one-sided Mann-Whitney tests "
+        "that errors are below those of fixed networks of equal unit share (each trial's errors interpolated between "
+        "sizes) and below those of the full network; p < 0.05 after Holm's correction"
     )
     full, at = section.of("fixed", 1.0), [p for p in section.settings("search") if _share(section, p) >= FROM_SHARE]
     used = [r for p in at for r in section.of("search", p)] + section.of("fixed")
@@ -79,10 +80,8 @@ def fixed(section: Section) -> Verdict:
             parts.append(f"{names[-1]} {_points(median(ours) - median(theirs))} [{_points(gap[0])}, {_points(gap[1])}]")
     won, lost = [p < LEVEL for p in holm(better)], [p < LEVEL for p in holm(worse)]
     verdict = CONFIRMED if all(won) else REFUTED if any(lost) else UNDECIDED
-    found = (
-        f"better in {sum(won)} of {len(won)}, worse in {sum(lost)}; points of error, 95% bootstrap: {'; '.join(parts)}"
-    )
-    found += ". " + _by_weights(section, at)
+    found = f"better in {sum(won)} of {len(won)} comparisons, worse in {sum(lost)}; points of error with 95% bootstrap "
+    found += f"intervals: {'; '.join(parts)}. " + _by_weights(section, at)
     return Verdict("C2", words, verdict, test, found, len(used))
 
 
@@ -99,10 +98,8 @@ def _by_weights(section: Section, at: list[float]) -> str:
 
 def grown(section: Section) -> Verdict:
     words = "With a negative penalty every unit is kept, and the error still falls below plain training."
-    test = (
-        "every run with a negative penalty keeps every unit; exact one-sided Mann-Whitney p < 0.05 (Holm) of its errors"
-    )
-    test += " against the full network's, at each such penalty"
+    test = "every run with a negative penalty keeps every unit; exact one-sided Mann-Whitney p < 0.05 (Holm) of its"
+    test += " errors against the full network's, at each such penalty"
     full = [r.error for r in section.of("fixed", 1.0)]
     at = [p for p in section.settings("search") if p < 0]
     runs = [r for p in at for r in section.of("search", p)]
@@ -125,8 +122,8 @@ def grown(section: Section) -> Verdict:
 
 def layers(section: Section) -> Verdict:
     words = "Units go first from the second and third layer."
-    test = "in runs that keep between 2% and 98% of the units: the first layer keeps a larger share than each later one; sign"
-    test += " test over runs p < 0.05, and so in the medians at every penalty"
+    test = "in runs that keep between 2% and 98% of the units the first layer keeps a larger share than each later one;"
+    test += " sign test over runs p < 0.05, and so in the medians at every penalty"
     at = [p for p in section.settings("search") if 0.02 < _share(section, p) < 0.98]
     runs = [r for p in at for r in section.of("search", p) if 0.02 < r.unit_share < 0.98]
     if len(runs) < 5 or len(runs[0].units) < 2:
@@ -151,7 +148,9 @@ def layers(section: Section) -> Verdict:
 
 def dropout(section: Section) -> Verdict:
     words = "Dropout helps too, but cannot control the size."
-    test = "exact one-sided Mann-Whitney p < 0.05 that dropout's errors are below the full network's; all its units are kept"
+    test = (
+        "exact one-sided Mann-Whitney p < 0.05 that dropout's errors are below the full network's; all units are kept"
+    )
     ours, full = section.of("dropout"), [r.error for r in section.of("fixed", 1.0)]
     n = len(ours) + len(full)
     if not ours or not full:
@@ -160,13 +159,14 @@ def dropout(section: Section) -> Verdict:
     p, q, whole = smaller(errors, full), smaller(full, errors), all(r.unit_share == 1.0 for r in ours)
     verdict = CONFIRMED if p < LEVEL and whole else REFUTED if q < LEVEL or not whole else UNDECIDED
     low, high = difference_interval(errors, full)
-    found = f"median error {median(errors):.2%} against {median(full):.2%}, difference [{_points(low)}, {_points(high)}] points"
+    found = f"median error {median(errors):.2%} against {median(full):.2%}, difference in points "
+    found += f"[{_points(low)}, {_points(high)}]"
     return Verdict("C5", words, verdict, test, f"{found}, p = {p:.2g}; unit share 100% by construction", n)
 
 
 def time(section: Section) -> Verdict:
     words = "The search costs about as much time as training the fixed network."
-    test = f"time of one update of one run, search over fixed, in batches of like size on the same hardware, at most {ABOUT}"
+    test = f"time of one update of one run, search over fixed, in batches on the same hardware, is at most {ABOUT}"
     found = [runs for runs in batches(section) if runs[0].method in ("search", "fixed", "dropout")]
     ours = next((runs for runs in found if runs[0].variant == "search"), None)
     theirs = next((runs for runs in found if any(r.method == "fixed" for r in runs)), None)
@@ -175,17 +175,17 @@ def time(section: Section) -> Verdict:
     ratio = update_time(ours[0].story) / update_time(theirs[0].story)
     counts = ours[0].story["runs_in_batch"], theirs[0].story["runs_in_batch"]
     what = " and ".join(dict.fromkeys(r.method for r in theirs))
-    told = (
-        f"{1e6 * update_time(ours[0].story):.1f} against {1e6 * update_time(theirs[0].story):.1f} us, ratio {ratio:.2f}"
+    told = f"{1e6 * update_time(ours[0].story):.1f} against {1e6 * update_time(theirs[0].story):.1f} us"
+    told += (
+        f", ratio {ratio:.2f} (batches of {counts[0]} search runs and {counts[1]} runs of {what}; {ours[0].hardware})"
     )
-    told += f" (batches of {counts[0]} search runs and {counts[1]} runs of {what}; {ours[0].hardware})"
     return Verdict("C9", words, CONFIRMED if ratio <= ABOUT else REFUTED, test, told, len(ours) + len(theirs))
 
 
 def once(section: Section) -> Verdict:
     words = "One training, no retraining."
-    test = "every search run's error is that of its last update under its own structure, after as many updates as the others"
-    test += " made, with no structure fixed before the end"
+    test = "every search run's error is that of its last update under its own structure, after as many updates as the"
+    test += " others made, with no structure fixed before the end"
     runs = section.of("search")
     if not runs:
         return _lacking("C10", words, test, "search runs", 0)

@@ -20,7 +20,7 @@ from espalier.report.table import power
 STYLES = {"search": ("#0072B2", "o", "-"), "fixed": ("#D55E00", "s", "--"), "dropout": ("#009E73", "D", "")}
 OTHERS = (("#CC79A7", "^"), ("#E69F00", "v"), ("#56B4E9", "P"), ("#000000", "X"), ("#8C6D31", "<"), ("#7F7F7F", ">"))
 LABELS = {"search": "unit selection", "fixed": "fixed, uniform layers", "dropout": "dropout, all units"}
-RULES = {
+RULES: Any = {
     "font.family": "sans-serif",
     "font.size": 10,
     "axes.spines.top": False,
@@ -175,7 +175,8 @@ def _series(axes: Axes, section: Section, variant: str, name: str, colour: str, 
 
 
 def _arms(found: np.ndarray) -> np.ndarray:
-    return np.maximum(np.stack([found[:, 1] - found[:, 0], found[:, 2] - found[:, 1]]), 0)
+    arms: np.ndarray = np.maximum(np.stack([found[:, 1] - found[:, 0], found[:, 2] - found[:, 1]]), 0)
+    return arms
 
 
 def _label_penalties(axes: Axes, section: Section) -> None:
@@ -184,7 +185,7 @@ def _label_penalties(axes: Axes, section: Section) -> None:
     for penalty in section.settings("search"):
         runs = section.of("search", penalty)
         x, y = median([r.unit_share for r in runs]), median([r.error for r in runs])
-        if groups and abs(groups[-1][0] - x) < 0.02:
+        if groups and abs(groups[-1][0] - x) < 0.05:
             groups[-1][2].append(_maths(penalty))
         else:
             groups.append((x, y, [_maths(penalty)]))
@@ -218,7 +219,7 @@ def _finished(figure: Figure, title: str, section: Section) -> Figure:
 
 def _shades(count: int) -> list[Any]:
     """From dark to light, even for the colour-blind, and on paper."""
-    return list(matplotlib.colormaps["cividis"](np.linspace(0.0, 0.92, max(count, 1))))
+    return list(matplotlib.colormaps["viridis"](np.linspace(0.0, 0.92, max(count, 1))))
 
 
 def _maths(penalty: float) -> str:

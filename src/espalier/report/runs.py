@@ -12,7 +12,6 @@ from typing import Any
 from espalier.space import BadInput, Corrupt
 
 FORMAT = 1
-METHODS = ("search", "fixed", "dropout")
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class Section:
     @property
     def note(self) -> str:
         """What every table and figure says of itself."""
-        counts = [f"{len(self.of(method))} {method}" for method in METHODS if self.of(method)]
+        counts = [f"{len(self.of(variant))} {variant}" for variant in self.variants]
         return f"{len(self.runs)} runs ({', '.join(counts)}), {self.epochs} epochs, {self.hardware}"
 
     def of(self, variant: str, setting: float | None = None) -> list[Run]:

@@ -77,7 +77,7 @@ def sign_test(wins: int, n: int) -> float:
     >>> sign_test(5, 5)
     0.03125
     """
-    return sum(math.comb(n, k) for k in range(wins, n + 1)) / 2**n
+    return float(sum(math.comb(n, k) for k in range(wins, n + 1)) / 2**n)
 
 
 def holm(ps: Numbers) -> list[float]:

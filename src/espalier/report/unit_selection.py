@@ -55,7 +55,7 @@ def write(folder: str | os.PathLike[str], reproduction: str | os.PathLike[str] |
 
 
 def reproduced(sections: Iterable[Section], root: Path) -> str:
-    """The part of docs/reproduction.md that is made from run files: verdicts, Table 1 and what is far from the paper."""
+    """The part of docs/reproduction.md made from run files: verdicts, Table 1, what is far from the paper."""
     pieces = list[str]()
     for section in sections:
         pieces += [f"### {escaped(section.title)}", "", _missing(section), "", _verdict_table(section), ""]

@@ -122,7 +122,8 @@ def times(section: Section) -> Table:
     """One row for each batch of runs."""
     columns = (
         ("methods", ""), ("runs in the batch", COUNT), ("updates of each", ",d"), ("seconds", ",.1f"),
-        ("of these updating", ",.1f"), ("seconds per run", ",.2f"), ("us per update of a run", ",.2f"), ("hardware", ""),
+        ("of these updating", ",.1f"), ("seconds per run", ",.2f"), ("us per update of a run", ",.2f"),
+        ("hardware", ""),
     )  # fmt: skip
     rows = list[tuple[Any, ...]]()
     for runs in batches(section):
@@ -149,4 +150,4 @@ def updating(story: dict[str, Any]) -> float:
 
 def update_time(story: dict[str, Any]) -> float:
     """Seconds for one update of one run."""
-    return updating(story) / story["result"]["updates"] / story["runs_in_batch"]
+    return updating(story) / int(story["result"]["updates"]) / int(story["runs_in_batch"])

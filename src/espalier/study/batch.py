@@ -87,6 +87,8 @@ class StudyBatch:
         self.curves: list[list[Row]] = [[] for _ in runs]
         self.seconds = {"setup": 0.0, "first_updates": 0.0, "updates": 0.0, "measuring": 0.0, "saving": 0.0}
         self.stretches = 0  # calls it took
+        state = sum(p.nbytes for p in self.batch.state.params.values()) * 2
+        self.saving = state / 1e8  # seconds that a checkpoint may take, until one has been written
         methods = dict.fromkeys(run.method for run in runs)
         together: dict[str, Any] = {method: settings.describe(method) for method in methods}
         together |= {"runs": described, "widths": list(network.widths), "data": data.fingerprint()}
@@ -137,7 +139,7 @@ class StudyBatch:
         progress.start(self.batch.done, self.total)
         saved = time.monotonic()
         part = "first_updates"  # a new process compiles and records first
-        while not self.finished and not stop.now(spare=2 * self._cost_of_saving()):
+        while not self.finished and not stop.now(spare=self.saving):
             began, done = time.monotonic(), self.batch.done
             with self._timed(part):
                 self._advance(WHOLE if part == "first_updates" else SLICE)
@@ -252,10 +254,6 @@ class StudyBatch:
             results.append(story | {"runs_in_batch": len(self.runs), "calls": self.stretches})
         return results
 
-    def _cost_of_saving(self) -> float:
-        """Seconds that a checkpoint will take: as long as the last one did."""
-        return self._last_save if hasattr(self, "_last_save") else 0.0
-
     def _save(self) -> None:
         if self.checkpoint is None:
             return
@@ -265,8 +263,8 @@ class StudyBatch:
         if self.search is not None:
             state["search"] = self.search.state_dict()
         self.checkpoint.save(state, self.batch.done)
-        self._last_save = time.monotonic() - began
-        self.seconds["saving"] += self._last_save
+        self.saving = time.monotonic() - began
+        self.seconds["saving"] += self.saving
 
     def _resume(self) -> None:
         state = self.checkpoint.load() if self.checkpoint is not None else None
