@@ -56,6 +56,7 @@ def unit_selection(
     commit: str = typer.Option("", help="The revision to record, where git cannot tell."),
     keep_state: bool = typer.Option(False, "--keep-state", help="Keep the last checkpoints of finished batches."),
     report: bool = typer.Option(True, help="Write tables and figures of what is in the folder."),
+    reproduction: Path | None = typer.Option(None, help="A page whose generated part is to be replaced as well."),
     quiet: bool = typer.Option(False, "--quiet", help="No progress."),
 ) -> None:
     """Unit selection: seven penalties, fixed networks of several sizes, and dropout, as two batches of runs.
@@ -100,17 +101,17 @@ def unit_selection(
     with stop.on_interrupt():
         complete = study.run(stop, shown)
     if report and any(out.glob("runs/**/*.json")):
-        _report(out)
+        _report(out, reproduction)
     if stop.interrupted:
         _interrupted()
     if complete:
         shown.say(f"every run is in {out}")
 
 
-def _report(out: Path) -> None:
+def _report(out: Path, reproduction: Path | None) -> None:
     from espalier.report.unit_selection import write
 
-    for path in write(out):
+    for path in write(out, reproduction):
         typer.echo(f"wrote {path}")
 
 

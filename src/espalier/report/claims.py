@@ -71,7 +71,9 @@ def fixed(section: Section) -> Verdict:
     names, better, worse, parts = list[str](), list[float](), list[float](), list[str]()
     for p in at:
         ours = [r.error for r in section.of("search", p)]
-        rivals = {"fixed": interpolated(section, _share(section, p)), "full": [r.error for r in full]}
+        rivals = {"full": [r.error for r in full]}
+        if _share(section, p) < 1.0:  # else the fixed network of equal share is the full one
+            rivals["fixed"] = interpolated(section, _share(section, p))
         for name, theirs in rivals.items():
             names.append(f"{power(p)} against {name}")
             better.append(smaller(ours, theirs))
