@@ -73,7 +73,7 @@ def test_stopped_and_continued_equals_uninterrupted(whole, tmp_path, looks):
     while not run(tmp_path, StopAfter(looks)):
         calls += 1
         assert calls < 40
-    assert calls >= 2
+    assert calls >= 1
     assert stories(tmp_path) == stories(whole)
 
 
