@@ -89,7 +89,7 @@ def test_table_1_stands_beside_the_paper_s(tmp_path):
     as_the_paper_says(tmp_path)
     for seed in range(5):  # 2^-7: layer 1 is 15% and a unit off, layer 2 within, layer 3 12 units off, not more
         write(tmp_path, "search", 2**-7, seed, error=0.0119, units=(392, 141, 138))
-    report.write(tmp_path)
+    report.write(tmp_path, figures=False)
     found = {row["penalty eps'"]: row for row in rows(tmp_path / "tables/mnist-500_epochs-table-1.csv")}
     row = found["2^-7"]
     assert (row["layer 1"], row["layer 1, paper"], row["layer 1, difference"]) == ("392.0", "340", "52.0")
@@ -122,7 +122,7 @@ def test_runs_of_other_lengths_and_data_have_sections_of_their_own(tmp_path):
     write(tmp_path, "search", 0.0, 0, error=0.02)
     write(tmp_path, "search", 0.0, 0, error=0.03, epochs=100)
     write(tmp_path, "search", 0.0, 0, error=0.1, dataset="fashion-mnist")
-    report.write(tmp_path)
+    report.write(tmp_path, figures=False)
     names = sorted(path.name for path in (tmp_path / "tables").glob("*table-1.csv"))
     expected = ["fashion-mnist-500_epochs", "mnist-100_epochs", "mnist-500_epochs"]
     assert names == [f"{name}-table-1.csv" for name in expected]
@@ -134,18 +134,18 @@ def test_the_generated_part_of_a_page_is_replaced_and_the_rest_kept(tmp_path):
     as_the_paper_says(tmp_path)
     page = tmp_path / "reproduction.md"
     page.write_text(f"# Ours\n\n{report.BEGIN}\nold\n{report.END}\n\nwritten by hand\n", encoding="utf-8")
-    report.write(tmp_path, page)
+    report.write(tmp_path, page, figures=False)
     once = page.read_text(encoding="utf-8")
     assert "old" not in once
     assert once.startswith("# Ours\n")
     assert once.endswith("written by hand\n")
     assert "C9" in once
     assert "espalier paper unit-selection --out here" in once
-    report.write(tmp_path, page)
+    report.write(tmp_path, page, figures=False)
     assert page.read_text(encoding="utf-8") == once
     page.write_text("no marks", encoding="utf-8")
     with pytest.raises(BadInput, match="no place"):
-        report.write(tmp_path, page)
+        report.write(tmp_path, page, figures=False)
 
 
 def test_a_run_called_script_is_text(tmp_path):

@@ -23,27 +23,29 @@ TITLES = {
 }
 
 
-def write(folder: str | os.PathLike[str], reproduction: str | os.PathLike[str] | None = None) -> list[Path]:
+def write(
+    folder: str | os.PathLike[str], reproduction: str | os.PathLike[str] | None = None, *, figures: bool = True
+) -> list[Path]:
     """Make everything anew from the run files. reproduction: a page whose generated part is replaced as well.
 
-    Without matplotlib there are no figures, and the README says so. Returns the files written.
+    figures: draw them too; without matplotlib there are none, and the README says so. Returns the files written.
     """
     root, sections = Path(folder), read(folder)
-    drawn = importlib.util.find_spec("matplotlib") is not None
+    can_draw = importlib.util.find_spec("matplotlib") is not None
     written = list[Path]()
     pieces = ["# Unit selection", "", "Made from the files under `runs/`; edits are overwritten.", ""]
-    if not drawn:
+    if figures and not can_draw:
         pieces += ["There are no figures: matplotlib was not installed.", ""]
     for section in sections:
         made = tables(section)
         for table in made:
             written += _write_table(root / "tables" / f"{section.name}-{table.name}", table)
         names = list[str]()
-        if drawn:
-            from espalier.report import figures
+        if figures and can_draw:
+            from espalier.report import figures as draw
 
-            for name, figure in figures.figures(section).items():
-                written += figures.save(figure, root / "figures" / f"{section.name}-{name}")
+            for name, figure in draw.figures(section).items():
+                written += draw.save(figure, root / "figures" / f"{section.name}-{name}")
                 names.append(name)
         pieces += [_section(section, made, names)]
     page = root / "README.md"
@@ -66,9 +68,9 @@ def reproduced(sections: Iterable[Section], root: Path) -> str:
     return "\n".join(pieces)
 
 
-def _section(section: Section, made: list[Table], figures: list[str]) -> str:
+def _section(section: Section, made: list[Table], names: list[str]) -> str:
     lines = [f"## {escaped(section.title)}", "", _missing(section), ""]
-    for name in figures:
+    for name in names:
         text = f"{TITLES[name]}: {section.title}; {section.note}"
         lines += [f"![{escaped(text)}](figures/{section.name}-{name}.svg)", ""]
     for table in made:
