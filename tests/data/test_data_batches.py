@@ -209,6 +209,18 @@ def test_crops_are_uniform_and_their_own():
     assert stream.position == 0
 
 
+def test_orders_stay_out_of_compiled_code():
+    """Compiled for the CPU they would write past a buffer: refused in one graph, left out where parts may be."""
+
+    def drawn(seeds):
+        return data.epoch_orders(seeds, 2, 50) + 0
+
+    seeds = torch.tensor([1, 2])
+    with pytest.raises(RuntimeError, match="drawn outside compiled code"):
+        torch.compile(drawn, backend="eager", fullgraph=True)(seeds)
+    assert torch.equal(torch.compile(drawn, backend="eager")(seeds), drawn(seeds))
+
+
 def test_orders_by_a_generator():
     first = data.orders(3, 10, torch.Generator().manual_seed(5))
     generator = torch.Generator().manual_seed(5)

@@ -42,9 +42,10 @@ def test_an_idx_set_is_found_and_read(small_idx, tmp_path, name, folder, packed)
     assert not found.standard
 
 
-def test_dotted_names_are_read(small_idx, tmp_path):
-    for name, contents in small_idx.files.items():
-        (tmp_path / name.replace("-idx", ".idx")).write_bytes(contents)
+@pytest.mark.parametrize("packed", [False, True])
+def test_dotted_names_are_read(small_idx, tmp_path, packed):
+    small_idx.files = {name.replace("-idx", ".idx"): contents for name, contents in small_idx.files.items()}
+    small_idx.write(tmp_path, packed=packed)
     assert same(data.load("mnist", tmp_path, download=False).train, small_idx.train)
 
 
@@ -152,6 +153,7 @@ def test_an_empty_set_is_refused(small_idx, tmp_path):
     [
         lambda b: b[: len(b) // 2],  # a download that stopped
         lambda b: b[: len(b) // 2] + bytes([b[len(b) // 2] ^ 4]) + b[len(b) // 2 + 1 :],  # one bit turned
+        lambda b: b[:10] + b"\xff" + b[11:],  # no such kind of block
         lambda b: b"not gzip" + b,
         lambda b: b[:-8] + bytes(8),  # its own checksum
     ],
@@ -232,7 +234,7 @@ def test_the_published_files_are_known_by_their_bytes(small_idx, tmp_path, publi
     spoilt[100] ^= 1
     small_idx.files[IMAGES] = bytes(spoilt)
     small_idx.write(tmp_path / "mnist", packed=True)
-    with pytest.raises(Corrupt, match="is as long as mnist's but differs: SHA-256"):
+    with pytest.raises(Corrupt, match=r"is as long as mnist's but differs \(SHA-256"):
         data.load("mnist", tmp_path)
 
 
@@ -283,6 +285,7 @@ def test_digits_need_nothing_and_never_change():
     digits = data.load()
     assert (len(digits.train_labels), len(digits.test_labels)) == (1347, 450)
     assert digits.standard
+    assert not digits.hold_out(100).standard
     # The two parts together are the 1,797, each once.
     images, labels = data.all_digits()
     rows = torch.cat([digits.train_inputs, digits.test_inputs]).flatten(1)

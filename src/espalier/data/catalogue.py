@@ -149,8 +149,8 @@ CIFAR10 = Known(
     ),
     folders=tuple(
         folder + inner
-        for folder in ("cifar10", "cifar-10", "CIFAR10", "CIFAR-10", ".")
         for inner in ("", "/cifar-10-batches-bin")
+        for folder in ("cifar10", "cifar-10", "CIFAR10", "CIFAR-10", ".")
     ),
     downloads=(
         Download(

@@ -87,8 +87,8 @@ def published(known: Known, place: Place, data: dict[str, bytes]) -> bool:
             raise Corrupt(f"{path} is {other}'s, not {known.name}'s; keep the sets in folders of their own names")
         if len(data[file.name]) == file.size:
             raise Corrupt(
-                f"{path}: {file.name} is as long as {known.name}'s but differs: SHA-256 {found} instead of "
-                f"{file.sha256}. {remedy(known)}; for data of your own use espalier.data.from_arrays"
+                f"{path}: {file.name} is as long as {known.name}'s but differs (SHA-256 {found[:12]}..., not "
+                f"{file.sha256[:12]}...). {remedy(known)}; for data of your own use espalier.data.from_arrays"
             )
     return same
 

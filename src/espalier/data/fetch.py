@@ -50,13 +50,14 @@ def missing(known: Known, data_dir: str | os.PathLike[str] | None, why: str) -> 
         lacks = "none of its files is here: " + ", ".join(file.name for file in known.files)
     else:
         lacks = f"{place.folder} lacks {', '.join(place.lacks(known))}"
-    looked = ", ".join(str(folder) for folder in data_folders(data_dir))
-    below = ", ".join(dict.fromkeys(known.folders))
-    sources = ", ".join(file.urls[0] for file in known.downloads)
+    looked = " and ".join(str(folder) for folder in data_folders(data_dir))
+    # The addresses of a set's files differ in the last part alone: one folder says it all.
+    base, _, only = known.downloads[0].urls[0].rpartition("/")
+    source = f"{base}/{only}" if len(known.downloads) == 1 else f"the {len(known.downloads)} files of {base}/"
     return (
-        f"{known.name}: {lacks} (looked in {looked}; in each below {below}); {why}. "
-        f"Fetch {sources} and put the files into {candidates(known, data_dir)[0]}, "
-        f"or name the folder that holds them with data_dir or {VARIABLE}{_pickled(known, data_dir)}"
+        f"{known.name}: {lacks}. Looked in {looked}, and there in {', '.join(known.folders[:3])} and the like; {why}. "
+        f"Put {source} into {candidates(known, data_dir)[0]}, "
+        f"or name the folder that holds the set with data_dir or {VARIABLE}{_pickled(known, data_dir)}"
     )
 
 

@@ -134,6 +134,9 @@ def _keys(seeds: Tensor, what: int, epoch: int) -> Tensor:
 
 def _hash(keys: Tensor, where: Tensor) -> Tensor:
     """keys ``(*B)``, where ``(k,)``: ``(*B, k)`` words of 64 bits, each position's own."""
+    if torch.compiler.is_compiling():
+        # Inductor for the CPU (torch 2.13) fuses this into code that writes past its buffer and corrupts memory.
+        raise BadInput("orders and crops are drawn outside compiled code: draw them first and pass them in")
     return _mix(keys.unsqueeze(-1) + (where + 1) * _signed(GOLDEN))
 
 

@@ -34,7 +34,7 @@ class Adaptation:
     def learn(self, white: Tensor, norm: Tensor, length: Tensor, freedom: int) -> None:
         """white: ``(*B, d)`` whitened utility part, norm: its length ``(*B)``, 0 where the update is skipped."""
         moves = norm > 0
-        beta = torch.where(moves, length / freedom**0.5, 0.0)  # 0 leaves everything as it is
+        beta = torch.where(moves, (length / freedom**0.5).clamp(max=1.0), 0.0)  # 0 leaves everything as it is
         unit = white / torch.where(moves, norm, 1.0).unsqueeze(-1)
         self.path.mul_((1 - beta).unsqueeze(-1)).add_((beta * (2 - beta)).sqrt().unsqueeze(-1) * unit)
         self.gamma.mul_((1 - beta) ** 2).add_(beta * (2 - beta))

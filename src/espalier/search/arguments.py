@@ -73,14 +73,28 @@ def read_cost(cost: object, space: Space) -> Cost | None:
     return cost.over(space)
 
 
-def read_margin(margin: float | None, space: Space) -> float:
+def read_margin(margin: float | None) -> float | None:
     if margin is None:
-        return min(1 / space.n, 0.25)
+        return None
     if isinstance(margin, bool) or not isinstance(margin, (int, float)):
         raise BadType(f"margin is a number, not {margin!r}")
     if not (math.isfinite(margin) and 0 <= margin < 0.5):
         raise BadInput(f"margin is in [0, 0.5), not {margin!r}: theta of a bit stays in [margin, 1 - margin]")
     return float(margin)
+
+
+def read_device(device: str | torch.device | None) -> torch.device:
+    try:
+        return torch.empty(0, device=device or "cpu").device  # "cuda" gets its index
+    except (RuntimeError, AssertionError) as error:
+        raise BadInput(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+
+
+def read_seed(seed: object) -> int:
+    number = whole(seed, "seed", 0)
+    if number >= 2**63:
+        raise BadInput(f"seed is below 2**63, not {number}")
+    return number
 
 
 def read_initial(initial: object, space: Space, batch: tuple[int, ...], device: torch.device) -> float | Tensor:

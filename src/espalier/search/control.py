@@ -22,7 +22,7 @@ class Price:
     def __init__(self, space: Space, cost: Cost, penalty: Tensor, target: Tensor | None) -> None:
         self.cost, self.penalty, self.target = cost, penalty, target
         self.full = extremes.most_expensive(space, cost, penalty.device)  # (d)
-        self.smallest = extremes.cheapest(space, cost, self.full)  # (d)
+        self.smallest = extremes.cheapest(space, cost, penalty.device)  # (d)
         self.full_cost, self.smallest_cost = cost(self.full), cost(self.smallest)
         # eps = eps' / s, s the most that one variable changes: the paper's eps' / max(c).
         self.scale = extremes.spread(space, cost.gradient(self.full))

@@ -15,9 +15,11 @@ from espalier.space import Bits, Space
 class Distribution:
     """The family of distributions over one space, on one device. Every method takes leading batch dimensions."""
 
-    def __init__(self, space: Space, margin: float, device: torch.device) -> None:
+    def __init__(self, space: Space, margin: float | None, device: torch.device) -> None:
+        """margin: theta of a bit stays in [margin, 1 - margin]; None: 1 / variables, at most a quarter."""
         self.space, self.device = space, device
-        self.margin = margin
+        share = 1 / space.n if margin is None else margin
+        self.margin = min(share, 0.25) if margin is None else margin
         bit_entries, bit_variables, choice_variables = list[int](), list[int](), list[int]()
         variable = 0
         for group in space.groups:
@@ -42,8 +44,11 @@ class Distribution:
             self.options = index([[*range(w.start, w.stop), *[space.d] * (widest - g.size)] for g, w in space.choices])
             self.real = self.options < space.d
             self.last = index(sizes).unsqueeze(-1) - 1  # (choices, 1): the option that is 1 minus the others
-            lower = [min(margin / (k - 1), 1 / (2 * k)) for k in sizes]
+            lower = [min(share / (k - 1), 1 / (2 * k)) for k in sizes]
             self.lower = torch.tensor(lower, dtype=torch.float64, device=device).unsqueeze(-1)
+            self.free = 1 - self.lower * index(sizes).unsqueeze(
+                -1
+            )  # (choices, 1): what is left to share above the bounds
 
     def initial(self, bit: float) -> Tensor:
         """``(d)``: this probability for every bit, the same for all options of a choice; inside the bounds."""
@@ -82,15 +87,13 @@ class Distribution:
 
     def bound(self, theta: Tensor) -> Tensor:
         """theta held inside its bounds: ``[margin, 1 - margin]`` for a bit; for a choice a lower bound for each option,
-        what that adds in total being taken off in proportion to the height above the bound."""
+        the rest of the sum of 1 being shared in proportion to the heights above the bound."""
         bounded = theta.clamp(self.margin, 1 - self.margin)
         if self.space.is_bits:
             return bounded
         rows = self._rows(theta)
-        raised = torch.where(self.real, torch.maximum(rows, self.lower), 0.0)
-        above = torch.where(self.real, raised - self.lower, 0.0)
-        excess = raised.sum(-1, keepdim=True) - 1
-        return self._put(bounded, raised - excess * above / above.sum(-1, keepdim=True))
+        above = torch.where(self.real, (rows - self.lower).clamp(min=0), 0.0)
+        return self._put(bounded, self.lower + self.free * (above / above.sum(-1, keepdim=True)))
 
     def natural(self, theta: Tensor, gradient: Tensor) -> Tensor:
         """The natural gradient ``F^-1 gradient`` of a function with this gradient ``(*B, d)`` of theta."""
@@ -103,13 +106,16 @@ class Distribution:
     def whitened(self, theta: Tensor, step: Tensor) -> Tensor:
         """``F^(1/2) step`` in as many coordinates as there are degrees of freedom (0 in the others): its squared length
         is the Fisher norm of the step."""
-        white = step / (theta * (1 - theta)).sqrt()
+        spread = theta * (1 - theta)  # 0 only with margin 0: a bit at 0 or 1 has no freedom left
+        white = torch.where(spread > 0, step / torch.where(spread > 0, spread, 1.0).sqrt(), 0.0)
         if self.space.is_bits:
             return white
         rows, steps = self._rows(theta, fill=1.0), self._rows(step)
         reference = rows.gather(-1, self.last.expand(*rows.shape[:-1], 1))
         free = self.real & (torch.arange(rows.shape[-1], device=rows.device) < self.last)
         steps = torch.where(free, steps, 0.0)
+        free = free & (rows > 0) & (reference > 0)
+        rows, reference = rows.clamp(min=1e-300), reference.clamp(min=1e-300)
         shared = steps.sum(-1, keepdim=True) / (reference + reference.sqrt())
         return self._put(white, torch.where(free, steps / rows.sqrt() + rows.sqrt() * shared, 0.0))
 

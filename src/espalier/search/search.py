@@ -17,7 +17,7 @@ from espalier.search.distribution import Distribution
 from espalier.search.utility import ranked
 from espalier.space import BadInput, BadMask, BadMaskType, BadType, Corrupt, Diverged, Space
 
-CACHED = 1 << 17  # entries handled at a time on a CPU, so that what a step needs between passes stays in its cache
+CACHED = 1 << 18  # entries handled at a time on a CPU, so that what a step needs between passes stays in its cache
 
 
 class Search:
@@ -62,10 +62,10 @@ class Search:
         device: str | torch.device | None = None,
     ) -> None:
         self.space = Space.of(space)
-        self.device = torch.empty(0, device=device or "cpu").device  # "cuda" gets its index
+        self.device = arguments.read_device(device)
         self.batch = arguments.batch_shape(batch)
         self.samples = arguments.whole(samples, "samples", 2, ": the losses of an update are compared with each other")
-        self._distribution = Distribution(self.space, arguments.read_margin(margin, self.space), self.device)
+        self._distribution = Distribution(self.space, arguments.read_margin(margin), self.device)
         theta = arguments.read_initial(initial, self.space, self.batch, self.device)
         theta = self._distribution.initial(theta) if isinstance(theta, float) else self._distribution.bound(theta)
         self._theta = theta.expand(*self.batch, self.space.d).clone()
@@ -77,8 +77,9 @@ class Search:
         self.updates = torch.zeros(self.batch, dtype=torch.int64, device=self.device)
         self.diverged = torch.zeros(self.batch, dtype=torch.bool, device=self.device)
         self._settled: Tensor | None = None
-        self.generator = torch.Generator(self.device).manual_seed(arguments.whole(seed, "seed", 0))
+        self.generator = torch.Generator(self.device).manual_seed(arguments.read_seed(seed))
         self._asked: weakref.ref[Tensor] | None = None
+        self._draw, self._learn = self._distribution.draw, self._update
         runs = self._theta.numel() // self.space.d
         width = self.space.d
         if self.device.type == "cpu" and self.space.is_bits:
@@ -162,40 +163,55 @@ class Search:
         if self._settled is not None:
             masks = self._settled.unsqueeze(-2).expand(shape).clone()
         else:
-            masks = torch.empty(shape, dtype=torch.float32, device=self.device)
-            for part in self._parts:
-                variables = part.stop - part.start if self.space.is_bits else self.space.n
-                noise = torch.rand(  # float64: in float32 a probability near the margin would be rounded for large d
-                    (*shape[:-1], variables), dtype=torch.float64, device=self.device, generator=self.generator
-                )
-                self._distribution.draw(self._theta[..., part], noise, out=masks[..., part])
+            masks = self.draw(self.noise()) if len(self._parts) == 1 else self._draw_in_parts(shape)
         self._asked = weakref.ref(masks)
         self._asked_version = masks._version
+        return masks
+
+    def _draw_in_parts(self, shape: tuple[int, ...]) -> Tensor:
+        masks = torch.empty(shape, dtype=torch.float32, device=self.device)
+        for part in self._parts:
+            noise = self._uniform(part.stop - part.start)
+            self._distribution.draw(self._theta[..., part], noise, out=masks[..., part])
         return masks
 
     def tell(self, masks: Tensor, losses: Tensor) -> None:
         """One update of theta. masks: ``(*batch, samples, d)``, losses: ``(*batch, samples)``, lower is better."""
         self._check_told(masks, losses)
-        if self._settled is None:
-            alive = self.learn(masks, losses)
-            if self.device.type == "cpu" and not self.batch and not bool(alive):
-                self.check()
+        if self._settled is not None:
+            return
+        alive = self.learn(masks, losses)
+        if self.device.type == "cpu" and not self.batch and not bool(alive):
+            self.check()
 
     # The same in parts, for a step that is compiled or captured: randomness apart, nothing looked at on the host
 
     def noise(self) -> Tensor:
         """The randomness of one ``ask``: ``(*batch, samples, n)`` float64, uniform in [0, 1)."""
-        shape = (*self.batch, self.samples, self.space.n)
+        return self._uniform(self.space.n)
+
+    def _uniform(self, variables: int) -> Tensor:
+        # float64: in float32 a probability near the margin would be rounded for d in the millions
+        shape = (*self.batch, self.samples, variables)
         return torch.rand(shape, dtype=torch.float64, device=self.device, generator=self.generator)
 
     def draw(self, noise: Tensor) -> Tensor:
         """The masks ``(*batch, samples, d)`` that this noise draws from theta."""
-        return self._distribution.draw(self._theta, noise)
+        return self._draw(self._theta, noise)
 
     def learn(self, masks: Tensor, losses: Tensor) -> Tensor:
         """``tell`` without a look at what is told; not once settled. Returns whether a loss was finite ``(*batch)``."""
+        return self._learn(masks, losses)
+
+    def compile(self) -> None:
+        """Compile the two. It takes seconds, once; on a GPU a search over many gates then takes one pass over theta
+        where the single operations take many. Not needed inside a step that is compiled as a whole."""
+        self._draw = torch.compile(self._distribution.draw, fullgraph=True, dynamic=False)
+        self._learn = torch.compile(self._update, fullgraph=True, dynamic=False)
+
+    def _update(self, masks: Tensor, losses: Tensor) -> Tensor:
         u, alive = ranked(losses.detach().to(self.device))
-        self.diverged |= ~alive
+        self.diverged.logical_or_(~alive)
         slopes = self._price.cost.gradient(self._theta) if self._price is not None and self._price.counts else None
         lr, eps = self._step_sizes(masks, u, alive, slopes)
         for part in self._parts:  # Eq. (7): theta += lr (mean_i u_i (M_i - theta) - eps natural gradient of the cost)
@@ -207,15 +223,12 @@ class Search:
             if not self.space.is_bits:  # holding a choice at its sum of 1 may move a last digit: not without a step
                 moved = torch.where((lr > 0).unsqueeze(-1), moved, theta)
             theta.copy_(moved)
-        self.updates += alive
+        self.updates.add_(alive)
         return alive
 
     def _utility_part(self, masks: Tensor, u: Tensor, part: slice) -> Tensor:
         """``mean_i u_i (M_i - theta)`` for some entries ``(*batch, part)``; as the u_i add up to 0, theta drops out."""
-        drawn = masks[..., part].to(torch.float64)
-        if torch.compiler.is_compiling():  # a product and a sum melt into what follows, a matrix product would not
-            return (u.unsqueeze(-1) * drawn).sum(-2) / self.samples
-        return (u.unsqueeze(-2) @ drawn).squeeze(-2) / self.samples
+        return (u.unsqueeze(-1) * masks[..., part]).sum(-2) / self.samples
 
     def _step_sizes(
         self, masks: Tensor, u: Tensor, alive: Tensor, slopes: Tensor | None
@@ -251,11 +264,12 @@ class Search:
         state: dict[str, Any] = {
             "space": self.space.to_json(),
             "theta": self._theta.clone(),
-            "penalty": self.penalty.clone(),
             "updates": self.updates.clone(),
             "diverged": self.diverged.clone(),
             "generator": self.generator.get_state(),
         }
+        if self.target is not None:  # a fixed penalty is a setting, a solved one is part of the state
+            state["penalty"] = self.penalty.clone()
         if self._adaptation is not None:
             for name in ("path", "gamma", "shrink"):
                 state[f"adaptation.{name}"] = getattr(self._adaptation, name).clone()
@@ -265,13 +279,15 @@ class Search:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of a search of the same space, batch and kind; refused whole if it is of another."""
+        if not isinstance(state, Mapping):
+            raise BadType(f"a state is what state_dict() returned, not {type(state).__name__}")
         if state.get("space") != self.space.to_json():
             raise BadInput(f"this state is of another space: {state.get('space')}, not {self.space.to_json()}")
         mine = self.state_dict()
         missing = (mine.keys() ^ state.keys()) - {"settled"}
         if missing:
             raise BadInput(
-                f"this state is of another kind of search: they differ in {sorted(missing)} (see `adaptive`)"
+                f"this state is of another kind of search: they differ in {sorted(missing)} (see `adaptive`, `target`)"
             )
         mine.setdefault("settled", torch.empty((*self.batch, self.space.d), dtype=torch.float32))
         for name, value in state.items():
@@ -284,9 +300,16 @@ class Search:
                     f"{name!r} in this state has shape {tuple(value.shape)}, here {tuple(mine[name].shape)}; "
                     "it was saved with another batch or on another kind of device"
                 )
-        self.generator.set_state(state["generator"].cpu())
+        theta = state["theta"]
+        if not bool(((theta >= 0) & (theta <= 1)).all()):
+            raise Corrupt("theta in this state is not a tensor of probabilities; the file was altered")
+        try:
+            self.generator.set_state(state["generator"].cpu())
+        except RuntimeError as error:
+            raise Corrupt(f"the random generator in this state cannot be restored: {error}") from None
         self._theta.copy_(state["theta"])
-        self.penalty.copy_(state["penalty"])
+        if "penalty" in state:
+            self.penalty.copy_(state["penalty"])
         self.updates.copy_(state["updates"])
         self.diverged.copy_(state["diverged"])
         if self._adaptation is not None:
@@ -310,6 +333,8 @@ class Search:
             raise BadInput(f"penalty={penalty!r} and target={target!r} exclude each other; give one of them")
         if target is not None and horizon is None:
             raise BadInput(f"target={target!r} needs horizon, the number of updates of the run")
+        if horizon is not None:
+            arguments.whole(horizon, "horizon", 1)
         read = arguments.read_cost(cost, self.space)
         if read is None:
             if penalty is not None or target is not None:
