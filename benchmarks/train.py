@@ -22,6 +22,7 @@ from torch.func import functional_call
 
 import espalier
 from espalier.train.batched.batch import Batch, Compute, searched
+from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given
 from espalier.train.batched.optimizers import SGD
 from espalier.train.batched.schedule import Steps
@@ -72,7 +73,7 @@ def batch(
         data=examples(widths, device),
         seeds=list(range(runs)),
         source=source,
-        loss=nn.functional.cross_entropy,
+        loss=cross_entropy,
         optimizer=SGD(),
         schedule=Steps(),
         total=1_000_000,

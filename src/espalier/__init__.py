@@ -4,6 +4,7 @@ from espalier.compact.store import load, save
 from espalier.cost import Cost, Form
 from espalier.gates.attach import attach
 from espalier.gates.gate import Gate
+from espalier.gates.recalibrate import recalibrate
 from espalier.search import Search
 from espalier.space import (
     BadInput,
@@ -39,6 +40,7 @@ __all__ = [
     "attach",
     "fit",
     "load",
+    "recalibrate",
     "save",
     "sweep",
 ]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import espalier
 from espalier.data import load
-from espalier.train.batched import SGD, Compute, Cosine, Run
+from espalier.train.batched import SGD, AdamW, Compute, Cosine, Run
 from espalier.train.batched.group import Group
 
 DIGITS = load("digits").flatten()
@@ -105,8 +105,11 @@ def test_equal_seeds_start_alike_and_a_run_does_not_depend_on_its_neighbours_wei
 
 
 def test_at_once_splits_without_changing_the_order() -> None:
-    results = sweep(masks=torch.ones(1, 28), seeds=[4, 5, 6], epochs=1, at_once=2)
+    results = sweep(masks=torch.ones(1, 28), seeds=[4, 5, 6], epochs=2, at_once=2, optimizer=AdamW(0.01))
     assert [r.run.seed for r in results] == [4, 5, 6]
+    for result in results:
+        assert result.history[1]["loss"] < result.history[0]["loss"]
+        assert {p.dtype for p in result.model.parameters()} == {torch.float32}
 
 
 def test_batch_norm_trains_on_batch_statistics_and_ships_calibrated() -> None:

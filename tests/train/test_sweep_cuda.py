@@ -1,4 +1,4 @@
-"""The batched step on a GPU: compiled and recorded it computes what it computes eagerly, and never waits for the host."""
+"""The batched step on a GPU: compiled and recorded it computes what it does eagerly, and never waits for the CPU."""
 
 from __future__ import annotations
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
+from espalier.gates.canonical import canonical, severed
 from espalier.gates.find import find_groups, structure_of
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
 from espalier.gates.masking import MARK, strip
 from espalier.gates.structure import GateGroup, Structure, finish
-from espalier.gates.trace import Trace, trace
+from espalier.gates.trace import Trace, tensors_in, trace
 from espalier.gates.verify import Trial, isolated_random, verified
 from espalier.space import BadInput, BadType, NoGates
 
@@ -38,11 +41,14 @@ def attach(
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> gated = attach(model, torch.randn(3, 4))
     >>> gated.space
-    Space([Bits(name='0', size=8, least=0)])
+    Space([Bits(name='0', size=8, least=1)])
     """
     if not isinstance(model, nn.Module):
         raise BadType(f"attach takes a torch.nn.Module, not {type(model).__name__}")
     args, kwargs = _arguments(example_inputs)
+    for tensor in (*tensors_in(args), *tensors_in(kwargs)):
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise BadInput("example_inputs hold infinite values or NaN, under which nothing can be compared")
     _check_names(model, kinds, ignore)
     mark = model.__dict__.get(MARK)
     if mark is not None:
@@ -90,10 +96,25 @@ def _attach_found(
         refused |= wrong
     if not groups:
         raise NoGates(_nothing(seen, refused))
+    groups = connected(groups, build)
     adapted, phantoms = (trial.adapted, trial.phantoms) if trial else ((), ())
     names = {group.name for group in groups}
     adapted = [a for a in adapted if not a.group or a.group in names]
     return Gated(model, build(groups), adapted=adapted, phantoms=phantoms, refused=refused)
+
+
+def connected(groups: Sequence[GateGroup], build: Callable[[Sequence[GateGroup]], Structure]) -> list[GateGroup]:
+    """The groups, with ``least`` 1 where closing a whole one would cut every path from input to output."""
+    free = [replace(group, least=0) for group in groups]
+    structure = build(free)
+    result, start = [], 0
+    for group in groups:
+        mask = np.ones(structure.space.d)
+        mask[start : start + group.size] = 0
+        start += group.size
+        cut = severed(structure, canonical(structure, structure.space, mask) != 0)
+        result.append(replace(group, least=1) if cut else group)
+    return result
 
 
 def _stuck(model: nn.Module, seen: Trace) -> list[str]:
@@ -118,12 +139,22 @@ def _unusable(group: GateGroup, seen: Trace, ignore: Collection[str]) -> str:
     for name in ignore:
         if any(path == name or path.startswith(name + ".") for path in writers):
             return f"ignored, as asked ({name})"
+    return _unseen(group, seen)
+
+
+def _unseen(group: GateGroup, seen: Trace) -> str:
+    """A parameter the example never used, in a layer that would be cut or beside it and as wide: it may belong too."""
+    names = {name.rpartition("[")[0]: int(name[:-1].rpartition("[")[2]) for name in (*group.writes, *group.reads)}
+    widths = {info.tensor.shape[names[info.name]] for info in seen.tensors if info.name in names}
+    paths = {name.rpartition(".")[0] for name in names}
+    parents = {path.rpartition(".")[0] for path in paths}
     for info in seen.tensors:
-        if info.touched or info.tensor.ndim == 0:
+        if info.touched or not info.is_parameter:
             continue
         for path, _ in info.places:
-            if path in writers and not isinstance(info.tensor, type(None)) and info.is_parameter:
-                return f"{info.name} was never used by the example, so how it would be cut is unknown"
+            beside = path.rpartition(".")[0] in parents and info.tensor.ndim > 1
+            if path in paths or (beside and widths & set(info.tensor.shape[:2])):
+                return f"{info.name} was never used by the example, and may read or write these units too"
     return ""
 
 

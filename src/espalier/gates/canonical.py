@@ -48,6 +48,12 @@ def canonical(structure: Structure, space: Space, mask: Array) -> Array:
     return opened.astype(mask.dtype)
 
 
+def severed(structure: Structure, opened: Array) -> bool:
+    """Whether under a mask ``(d)`` of booleans every layer that the output needs reads nothing."""
+    needed = [layer for layer in structure.layers if layer.anchored and not layer.grouped]
+    return bool(needed) and all(any(_all_closed(reads, opened) for reads in layer.reads) for layer in needed)
+
+
 def _all_closed(entries: Array, opened: Array) -> bool:
     return bool((entries >= 0).all() and not opened[entries].any())
 

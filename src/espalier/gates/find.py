@@ -134,6 +134,8 @@ def structure_of(trace: Trace, groups: Sequence[GateGroup]) -> Structure:
         for offset, unit in enumerate(group.units):
             entry[trace.atoms.roots(unit)] = start + offset
         start += group.size
+    for atoms in trace.inputs:  # the input arrives whole; what is left out is left out where it is read
+        entry[trace.atoms.roots(atoms)] = -1
     structure = Structure(trace, list(groups), entry)
     for copy in trace.copies:
         before, after = structure.follow(copy.before), structure.follow(copy.after)

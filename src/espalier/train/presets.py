@@ -18,8 +18,11 @@ class Recipe:
     """How structure and weights are trained; the defaults are what ``fit`` does when it is told nothing else.
 
     theta_rate: theta's learning rate in units of 1 / degrees of freedom: 1 is the paper's, which needs hundreds of
-        updates per gate; short schedules need more. theta_cap: and never more than this, for spaces of few gates.
-    initial: theta at the start. adaptive: ASNG instead of a fixed rate (theta_rate is then its delta).
+        updates per gate. In a short run, where it is small, the cost chooses the gates and not the loss (digits, MLP
+        64-64-64-64-10 at 10% of the weights, 20 epochs, held-out data, two seeds: 23, 16, 7% error at 8, 16, 32).
+    theta_cap: and never more than this, for spaces of few gates.
+    initial: theta at the start. Weights learn faster under masks that are nearly full (7% became 5% at 0.9).
+    adaptive: ASNG instead of a fixed rate (theta_rate is then its delta).
     ramp: the share of the run over which the expected cost is led to the target.
     settle: the share of the run, at its end, in which the structure is fixed. While it begins the weights' learning
         rate is still high, so that they can follow.
@@ -27,11 +30,11 @@ class Recipe:
     drops: the shares of the run after which that rate is divided by ten, unless an optimizer or scheduler is given.
     """
 
-    theta_rate: float = 8.0
-    theta_cap: float = 0.05
-    initial: float = 0.5
+    theta_rate: float = 32.0
+    theta_cap: float = 0.2
+    initial: float = 0.9
     adaptive: bool = False
-    ramp: float = 0.3
+    ramp: float = 0.4
     settle: float = 0.5
     learning_rate: float = 0.05
     momentum: float = 0.9
@@ -70,11 +73,15 @@ class Recipe:
 
 
 # The paper's own settings. With `samples=2` and `batch_size=32` they are its experiment A; B has a rate of 0.1.
-PAPER = Recipe(theta_rate=1.0, theta_cap=1.0, settle=0.0, ramp=0.5, learning_rate=0.01, drops=(0.5, 0.75))
+PAPER = Recipe(theta_rate=1.0, theta_cap=1.0, initial=0.5, settle=0.0, ramp=0.5, learning_rate=0.01, drops=(0.5, 0.75))
 
 # For a network that is already trained: nearly every gate open in the masks that are drawn first, so that they lose
-# next to nothing, and steps small enough to keep what the weights know.
-FINETUNE = Recipe(initial=0.98, theta_rate=4.0, ramp=0.4, learning_rate=0.01, drops=(0.6, 0.85))
+# next to nothing, and small steps of the weights, to keep what they know. Theta's are not: with few gates closed each
+# mask says little, and where theta_rate was 4 it was the cost that chose the gates, not the loss (digits, an MLP and a
+# ResNet at half and a quarter of the MACs, held-out data: 16 was as good as the trained network, 4 lost 2 to 6 points).
+FINETUNE = Recipe(
+    initial=0.98, theta_rate=16.0, theta_cap=0.2, ramp=0.4, settle=0.5, learning_rate=0.03, drops=(0.6, 0.85)
+)
 
 PRESETS: dict[str, Recipe] = {"default": Recipe(), "paper": PAPER, "finetune": FINETUNE}
 

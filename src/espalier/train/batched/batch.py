@@ -117,9 +117,19 @@ class Batch:
             raise BadInput("capture records CUDA graphs, and these runs are on a CPU; use capture=None")
         self._update: Callable[..., Any] = self.step.exactly if not on_gpu else self.step
         if compile:
+            self._try()
             tuned = {"max_autotune": True, "coordinate_descent_tuning": True} if self.compute.autotune else {}
             self._update = compiled(self.step, tuned | dict(self.compute.options))
         self._replayer = Replayer(self._update, source, self.compute.updates_at_once) if capture else None
+
+    @torch.no_grad()
+    def _try(self) -> None:
+        """The loss of one run, eagerly: what is wrong says so in its own words, and what is made once is made here,
+        outside of what is compiled."""
+        params, fixed = ({name: t[0] for name, t in named.items()} for named in (self.state.params, self.state.fixed))
+        mask = torch.ones(self.source.d, device=self.device)
+        out = self.differential.outputs(params, fixed, mask, self.feed.floats(self.feed.inputs[:4]))
+        self.differential.measured(out, self.feed.targets[:4])
 
     @property
     def examples(self) -> int:
@@ -205,6 +215,7 @@ class Batch:
                 slot.copy_(value)
         self.done = int(saved["done"])
         state.done.fill_(self.done)
+        self.step.set_pace()
         for name in ("sums", "skipped", "broken"):
             getattr(state, name).copy_(saved[name])
         self.feed.stream.load_state_dict(dict(saved["stream"]))

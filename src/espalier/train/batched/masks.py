@@ -23,6 +23,9 @@ class Source(Protocol):
         ...
 
     @property
+    def d(self) -> int: ...
+
+    @property
     def compares(self) -> bool:
         """Whether the masks of an update are compared, on one mini-batch that all of them read."""
         ...
@@ -55,6 +58,7 @@ class Searched:
     def __init__(self, search: Search, permuted: Tensor) -> None:
         self.search, self.permuted = search, permuted
         self.any_permuted = bool(permuted.any())
+        self.d = search.space.d
 
     @property
     def generator(self) -> torch.Generator:
@@ -85,7 +89,7 @@ class Given:
     compares = False
 
     def __init__(self, mask: Tensor, rate: Tensor, seed: int = 0) -> None:
-        self.mask, self.rate = mask, rate
+        self.mask, self.rate, self.d = mask, rate, mask.shape[-1]
         self.masks_each = bool((rate > 0).any())
         self._generator = torch.Generator(mask.device).manual_seed(seed)
 

@@ -25,20 +25,23 @@ class Optimizer(Protocol):
         """How many tensors like the parameter each parameter is accompanied by; they start at 0."""
         ...
 
+    def pace(self, lr: Tensor, step: Tensor) -> Tensor:
+        """What depends on the number of the update alone, ``(k, R)``. lr: ``(R)``; step: that number, from 1."""
+        ...
+
     def move(
         self,
         params: Sequence[Tensor],
         grads: Sequence[Tensor],
         slots: Sequence[Sequence[Tensor]],
-        lr: Tensor,
-        step: Tensor,
+        pace: Tensor,
         ok: Tensor | None,
     ) -> None:
         """Change params and slots in place; the gradients may be used up.
 
-        params, grads: ``(R, ...)`` each; slots: one list like params for each slot; lr: ``(R)``; step: number of this
-        update, from 1; ok: ``(R)`` bool, the runs that move, None for all. A run that does not move may have any
-        gradient, also NaN, and keeps its parameters and slots bit for bit.
+        params, grads: ``(R, ...)`` each; slots: one list like params for each slot; ok: ``(R)`` bool, the runs that
+        move, None for all. A run that does not move may have any gradient, also NaN, and keeps its parameters and slots
+        bit for bit.
         """
         ...
 
@@ -63,16 +66,18 @@ class SGD:
     def slots(self) -> int:
         return 1 if self.momentum else 0
 
+    def pace(self, lr: Tensor, step: Tensor) -> Tensor:
+        return lr.unsqueeze(0)
+
     def move(
         self,
         params: Sequence[Tensor],
         grads: Sequence[Tensor],
         slots: Sequence[Sequence[Tensor]],
-        lr: Tensor,
-        step: Tensor,
+        pace: Tensor,
         ok: Tensor | None,
     ) -> None:
-        rate = lr if ok is None else torch.where(ok, lr, 0.0)
+        rate = pace[0] if ok is None else torch.where(ok, pace[0], 0.0)
         for i, (p, g) in enumerate(zip(params, grads)):
             if self.weight_decay:
                 g = g.add_(p, alpha=self.weight_decay)
@@ -83,7 +88,7 @@ class SGD:
             if self.momentum:
                 velocity = slots[0][i].mul_(decay).add_(g)
                 g = g.add_(velocity, alpha=self.momentum) if self.nesterov else velocity
-            p.addcmul_(g, _like(rate.to(p.dtype), p), value=-1.0)
+            p.addcmul_(g, _like(rate, p), value=-1.0)
 
 
 @dataclass(frozen=True)
@@ -106,18 +111,22 @@ class Adam:
     def slots(self) -> int:
         return 2
 
+    def pace(self, lr: Tensor, step: Tensor) -> Tensor:
+        """Learning rate and root of the second moment, each with its bias correction; between them the decay."""
+        first, second = ((1 - beta ** step.to(torch.float64)).to(lr.dtype) for beta in self.betas)
+        return torch.stack([lr / first, 1 - lr * self.weight_decay, second.rsqrt().expand_as(lr)])
+
     def move(
         self,
         params: Sequence[Tensor],
         grads: Sequence[Tensor],
         slots: Sequence[Sequence[Tensor]],
-        lr: Tensor,
-        step: Tensor,
+        pace: Tensor,
         ok: Tensor | None,
     ) -> None:
-        count = step.to(torch.float64)
-        first, second = 1 - self.betas[0] ** count, 1 - self.betas[1] ** count  # bias corrections
-        rate = lr if ok is None else torch.where(ok, lr, 0.0)
+        rate, decay, grow = pace
+        if ok is not None:
+            rate, decay = torch.where(ok, rate, 0.0), torch.where(ok, decay, 1.0)
         for p, g, mean, square in zip(params, grads, *slots):
             if self.weight_decay and not self.decoupled:
                 g = g.add_(p, alpha=self.weight_decay)
@@ -126,11 +135,11 @@ class Adam:
                 g = torch.where(_like(ok, p), g, 0.0)
                 weights = [_either(ok, 1 - b, 0.0, p) for b in self.betas]
             if self.decoupled and self.weight_decay:
-                p.mul_(_like((1 - rate * self.weight_decay).to(p.dtype), p))
+                p.mul_(_like(decay, p))
             mean.lerp_(g, weights[0])
             square.lerp_(g * g, weights[1])
-            spread = (square.sqrt() / second.sqrt().to(p.dtype)).add_(self.eps)
-            p.addcmul_(mean / spread, _like((rate / first).to(p.dtype), p), value=-1.0)
+            spread = (square.sqrt() * _like(grow, p)).add_(self.eps)
+            p.addcmul_(mean / spread, _like(rate, p), value=-1.0)
 
 
 def AdamW(

@@ -37,8 +37,8 @@ class Steps:
 
     def factor(self, done: Tensor, total: int) -> Tensor:
         factor = torch.ones((), dtype=torch.float64, device=done.device)
-        for share in self.at:
-            factor = torch.where(done >= share * total, factor / self.by, factor)
+        for drops, share in enumerate(sorted(self.at), start=1):
+            factor = torch.where(done >= share * total, self.by**-drops, factor)
         return factor
 
 

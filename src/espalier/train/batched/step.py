@@ -37,6 +37,7 @@ class Stacked:
     fixed: Named
     slots: list[list[Tensor]]
     rates: Tensor  # (R): each run's learning rate before the schedule
+    pace: Tensor  # (k, R): what the optimiser's next step takes from its number
     done: Tensor
     sums: Tensor
     skipped: Tensor
@@ -50,7 +51,8 @@ class Stacked:
         done, skipped = (torch.zeros(shape, dtype=torch.int64, device=device) for shape in ((), (runs,)))
         sums = torch.zeros(4, runs, dtype=torch.float64, device=device)
         broken = torch.full((runs,), -1, dtype=torch.int64, device=device)
-        return cls(params, fixed, slots, rates, done, sums, skipped, broken)
+        pace = torch.zeros_like(optimizer.pace(rates, done + 1))
+        return cls(params, fixed, slots, rates, pace, done, sums, skipped, broken)
 
 
 class Differential:
@@ -133,6 +135,7 @@ class Step:
     ) -> None:
         self.state, self.differential, self.feed = state, differential, feed
         self.optimizer, self.schedule, self.total = optimizer, schedule, total
+        self.set_pace()
 
     def __call__(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
         """Without a look at any value: a run with a loss that is not finite leaves its weights alone."""
@@ -181,15 +184,21 @@ class Step:
         ok: Tensor | None,
     ) -> None:
         state = self.state
-        lr = state.rates * self.schedule.factor(state.done, self.total).to(state.rates.dtype)
         params = list(state.params.values())
-        self.optimizer.move(params, [grads[name] for name in state.params], state.slots, lr, state.done + 1, ok)
+        self.optimizer.move(params, [grads[name] for name in state.params], state.slots, state.pace, ok)
         source.learn(masks, losses.to(torch.float32) if losses.dtype == torch.bfloat16 else losses, noise)
         if ok is not None:
             broken = (state.broken < 0) & ~losses.isfinite().any(-1)
             state.broken.copy_(torch.where(broken, state.done + 1, state.broken))
             state.skipped.add_(~ok)
         state.done.add_(1)
+        self.set_pace()
+
+    def set_pace(self) -> None:
+        """For the next update. Kept as a tensor: a compiler would compute it anew for every single weight."""
+        state = self.state
+        lr = state.rates * self.schedule.factor(state.done, self.total)
+        state.pace.copy_(self.optimizer.pace(lr, state.done + 1))
 
     def _count(self, losses: Tensor, wrong: Tensor, y: Tensor) -> None:
         finite = losses.isfinite()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from espalier.cost import Cost
 from espalier.data import Dataset
@@ -19,6 +19,7 @@ from espalier.train.batched.batch import Compute
 from espalier.train.batched.feed import Pair, check_pair
 from espalier.train.batched.finish import results
 from espalier.train.batched.group import Group
+from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.optimizers import Optimizer
 from espalier.train.batched.plan import Plan
 from espalier.train.batched.record import Records
@@ -44,7 +45,7 @@ def sweep(
     epochs: int,
     batch_size: int = 64,
     samples: int = 2,
-    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
+    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
     cost: str | Cost | Tensor = "weights",
     optimizer: Optimizer | None = None,
     schedule: str | Schedule | None = None,
