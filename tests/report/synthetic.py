@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ UPDATES = 937_500
 
 def weights(units: Sequence[int], widths: Sequence[int]) -> int:
     line = [widths[0], *units, widths[-1]]
-    return sum(a * b for a, b in zip(line, line[1:]))
+    return sum(a * b for a, b in pairwise(line))
 
 
 def write(

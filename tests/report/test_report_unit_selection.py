@@ -44,7 +44,9 @@ def test_the_numbers_of_a_real_study_are_those_of_its_files(digits):
             median = statistics.median(r["units"][layer] for r in results)
             assert float(found[name][f"layer {layer + 1}"]) == median
         assert float(found[name]["unit share"]) == pytest.approx(statistics.median(r["unit_share"] for r in results))
-        assert float(found[name]["weight share"]) == pytest.approx(statistics.median(r["weight_share"] for r in results))
+        assert float(found[name]["weight share"]) == pytest.approx(
+            statistics.median(r["weight_share"] for r in results)
+        )
     (table,) = [path for path in written if path.name.endswith("trade-off.csv")]
     lines = rows(table)
     assert [line["variant"] for line in lines] == ["search"] * 3 + ["fixed"] * 2 + ["dropout"]

@@ -42,5 +42,7 @@ def stories(out: Path) -> dict[str, dict[str, Any]]:
     found = {}
     for path in sorted(out.glob("runs/**/*.json")):
         story = json.loads(path.read_text())
-        found[str(path.relative_to(out))] = {k: v for k, v in story.items() if k not in ("seconds", "calls", "finished")}
+        found[str(path.relative_to(out))] = {
+            k: v for k, v in story.items() if k not in ("seconds", "calls", "finished")
+        }
     return found

@@ -7,7 +7,9 @@ import torch
 from study_helpers import study
 from torch import nn
 
+import espalier
 from espalier.data import Stream, load
+from espalier.models import MLP
 from espalier.study.batch import StudyBatch
 from espalier.study.network import Network
 from espalier.study.spec import RunSpec
@@ -108,3 +110,23 @@ def test_a_fixed_run_equals_a_small_network_trained_from_scratch(tmp_path):
         params = {name: p[i] for name, p in batch.batch.state.params.items()}
         x = data.test_inputs[:50].float()
         torch.testing.assert_close(made.network.call(params, mask, x), small(x), rtol=1e-3, atol=1e-3)
+
+
+def test_it_computes_and_costs_what_the_attached_model_does():
+    torch.manual_seed(0)
+    model = MLP(WIDTHS[0], WIDTHS[1:-1], WIDTHS[-1]).double()
+    gated = espalier.attach(model, torch.rand(3, WIDTHS[0], dtype=torch.float64))
+    network = Network(WIDTHS)
+    names = [f"layers.{i}" for i in range(3)] + ["head"]
+    tensors = dict(model.named_parameters())
+    params = {f"{i}.{part}": tensors[f"{name}.{part}"] for i, name in enumerate(names) for part in ("weight", "bias")}
+    assert gated.d == network.space.d
+    rng = torch.Generator().manual_seed(2)
+    for _ in range(10):
+        mask = (torch.rand(network.space.d, generator=rng) < 0.5).float()
+        canonical = network.canonical(mask.unsqueeze(0))[0]
+        assert torch.equal(canonical, gated.canonical(mask).float())
+        x = torch.rand(4, WIDTHS[0], generator=rng, dtype=torch.float64)
+        torch.testing.assert_close(network.call(params, canonical.double(), x), gated.call(tensors, canonical, x))
+        for kind in ("units", "weights"):
+            assert float(network.cost(kind)(canonical)) == float(gated.cost(kind)(canonical))

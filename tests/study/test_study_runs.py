@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ def test_every_run_has_its_file_and_its_story(whole):
         assert [mask[:12].count("1"), mask[12:22].count("1"), mask[22:].count("1")] == units
         assert result["unit_share"] == pytest.approx(sum(units) / 30)
         weights = [64, *units, 10]
-        share = sum(a * b for a, b in zip(weights, weights[1:])) / (64 * 12 + 12 * 10 + 10 * 8 + 80)
+        share = sum(a * b for a, b in pairwise(weights)) / (64 * 12 + 12 * 10 + 10 * 8 + 80)
         assert result["weight_share"] == pytest.approx(share)
         assert story["commit"] == "abc"
         assert story["versions"]["torch"] == torch.__version__
@@ -88,7 +89,7 @@ def test_more_trials_add_runs_and_leave_the_others(whole, tmp_path):
     assert run(tmp_path, trials=2, methods=("fixed",))
     ours, theirs = stories(tmp_path), stories(whole)
     for name, story in ours.items():
-        # A fixed run knows nothing of the runs beside it, but the noise of dropout makes its batch's arithmetic another.
+        # A fixed run knows nothing of the runs beside it; beside dropout its arithmetic is another.
         assert story["result"]["test_loss"] == pytest.approx(theirs[name]["result"]["test_loss"], rel=1e-3)
     assert len(ours) == 4
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import typer
@@ -52,6 +53,8 @@ def unit_selection(
     device: str = typer.Option("", help="cpu or cuda; default: cuda where there is one."),
     precision: str = typer.Option("", help="float32, tf32 or bf16 matrix products; default: tf32 on cuda."),
     autotune: bool = typer.Option(False, "--autotune", help="Look longer for faster kernels."),
+    inductor: str = typer.Option("{}", help="Options of torch's compiler, as JSON."),
+    updates_at_once: int = typer.Option(50, help="Updates recorded as one CUDA graph."),
     time_limit: float | None = typer.Option(None, help="Stop cleanly after so many seconds."),
     commit: str = typer.Option("", help="The revision to record, where git cannot tell."),
     keep_state: bool = typer.Option(False, "--keep-state", help="Keep the last checkpoints of finished batches."),
@@ -93,7 +96,12 @@ def unit_selection(
         out,
         data_dir=data_dir,
         device=place,
-        compute=Compute(precision=settings.precision, autotune=autotune),  # type: ignore[arg-type]
+        compute=Compute(
+            precision=settings.precision,  # type: ignore[arg-type]
+            autotune=autotune,
+            options=_options(inductor),
+            updates_at_once=updates_at_once,
+        ),
         commit=commit or None,
         command=shlex.join(["espalier", *sys.argv[1:]]),
         keep_state=keep_state,
@@ -133,6 +141,16 @@ def number(word: str) -> float:
         return float(word)
     except ValueError:
         raise BadInput(f"{word!r} is not a number; write 0.015625 or 2^-6") from None
+
+
+def _options(text: str) -> dict[str, Any]:
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        raise BadInput(f"--inductor is JSON such as '{{\"combo_kernels\": true}}', not {text!r}: {error}") from None
+    if not isinstance(options, dict):
+        raise BadInput(f"--inductor is a JSON object, not {text!r}")
+    return options
 
 
 def _whole(word: str) -> int:

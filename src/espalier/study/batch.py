@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.nn.functional import cross_entropy
 
 from espalier.data import Dataset
 from espalier.search import Search
@@ -21,6 +20,7 @@ from espalier.space import BadInput
 from espalier.study.network import Network
 from espalier.study.spec import PAIR, RunSpec, Settings
 from espalier.train.batched.batch import Batch, Compute, Precision, searched
+from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given, Source
 from espalier.train.batched.optimizers import SGD
 from espalier.train.batched.schedule import Steps
@@ -29,7 +29,7 @@ from espalier.train.progress import Progress
 from espalier.train.stop import Stop
 
 SLICE = 2000  # updates between looks at the clock: the only times the host waits for the device
-WHOLE = 50  # looks are at multiples of this: as many updates as one CUDA graph holds
+FIRST = 100  # updates in which a new process compiles and records
 SAVE_EVERY = 300.0  # seconds; the state of 35 networks is half a gigabyte
 BINS = 20
 DRAWS = 20  # structures of the stochastic prediction
@@ -83,7 +83,7 @@ class StudyBatch:
             compute=compute or Compute(precision=cast(Precision, settings.precision)),
         )
         self.test = data.test_inputs.to(device), data.test_labels.to(device)
-        self.points = points(self.total, settings.points)
+        self.points = points(self.total, settings.points, self.batch.compute.updates_at_once)
         self.curves: list[list[Row]] = [[] for _ in runs]
         self.seconds = {"setup": 0.0, "first_updates": 0.0, "updates": 0.0, "measuring": 0.0, "saving": 0.0}
         self.stretches = 0  # calls it took
@@ -138,11 +138,11 @@ class StudyBatch:
             self.stretches += 1
         progress.start(self.batch.done, self.total)
         saved = time.monotonic()
-        part = "first_updates"  # a new process compiles and records first
+        part = "first_updates"
         while not self.finished and not stop.now(spare=self.saving):
             began, done = time.monotonic(), self.batch.done
             with self._timed(part):
-                self._advance(WHOLE if part == "first_updates" else SLICE)
+                self._advance(FIRST if part == "first_updates" else SLICE)
             part = "updates"
             progress.update(self.batch.done)
             rate = (self.batch.done - done) / (time.monotonic() - began)
@@ -285,15 +285,17 @@ class StudyBatch:
             self.seconds[part] += time.monotonic() - began
 
 
-def points(total: int, count: int) -> tuple[int, ...]:
-    """Updates after which the runs are measured: evenly spaced, whole graphs where possible, the last one the end.
+def points(total: int, count: int, whole: int = 50) -> tuple[int, ...]:
+    """Updates after which the runs are measured: evenly spaced, the last one the end.
+
+    whole: updates in one CUDA graph; points are multiples of it where there is room.
 
     >>> points(937_500, 20)[:2], points(937_500, 20)[-1], points(7, 3)
     ((46850, 93750), 937500, (2, 5, 7))
     """
     exact = [round(total * k / count) for k in range(1, count + 1)]
-    if total >= count * WHOLE:
-        exact = [point // WHOLE * WHOLE for point in exact[:-1]] + [total]
+    if total >= count * whole:
+        exact = [point // whole * whole for point in exact[:-1]] + [total]
     return tuple(sorted({point for point in exact if point > 0}))
 
 
