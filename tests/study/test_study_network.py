@@ -124,6 +124,8 @@ def test_it_computes_and_costs_what_the_attached_model_does():
     rng = torch.Generator().manual_seed(2)
     for _ in range(10):
         mask = (torch.rand(network.space.d, generator=rng) < 0.5).float()
+        for where in network.layers:  # an attached layer keeps one unit, the paper's need not
+            mask[where.stop - 1] = 1.0
         canonical = network.canonical(mask.unsqueeze(0))[0]
         assert torch.equal(canonical, gated.canonical(mask).float())
         x = torch.rand(4, WIDTHS[0], generator=rng, dtype=torch.float64)
