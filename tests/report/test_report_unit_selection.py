@@ -181,3 +181,13 @@ def test_folders_without_runs_and_broken_files_are_refused(tmp_path):
     path.write_text('{"format": 1, "run": {}}')
     with pytest.raises(Corrupt, match=path.name):
         report.write(tmp_path)
+
+
+def test_a_mixed_study_is_refused(tmp_path):
+    for seed, rate in enumerate((0.01, 0.05)):
+        path = write(tmp_path, "search", 0.0, seed, error=0.02)
+        story = json.loads(path.read_text())
+        story["settings"]["learning_rate"] = rate
+        path.write_text(json.dumps(story))
+    with pytest.raises(BadInput, match=r"learning_rate is 0.01 in .* and 0.05 in "):
+        report.write(tmp_path)

@@ -12,6 +12,8 @@ from typing import Any
 from espalier.space import BadInput, Corrupt
 
 FORMAT = 1
+SHARED = {"batch_size", "learning_rate", "momentum", "weight_decay"}  # by all methods of one table
+FREE = {"precision", "points", "device"}
 
 
 @dataclass(frozen=True)
@@ -158,11 +160,27 @@ def _place(run: Run) -> tuple[Any, ...]:
 
 def _section(runs: list[Run]) -> Section:
     dataset, evaluated_on, epochs, widths = _place(runs[0])
+    _check_alike(runs)
     held = "" if evaluated_on == "test set" else "-held_out"
     name = f"{dataset}{held}-{-epochs}_epochs"
     if widths[1:-1] != (widths[0],) * 3:
         name += "-" + "_".join(map(str, widths[1:-1]))
     return Section(name, dataset, -epochs, evaluated_on, widths, tuple(runs))
+
+
+def _check_alike(runs: list[Run]) -> None:
+    """Runs of one table differ in what the table shows, and in nothing else (but the machine and its rounding)."""
+    for variant, shared in [(None, SHARED), *[(v, None) for v in dict.fromkeys(r.variant for r in runs)]]:
+        group = [r for r in runs if variant is None or r.variant == variant]
+        names = {name for r in group for name in r.story["settings"]} - FREE if shared is None else shared
+        for name in sorted(names):
+            found = {json.dumps(r.story["settings"].get(name)): r.path for r in group}
+            if len(found) > 1:
+                (one, here), (other, there), *_ = found.items()
+                raise BadInput(
+                    f"a mixed study: {name} is {one} in {here} and {other} in {there}; keep such runs in folders of "
+                    "their own"
+                )
 
 
 def _grouped(runs: Iterable[Run], key: Callable[[Run], tuple[Any, ...]]) -> list[list[Run]]:

@@ -151,10 +151,11 @@ class StudyBatch:
                     self._measure()
             progress.epoch(self._line(rate))
             if time.monotonic() - saved > SAVE_EVERY and not self.finished:
-                self._save()
+                self.save()
                 saved = time.monotonic()
-        self._save()
         progress.stop()
+        if not self.finished:
+            self.save()
         return self.finished
 
     def _advance(self, most: int) -> None:
@@ -254,7 +255,8 @@ class StudyBatch:
             results.append(story | {"runs_in_batch": len(self.runs), "calls": self.stretches})
         return results
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Write a checkpoint of where the runs are."""
         if self.checkpoint is None:
             return
         began = time.monotonic()

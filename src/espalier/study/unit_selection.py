@@ -75,7 +75,9 @@ class Study:
                 )
                 return False
             self._record(batch)
-            if not self.keep_state:
+            if self.keep_state:
+                batch.save()
+            else:
                 shutil.rmtree(folder, ignore_errors=True)
             took = sum(batch.seconds.values())
             progress.say(f"{label}: {len(runs)} runs done in {took:,.1f} s, {took / len(runs):,.1f} s each")
