@@ -88,5 +88,5 @@ def test_bad_settings_are_named(changes, word):
 
 
 def test_file_names_tell_every_penalty_apart():
-    names = {RunSpec("search", "search", 0, penalty=2.0**-k).name for k in range(40)}
+    names = {RunSpec("search", "search", 0, penalty=2.0**-k).setting for k in range(40)}
     assert len(names) == 40

@@ -103,7 +103,7 @@ def unit_selection(
             updates_at_once=updates_at_once,
         ),
         commit=commit or None,
-        command=shlex.join(["espalier", *sys.argv[1:]]),
+        command=told(sys.argv[1:]),
         keep_state=keep_state,
     )
     with stop.on_interrupt():
@@ -126,6 +126,15 @@ def _report(out: Path, reproduction: Path | None) -> None:
 def _interrupted() -> NoReturn:
     typer.echo("espalier: stopped; the same command goes on from the last checkpoint", err=True)
     raise typer.Exit(130)
+
+
+def told(words: list[str]) -> str:
+    """The command as run files tell it: without the folders of the machine it ran on.
+
+    >>> told(["paper", "unit-selection", "--out=/home/me/results/units", "--data-dir", "/data/sets"])
+    'espalier paper unit-selection --out=units --data-dir sets'
+    """
+    return shlex.join(["espalier", *[re.sub(r"(?<![^=])/\S*/([^/]*)", r"\1", word) for word in words]])
 
 
 def number(word: str) -> float:

@@ -185,19 +185,21 @@ def _label_penalties(axes: Axes, section: Section) -> None:
     for penalty in section.settings("search"):
         runs = section.of("search", penalty)
         x, y = median([r.unit_share for r in runs]), median([r.error for r in runs])
-        if groups and abs(groups[-1][0] - x) < 0.05:
+        if groups and abs(groups[-1][0] - x) < 0.08:
             groups[-1][2].append(_maths(penalty))
         else:
             groups.append((x, y, [_maths(penalty)]))
     for x, y, names in groups:
+        beside = x < 0.15  # there the curve is steep, and would run through a label below
         axes.annotate(
-            ", ".join(names), (x, y), xytext=(0, -14), textcoords="offset points", ha="right" if x > 0.95 else "center",
-            fontsize=8, color=STYLES["search"][0],
+            ", ".join(names), (x, y), xytext=(9, -3) if beside else (0, -15), textcoords="offset points",
+            ha="left" if beside else "center", fontsize=8.5, color=STYLES["search"][0],
         )  # fmt: skip
 
 
 def _errors_on(axes: Axes) -> None:
     axes.set_yscale("log")
+    axes.set_ylim(bottom=axes.get_ylim()[0] * 0.96)  # room for labels below the lowest point
     axes.yaxis.set_major_formatter(FuncFormatter(_percent))
     low, high = axes.get_ylim()
     steps = [s * 10.0**k for k in range(-5, 1) for s in (1, 1.2, 1.5, 2, 3, 5, 7)]

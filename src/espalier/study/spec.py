@@ -32,10 +32,6 @@ class RunSpec:
             return f"penalty_{self.penalty}"
         return f"share_{self.size}" if self.size is not None else f"rate_{self.rate}"
 
-    @property
-    def name(self) -> str:
-        return f"{self.variant}-{self.setting}-seed_{self.seed}"
-
     def describe(self) -> dict[str, Any]:
         return {k: v for k, v in asdict(self).items() if v is not None}
 
