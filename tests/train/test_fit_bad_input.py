@@ -146,6 +146,19 @@ def test_divergence_in_the_middle_leaves_the_checkpoint_intact(tmp_path: Path) -
         assert a.equal(b)
 
 
+def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finite loss may have an infinite gradient; nobody could go on from a checkpoint of such weights."""
+    monkeypatch.setattr("espalier.train.loop.SAVING", 1e9)  # a checkpoint after every update
+    infinite = Bad(10, lambda loss: loss + (loss - loss.detach()).abs().sqrt())
+    with pytest.raises(espalier.Diverged, match="update 6 of 8: the weights are no longer finite"):
+        short(loss=infinite, checkpoint=tmp_path, settle=0.0)
+    settings = json.loads((tmp_path / "settings.json").read_text())["settings"]
+    state = Checkpoint(tmp_path, settings).load()
+    assert state is not None
+    assert state["update"] == 5
+    assert all(tensor.isfinite().all() for tensor in state["model"].values())
+
+
 def test_one_mask_without_a_finite_loss_does_not_end_the_run() -> None:
     result = short(
         loss=Bad(4, lambda loss: loss if torch.rand(()) < 0.8 else loss * float("nan")), samples=4, settle=0.0

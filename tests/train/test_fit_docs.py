@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,15 @@ def test_the_table_of_presets_is_true(row: str, field: str) -> None:
     values = [getattr(PRESETS[name], field) for name in ("default", "paper", "finetune")]
     shown = [", ".join(f"{v:g}" for v in value) if isinstance(value, tuple) else f"{value:g}" for value in values]
     assert told == shown
+
+
+def test_the_fine_tuning_example(capsys: pytest.CaptureFixture[str]) -> None:
+    state = torch.get_rng_state()
+    try:
+        runpy.run_path(str(Path(__file__).parents[2] / "examples" / "finetune.py"))
+    finally:
+        torch.set_rng_state(state)
+    before, after, share = map(float, re.findall(r"([0-9.]+)%", capsys.readouterr().out.replace("100%", "")))
+    assert before < 4
+    assert after < before + 2
+    assert share <= 50

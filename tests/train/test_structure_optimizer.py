@@ -289,6 +289,8 @@ def test_bad_input_is_named() -> None:
         structure.load_state_dict(inner.state_dict())
     with pytest.raises(espalier.BadInput, match=r"is a torch\.optim"):
         StructureOptimizer(model, search, gated)  # type: ignore[arg-type]
+    with pytest.raises(espalier.BadInput, match="LBFGS calls the closure by itself"):
+        StructureOptimizer(torch.optim.LBFGS(model.parameters()), search, gated)
     with pytest.raises(espalier.BadInput, match="batch of runs"):
         StructureOptimizer(inner, Search(gated.space, batch=(2,)), gated)
     with pytest.raises(espalier.BadInput, match="the search is over"):

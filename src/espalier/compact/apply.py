@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.compact.layers import Bias, Fill, Nothing, Select, Zeros
+from espalier.compact.layers import Bias, Fill, Select, Zeros
 from espalier.compact.plan import Plan, from_runs
 from espalier.gates.gate import Gate
 from espalier.gates.masking import strip
@@ -27,6 +27,9 @@ def apply_plan(model: nn.Module, plan: Plan, *, share: bool = False) -> nn.Modul
     for name, dims in plan.tensors.items():
         if name not in named:
             raise BadInput(f"the plan cuts {name}, which this model does not have; it is not the model it was made for")
+        shape = tuple(named[name].shape)
+        if shape != plan.shapes.get(name, shape):
+            raise BadInput(f"the plan cuts {name} of shape {plan.shapes[name]}, but here it is of shape {shape}")
         memo[id(named[name])] = _cut(named[name], name, dims)
     for tensor in named.values():
         if id(tensor) not in memo:
@@ -97,8 +100,6 @@ def _layer(module: nn.Module, change: Mapping[str, Any]) -> nn.Module:
         layer = Zeros(change["width"], change["dim"], change["reach"], change["lookup"])
     elif kind == "bias":
         layer = Bias(module._parameters.get("bias"), change["width"])
-    elif kind == "nothing":
-        layer = Nothing()
     else:
         raise BadInput(f"the plan has a change of kind {kind!r}, which this version of Espalier does not know")
     layer.train(module.training)

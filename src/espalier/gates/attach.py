@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from espalier.gates.approve import approved
 from espalier.gates.canonical import canonical, severed
 from espalier.gates.find import find_groups, structure_of
 from espalier.gates.gate import Gate
@@ -16,7 +17,7 @@ from espalier.gates.gated import Gated
 from espalier.gates.masking import MARK, strip
 from espalier.gates.structure import GateGroup, Structure, finish
 from espalier.gates.trace import Trace, tensors_in, trace
-from espalier.gates.verify import Trial, isolated_random, verified
+from espalier.gates.verify import Trial, isolated_random
 from espalier.space import BadInput, BadType, NoGates
 
 KINDS = ("units", "channels", "heads", "branches", "inputs")
@@ -79,7 +80,7 @@ def _attach_found(
         seen = trace(model, args, kwargs, inputs=inputs, hand=False, even=even)
     refused: dict[str, str] = {}
     groups = []
-    for group in find_groups(seen, kinds):
+    for group in find_groups(seen, kinds, dict(model.named_modules())):
         problem = _unusable(group, seen, ignore)
         if problem:
             refused[group.name] = problem
@@ -92,7 +93,7 @@ def _attach_found(
     trial = None
     if check and groups:
         trial = Trial(model, args, kwargs)
-        groups, wrong = verified(trial, groups, build)
+        groups, wrong = approved(trial, groups, build)
         refused |= wrong
     if not groups:
         raise NoGates(_nothing(seen, refused))
@@ -133,6 +134,8 @@ def _stuck(model: nn.Module, seen: Trace) -> list[str]:
 
 
 def _unusable(group: GateGroup, seen: Trace, ignore: Collection[str]) -> str:
+    if group.kind == "branches":
+        return ""
     if group.size < 2:
         return "a single unit: closing it would empty the layer"
     writers = [name.rpartition(".")[0] for name in group.writes]

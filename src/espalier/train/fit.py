@@ -138,6 +138,8 @@ def _carry_out(
         run.load_state_dict(state)
         if run.update < run.horizon:
             shown.say(f"going on after update {run.update} of {run.horizon}")
+    if record is not None and run.update == run.horizon and record.complete():
+        record = None
     if record is not None:
         record.start(settings, run.device, run.history)
     module = run.gated.model

@@ -65,8 +65,8 @@ class Run:
         self._clear()
 
     def _clear(self) -> None:
-        """Start the sums of an epoch. sums ``(4)``: loss, updates, wrong classes, predictions."""
-        self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
+        """Start the sums of an epoch: loss, updates, wrong classes, predictions."""
+        self.sums = [0.0, 0.0, 0.0, 0.0]
 
     @property
     def seconds(self) -> float:
@@ -85,30 +85,43 @@ class Run:
         if self.update >= self.settle_at and not self.search.settled:
             self.search.settle()
         inputs, targets = batch
+        seen: list[Any] = []  # the outputs under the first mask
 
         def closure() -> Tensor:
             outputs = nested.call(self.gated.model, inputs)
             loss = self.loss(outputs, targets)
-            if bool(scalar(loss).isfinite()):
-                loss.backward()  # type: ignore[no-untyped-call]
-            counts = score.wrong(outputs, targets)
-            if counts is not None:
-                self.sums[2:] += torch.stack(counts)
+            scalar(loss)
+            loss.backward()  # type: ignore[no-untyped-call]
+            if not seen:
+                seen.append(outputs)
             return loss
 
         try:
             loss = self.structure.step(closure)
         except Diverged as error:
             raise Diverged(f"update {self.update + 1} of {self.horizon}: {error}") from None
-        self.sums[0] += loss
+        self.sums[0] += float(loss)
         self.sums[1] += 1
+        counts = score.wrong(seen[0], targets)  # one mask speaks for all: each is drawn from theta
+        if counts is not None:
+            self.sums[2] += float(counts[0])
+            self.sums[3] += float(counts[1])
         self.update += 1
         if self.scheduler is not None and self.per_update:
             self.scheduler.step()
 
+    def check_weights(self) -> None:
+        """Refuse to save weights from which no run could go on."""
+        weights = [parameter.detach() for parameter in self.gated.model.parameters()]
+        if not all(bool(weight.isfinite().all()) for weight in weights):
+            raise Diverged(
+                f"update {self.update} of {self.horizon}: the weights are no longer finite; this state was not saved, "
+                "and an earlier checkpoint is intact. Lower the learning rate of the weights"
+            )
+
     def end_epoch(self) -> Row:
         """The row of the epoch that just ended."""
-        loss, updates, missed, predictions = self.sums.tolist()
+        loss, updates, missed, predictions = self.sums
         row: Row = {
             "epoch": self.update // self.feed.updates,
             "update": self.update,
@@ -142,7 +155,7 @@ class Run:
             "structure": self.structure.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "random": chance.states(self.device),
-            "sums": self.sums,
+            "sums": list(self.sums),
             "history": self.history,
             "theta": self.theta.state_dict(),
             "seconds": self.seconds,
@@ -154,7 +167,7 @@ class Run:
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         self.update, self.history = state["update"], list(state["history"])
-        self.sums = state["sums"].to(self.device)
+        self.sums = list(state["sums"])
         self.theta.load_state_dict(state["theta"])
         self.spent, self.began = state["seconds"], time.monotonic()
         chance.restore(state["random"], self.device)
@@ -173,6 +186,7 @@ def train(run: Run, checkpoint: Checkpoint | None, record: Record | None, stop: 
         nonlocal saved, cost, since
         if checkpoint is not None and saved != run.update:
             before = time.monotonic()
+            run.check_weights()
             checkpoint.save(run.state_dict(), run.update)
             saved, since = run.update, time.monotonic()
             cost = since - before

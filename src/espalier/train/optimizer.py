@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,10 @@ class StructureOptimizer(torch.optim.Optimizer):
     def __init__(self, optimizer: torch.optim.Optimizer, search: Search, gated: Gated) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise BadType(f"optimizer is a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise BadInput(
+                "LBFGS calls the closure by itself, as often as it likes; use SGD, Adam or another first-order one"
+            )
         if search.batch:
             raise BadInput(f"this search holds a batch of runs {search.batch}; one optimiser trains one run")
         if search.space != gated.space:
@@ -47,9 +52,9 @@ class StructureOptimizer(torch.optim.Optimizer):
             raise BadInput("step needs a closure that computes the loss, goes backwards and returns it: step(closure)")
         masks = self.search.ask()
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        losses = mean_gradient(self.gated, masks[:1] if self.search.settled else masks, parameters, closure)
-        finite = losses.isfinite()
-        if not bool(finite.any()):
+        masked = masks[:1] if self.search.settled else masks
+        losses, finite = mean_gradient(self.gated, masked, parameters, closure)
+        if not finite:
             with contextlib.suppress(Diverged):  # a search on the CPU says so at once; here the update is named
                 self.search.tell(masks, losses.expand(len(masks)))
             raise Diverged(
@@ -62,7 +67,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         self.inner.step()
         # Inside an autocast region torch keeps the weights it has cast; they have just changed.
         torch.clear_autocast_cache()
-        return losses[finite].mean()
+        return losses.new_tensor(math.fsum(finite) / len(finite))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)

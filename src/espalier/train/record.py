@@ -1,9 +1,9 @@
 """The run directory: settings, versions, hardware, metrics, theta over time and the result, for reports to read.
 
-``settings.json``  what was asked for, the seed, versions and hardware (of the call that ended the run)
+``settings.json``  what was asked for, the seed, versions and hardware (of the last call that trained)
 ``metrics.jsonl``  one row for each epoch, JSON lines
 ``theta.safetensors``  ``theta`` ``(snapshots, d)`` float32 and ``updates`` ``(snapshots)`` int64
-``result.json``    what came out; there once the run is finished
+``result.json``    what came out; with ``finished`` false, what would ship where a time limit stopped the run
 ``checkpoint-*``   the last two checkpoints
 """
 
@@ -39,6 +39,13 @@ class Record:
         write(self.folder / "settings.json", _json(story))
         write(self.metrics, b"".join(_line(row) for row in history))
 
+    def complete(self) -> bool:
+        """Whether a finished run has been written here: then it is not written again."""
+        try:
+            return bool(json.loads((self.folder / "result.json").read_text())["finished"])
+        except (OSError, ValueError, KeyError):
+            return False
+
     def epoch(self, row: Row) -> None:
         try:
             with open(self.metrics, "ab") as file:
@@ -53,10 +60,9 @@ class Record:
 
 
 def versions() -> dict[str, str]:
-    from espalier import __version__
-
+    package = sys.modules[__name__.partition(".")[0]]  # importing it here would point up the layers
     return {
-        "espalier": __version__,
+        "espalier": package.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,

@@ -69,4 +69,6 @@ class Result:
             text += f"; {weights:.2%} of the weights are kept"
         if self.validation is not None and self.validation.error is not None:
             text += f", validation error {self.validation.error:.2%}"
+        if not bool(self.mask.any()):
+            text += ". No gate is left: nothing leads from inputs to outputs; use a larger target, or train longer"
         return text

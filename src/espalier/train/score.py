@@ -64,7 +64,7 @@ def stochastic(
     def predict(inputs: Any) -> Tensor:
         total: Tensor | None = None
         for mask in masks:
-            with gated.masked(gated.canonical(mask)):
+            with gated.masked(mask):  # as it was drawn, which is how the weights were trained
                 outputs = nested.call(gated.model, inputs)
             part = outputs.softmax(1) if classes else outputs
             total = part if total is None else total + part

@@ -6,6 +6,7 @@ the function that computes it may zero gradients, as a closure of a torch optimi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -32,29 +33,30 @@ class Gated(Protocol):
 
 def mean_gradient(
     gated: Gated, masks: Tensor, parameters: Sequence[Tensor], closure: Callable[[], Tensor | float]
-) -> Tensor:
-    """masks: ``(samples, d)``. Leaves the mean gradient in the parameters; returns the losses ``(samples)``.
+) -> tuple[Tensor, list[float]]:
+    """masks: ``(samples, d)``. Leaves the mean gradient in the parameters; returns the losses ``(samples)``, where they
+    were computed, and the finite ones as numbers.
 
     closure: computes the loss of the masked model, goes backwards through it, and returns it. What the gradients held
     before is lost; where no loss is finite they are None.
     """
     total: list[Tensor | None] = [None] * len(parameters)
-    losses, finite = list[Tensor](), 0
+    losses, finite = list[Tensor](), list[float]()
     for mask in masks:
         for parameter in parameters:
             parameter.grad = None
         with gated.masked(mask), torch.enable_grad():
             loss = scalar(closure())
         losses.append(loss)
-        # A look at the value waits for a GPU; a gradient of infinities would be worse than that wait.
-        if bool(loss.isfinite()):
-            finite += 1
+        value = loss.item()  # waits for a GPU; a gradient of infinities would be worse than that wait
+        if math.isfinite(value):
+            finite.append(value)
             total = _added(total, [parameter.grad for parameter in parameters])
-    if finite > 1:
-        torch._foreach_div_([part for part in total if part is not None], finite)
+    if len(finite) > 1:
+        torch._foreach_div_([part for part in total if part is not None], len(finite))
     for parameter, part in zip(parameters, total):
         parameter.grad = part
-    return torch.stack(losses)
+    return torch.stack(losses), finite
 
 
 def _added(total: list[Tensor | None], more: list[Tensor | None]) -> list[Tensor | None]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.data import standardise
-from espalier.train import statistics
+from espalier.gates.recalibrate import recalibrate
 from espalier.train.batched import stack
 from espalier.train.batched.feed import Pair
 from espalier.train.batched.group import Group
@@ -36,7 +36,7 @@ def results(group: Group, validation: Pair | None) -> list[SweepResult]:
         stack.load(gated, state.params | state.fixed, i)
         model = gated.compact(masks[i].to(next(gated.model.parameters()).device)).to(group.device)
         if calibrate:
-            statistics.over(model, inputs(group))
+            recalibrate(model, inputs(group))
         model.eval()
         loss, error = (None, None) if validation is None else score(group, model, validation)
         broken = int(state.broken[i])
