@@ -18,7 +18,7 @@ from espalier.space import (
     Space,
     Unreachable,
 )
-from espalier.train import StructureOptimizer, fit
+from espalier.train import StructureOptimizer, fit, sweep
 
 __version__ = "0.1.0"
 __all__ = [
@@ -42,4 +42,5 @@ __all__ = [
     "load",
     "recalibrate",
     "save",
+    "sweep",
 ]

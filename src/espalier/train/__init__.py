@@ -1,5 +1,6 @@
 """Training and shaping in one loop: the step, the loop, many runs at once, checkpoints."""
 
+from espalier.train.batched import sweep
 from espalier.train.checkpoint import Checkpoint, NotSaved
 from espalier.train.fit import fit
 from espalier.train.loop import OutOfMemory
@@ -21,4 +22,5 @@ __all__ = [
     "evaluate",
     "fit",
     "stochastic",
+    "sweep",
 ]
