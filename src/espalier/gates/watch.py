@@ -85,8 +85,9 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.set(tensor, layout if isinstance(layout, Layout) else Layout(tuple(tensor.shape)))
         else:
             self._freeze_all(call)
+        if self._note_computed(args, kwargs, out):
+            del self.trace.events[before:]  # a computation on parameters is no layer
         self._sort_events(before)
-        self._note_computed(args, kwargs, out)
         for event in self.trace.events[before:]:
             self.trace.reads.setdefault(event.weight, set()).add(module)
         return out
@@ -102,17 +103,18 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:
                 self.trace.products.append(event)
 
-    def _note_computed(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """What depends on parameters (and buffers) alone is as much a weight as they are."""
+    def _note_computed(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
+        """What depends on parameters (and buffers) alone is as much a weight as they are; whether this does."""
         given = [self.of_parameters.get(id(t)) for t in (*tensors_in(args), *tensors_in(kwargs))]
         if not given or None in given:
-            return
+            return False
         for tensor in tensors_in(out):
             if id(tensor) not in self.numbers:
                 self.of_parameters[id(tensor)] = any(given)
                 layout = self.of(tensor)
                 if any(given) and layout.weight < 0:
                     self.set(tensor, replace(layout, computed=True))
+        return True
 
     def _note_addition(self, args: tuple[Any, ...]) -> None:
         """A tensor added to one it was made from: what ran in between and ends in a module's result is a branch."""
