@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ class Killed(Exception):
 def killed_after(updates: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saves whenever it may, and dies at the first chance after so many updates."""
     advance = Group._advance
-    monkeypatch.setattr("espalier.train.batched.group.SLICE", 5)
+    monkeypatch.setattr("espalier.train.batched.group.LOOK", 0.0)  # looks after every update
     monkeypatch.setattr("espalier.train.batched.group.SAVING", 1e9)
 
     def dying(self: Group) -> None:
@@ -188,6 +189,26 @@ def test_a_time_limit_stops_cleanly_and_the_same_call_goes_on(tmp_path: Path) ->
     assert 0 < part.updates < 4000 * 16
     (more,) = sweep(targets=[0.5], epochs=4000, checkpoint=tmp_path, time_limit=0.8)
     assert more.updates > part.updates
+
+
+def test_an_interrupt_ends_the_update_saves_and_the_same_call_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = sweep(penalties=[0.1], epochs=2, checkpoint=tmp_path / "whole")
+    advance = Group._advance
+
+    def interrupted(self: Group) -> None:
+        advance(self)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Group, "_advance", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sweep(penalties=[0.1], epochs=2, checkpoint=tmp_path / "stopped")
+    found = sweep(penalties=[0.1], epochs=2, checkpoint=tmp_path / "stopped")
+    assert torch.equal(found[0].theta, expected[0].theta)
+    for a, b in zip(found[0].model.parameters(), expected[0].model.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_a_run_directory_tells_its_story(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from espalier.train.metrics import Thinned
 from espalier.train.progress import Progress
 from espalier.train.stop import Stop
 
-SLICE = 1000  # updates between looks at the clock
+LOOK = 2.0  # seconds between looks at the clock, about
 SAVING = 0.02  # of the time may go into checkpoints
 
 
@@ -86,6 +86,7 @@ class Group:
         self.histories: list[list[Row]] = [[] for _ in runs]
         self.thetas = Thinned()  # (R, d) each
         self.spent, self.began = 0.0, time.monotonic()
+        self.slice = 1  # updates until the next look at the clock; grows to what takes LOOK seconds
         self.settings = plan.describe() | {"space": self.gated.space.to_json(), "data": _describe(inputs, targets)}
         self.settings |= {"settle_at": self.settle_at, "device": device.type, "precision": compute.precision}
         together = self.settings | {"runs": [run.describe() for run in runs]}
@@ -170,13 +171,18 @@ class Group:
         if self.search is not None and done == self.settle_at and not self.search.settled:
             self.search.settle()
             self.batch.settle(self.masks())
-        due = [done + SLICE, (done // self.per_epoch + 1) * self.per_epoch]
+        due = [done + self.slice, (done // self.per_epoch + 1) * self.per_epoch]
         if done < self.settle_at:
             due.append(self.settle_at)
         self.gated.model.train()
+        begin = time.monotonic()
         self.batch.advance(min(due) - done)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the clock is to know what is done, not what is asked for
+        if time.monotonic() - begin < LOOK / 2:
+            self.slice *= 2
+        elif time.monotonic() - begin > LOOK:
+            self.slice = max(self.slice // 2, 1)
 
     def _end_of_epoch(self) -> list[Row]:
         self.gated.model.eval()
