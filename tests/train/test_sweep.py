@@ -128,6 +128,17 @@ def test_batch_norm_trains_on_batch_statistics_and_ships_calibrated() -> None:
         assert result.share_after <= result.target + 1e-12
 
 
+def test_each_run_has_its_own_learning_rate() -> None:
+    still, moving = sweep(runs=[Run(0, all_open=True, learning_rate=1e-12), Run(0, all_open=True)], epochs=1)
+    torch.manual_seed(0)
+    for start, end, other in zip(
+        network().parameters(), still.model.parameters(), moving.model.parameters(), strict=True
+    ):
+        torch.testing.assert_close(start, end, rtol=1e-5, atol=1e-7)
+        assert not torch.allclose(start, other, atol=1e-4)
+    assert still.history[0]["learning_rate"] == pytest.approx(1e-12)
+
+
 class Killed(Exception):
     pass
 

@@ -61,7 +61,8 @@ class Group:
         # Gates are found by watching the model compute: what it computes of is to be finite, whatever the data are.
         self.example = standardise(inputs[:4].cpu(), gain, shift).nan_to_num(0.0, 0.0, 0.0)
         self.gated, params, fixed = stack.stacked(factory, [run.seed for run in runs], self.example, device)
-        self.inputs, _, self.gain, self.shift = read_data(data, next(iter(params.values())).dtype)
+        dtype = next(iter(params.values())).dtype
+        self.inputs, _, self.gain, self.shift = read_data(data, dtype)
         self.seed = zlib.crc32(json.dumps([run.describe() for run in runs]).encode())
         self.search = self._search() if runs[0].searches else None
         self.batch = Batch(
@@ -77,6 +78,7 @@ class Group:
             total=self.total,
             batch_size=plan.batch_size,
             samples=plan.samples,
+            rates=torch.tensor([run.learning_rate or plan.descent.lr for run in runs], dtype=dtype, device=device),
             pad=plan.pad,
             compute=compute,
         )
