@@ -66,6 +66,17 @@ def fork(folder: Path, loader: bool) -> int:
     return child
 
 
+def wait_for_a_save(folder: Path, child: int) -> None:
+    """Until the child has saved something new, or is done (a dead child stays a zombie until it is waited for)."""
+
+    def saved() -> set[str]:
+        return {path.name for path in folder.glob("checkpoint-*.safetensors")}
+
+    before = saved()
+    while not saved() - before and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        time.sleep(0.002)
+
+
 def main(root: Path, kills: int, loader: bool) -> dict[str, object]:
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # imports half of torch, which the forks then need not
     began = time.monotonic()
@@ -82,7 +93,9 @@ def main(root: Path, kills: int, loader: bool) -> dict[str, object]:
         resumed += bool(list(folder.glob("checkpoint-*.safetensors")))
         child = fork(folder, loader)
         if killed < kills:
-            time.sleep(chance.uniform(0.05, 0.4) * whole)
+            if killed % 2:  # on a busy machine a kill by the clock alone may always come before the first checkpoint
+                wait_for_a_save(folder, child)
+            time.sleep(chance.uniform(0.0, 0.3) * whole)
             os.kill(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
         if os.WIFSIGNALED(status):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 
@@ -17,6 +18,7 @@ from espalier.search.distribution import Distribution
 from espalier.train import deterministic, evaluate, stochastic
 from espalier.train.feed import Batches, Tensors, read
 from espalier.train.metrics import Thinned, entropy
+from espalier.train.progress import Lines
 from espalier.train.score import wrong
 
 (X, Y), TEST = networks.digit_vectors(300)
@@ -196,3 +198,22 @@ def test_looking_at_a_loader_leaves_random_numbers_alone() -> None:
     assert sum(len(y) for _, y in feed.once()) == 288
     assert sum(len(y) for _, y in feed.once(40)) == 64
     assert torch.rand(2).equal(expected)
+
+
+def test_lines_of_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch of an hour is told of while it lasts; a run of a day is not told of every ten seconds."""
+    now = 0.0
+    monkeypatch.setattr("espalier.train.progress.time.monotonic", lambda: now)
+    log = io.StringIO()
+    lines = Lines(log)
+    lines.start(0, 86_400)
+    for update in range(1, 86_401):
+        now += 1.0
+        lines.update(update)
+        if update % 3600 == 0:
+            lines.epoch(f"epoch {update // 3600}")
+    told = log.getvalue().splitlines()
+    assert told[0] == "  0%  update 10  23 h 59 min left"
+    assert any(line.startswith("  4%  epoch 1 ") for line in told)
+    assert told[-1] == "100%  epoch 24  0 s left"
+    assert 150 < len(told) < 400

@@ -105,7 +105,7 @@ def test_a_time_limit_without_a_checkpoint_ends_the_run_early(monkeypatch: pytes
 
 
 def test_somebody_else_s_loader_is_resumed_at_the_start_of_an_epoch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = Slow(monkeypatch)
     expected = call(networks.mixed_network(), networks.loader(DATA, 32), loss=clock)
@@ -113,8 +113,9 @@ def test_somebody_else_s_loader_is_resumed_at_the_start_of_an_epoch(
     while not parts or not parts[-1].finished:
         model = networks.mixed_network(seed=len(parts))
         loader = networks.loader(DATA, 32)
-        parts.append(call(model, loader, loss=clock, checkpoint=tmp_path, time_limit=25.0))
+        parts.append(call(model, loader, loss=clock, checkpoint=tmp_path, time_limit=25.0, quiet=False))
         assert len(parts) < 10
+    assert "at the start of the epoch it was in" in capsys.readouterr().err
     assert len(parts) > 2
     assert same(parts[-1].model, expected.model)
 

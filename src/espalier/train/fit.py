@@ -17,7 +17,7 @@ from espalier.cost import Cost
 from espalier.gates.attach import attach
 from espalier.search import Search
 from espalier.search.arguments import whole
-from espalier.space import BadInput, BadType
+from espalier.space import BadInput, BadType, Diverged
 from espalier.train import chance, feed, loop, nested, presets, progress, score, statistics
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.optimizer import StructureOptimizer, check_parameters
@@ -149,6 +149,8 @@ def _carry_out(
     try:
         with stop.on_interrupt() if store is not None else nullcontext():
             finished = loop.train(run, store, record, stop, shown)
+    except Diverged as error:
+        raise error if folder is None else Diverged(f"{error}. What was saved in {folder} is intact") from None
     finally:
         shown.stop()
         for part, training in modes:
@@ -161,6 +163,8 @@ def _carry_out(
         record.finish(result.summary(), run.theta)
     shown.say(str(result))
     if not finished:
+        if folder is not None and not run.feed.exact and run.update % run.feed.updates:
+            again += ", at the start of the epoch it was in: somebody else's loader cannot be entered in the middle"
         shown.say(f"stopped by its time limit after update {run.update} of {run.horizon}{again}")
     return result
 

@@ -25,6 +25,7 @@ from espalier.train.stop import Stop
 
 Scheduler = torch.optim.lr_scheduler.LRScheduler
 SAVING = 0.05  # of the time may go into checkpoints
+SNAPSHOTS = 1 << 24  # numbers kept of theta over time, 64 MB; every checkpoint holds them
 
 
 class OutOfMemory(EspalierError, MemoryError):
@@ -59,7 +60,7 @@ class Run:
         self.shares = Shares(self.gated, self.search.cost, self.search.full_cost, device)
         self.update = 0
         self.history: list[Row] = []
-        self.theta = Thinned()
+        self.theta = Thinned(max(2, min(128, SNAPSHOTS // self.search.space.d)))
         self.theta.offer(0, self.search.theta)
         self.spent, self.began = 0.0, time.monotonic()
         self._clear()

@@ -37,24 +37,34 @@ class Silent:
 
 
 class Lines:
-    """Plain lines for logs: the first epoch's, the last's, and between them one every ``every`` seconds."""
+    """Plain lines for logs: the first epoch's, the last's, and between them one about every ``every`` seconds; where
+    epochs are long, also inside them. Runs of hours get them less often."""
 
     def __init__(self, stream: TextIO, every: float = 10.0) -> None:
         self.stream, self.every = stream, every
         self.clock = Clock()
-        self.shown = 0.0
+        self.shown, self.text = 0.0, ""
 
     def start(self, done: int, total: int) -> None:
         self.clock.start(done, total)
+        self.shown = self.clock.began
 
     def update(self, done: int) -> None:
         self.clock.done = done
+        if self._due():
+            self._show(self.text or f"update {done}")
 
     def epoch(self, text: str) -> None:
+        first, self.text = not self.text, text
+        if first or self._due() or self.clock.done == self.clock.total:
+            self._show(text)
+
+    def _due(self) -> bool:
         now = time.monotonic()
-        if self.shown and now - self.shown < self.every and self.clock.done < self.clock.total:
-            return
-        self.shown = now
+        return now - self.shown >= max(self.every, (now - self.clock.began) / 50)
+
+    def _show(self, text: str) -> None:
+        self.shown = time.monotonic()
         self.say(f"{self.clock.done / self.clock.total:4.0%}  {text}  {span(self.clock.left())} left")
 
     def say(self, text: str) -> None:
