@@ -1,7 +1,8 @@
 """Espalier: train a neural network and shape it in the same loop."""
 
-from espalier.compact.store import load, save
+from espalier.compact import load, save
 from espalier.cost import Cost, Form
+from espalier.gates import Gate, attach, recalibrate
 from espalier.gates.attach import attach
 from espalier.gates.gate import Gate
 from espalier.gates.recalibrate import recalibrate
