@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,17 @@ def test_batch_norm_trains_on_batch_statistics_and_ships_calibrated() -> None:
         assert result.share_after <= result.target + 1e-12
 
 
+def test_each_run_has_its_own_learning_rate() -> None:
+    still, moving = sweep(runs=[Run(0, all_open=True, learning_rate=1e-12), Run(0, all_open=True)], epochs=1)
+    torch.manual_seed(0)
+    for start, end, other in zip(
+        network().parameters(), still.model.parameters(), moving.model.parameters(), strict=True
+    ):
+        torch.testing.assert_close(start, end, rtol=1e-5, atol=1e-7)
+        assert not torch.allclose(start, other, atol=1e-4)
+    assert still.history[0]["learning_rate"] == pytest.approx(1e-12)
+
+
 class Killed(Exception):
     pass
 
@@ -134,7 +146,7 @@ class Killed(Exception):
 def killed_after(updates: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saves whenever it may, and dies at the first chance after so many updates."""
     advance = Group._advance
-    monkeypatch.setattr("espalier.train.batched.group.SLICE", 5)
+    monkeypatch.setattr("espalier.train.batched.group.LOOK", 0.0)  # looks after every update
     monkeypatch.setattr("espalier.train.batched.group.SAVING", 1e9)
 
     def dying(self: Group) -> None:
@@ -188,6 +200,26 @@ def test_a_time_limit_stops_cleanly_and_the_same_call_goes_on(tmp_path: Path) ->
     assert 0 < part.updates < 4000 * 16
     (more,) = sweep(targets=[0.5], epochs=4000, checkpoint=tmp_path, time_limit=0.8)
     assert more.updates > part.updates
+
+
+def test_an_interrupt_ends_the_update_saves_and_the_same_call_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = sweep(penalties=[0.1], epochs=2, checkpoint=tmp_path / "whole")
+    advance = Group._advance
+
+    def interrupted(self: Group) -> None:
+        advance(self)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Group, "_advance", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sweep(penalties=[0.1], epochs=2, checkpoint=tmp_path / "stopped")
+    found = sweep(penalties=[0.1], epochs=2, checkpoint=tmp_path / "stopped")
+    assert torch.equal(found[0].theta, expected[0].theta)
+    for a, b in zip(found[0].model.parameters(), expected[0].model.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_a_run_directory_tells_its_story(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -83,3 +86,12 @@ def test_a_run_has_one_source_of_masks(given: dict[str, object]) -> None:
 def test_settings_out_of_range_are_refused(make: object) -> None:
     with pytest.raises(BadInput):
         make()  # type: ignore[operator]
+
+
+def test_the_snippets_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sweep.md").read_text()
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(compile(block, "docs/sweep.md", "exec"), names)
+    assert capsys.readouterr().out.count("\n") == 4
+    assert len(names["results"]) == 5  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -142,7 +142,8 @@ class Batch:
 
     def advance(self, updates: int) -> None:
         """So many updates of every run. On a GPU they are under way, not done, when this returns."""
-        with torch.no_grad(), self.compute.applied():
+        here = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+        with torch.no_grad(), self.compute.applied(), here:
             while updates:
                 if self._replayer is not None:
                     count = self._replayer.next(updates)

@@ -29,7 +29,7 @@ from espalier.train.metrics import Thinned
 from espalier.train.progress import Progress
 from espalier.train.stop import Stop
 
-SLICE = 1000  # updates between looks at the clock
+LOOK = 2.0  # seconds between looks at the clock, about
 SAVING = 0.02  # of the time may go into checkpoints
 
 
@@ -61,7 +61,8 @@ class Group:
         # Gates are found by watching the model compute: what it computes of is to be finite, whatever the data are.
         self.example = standardise(inputs[:4].cpu(), gain, shift).nan_to_num(0.0, 0.0, 0.0)
         self.gated, params, fixed = stack.stacked(factory, [run.seed for run in runs], self.example, device)
-        self.inputs, _, self.gain, self.shift = read_data(data, next(iter(params.values())).dtype)
+        dtype = next(iter(params.values())).dtype
+        self.inputs, _, self.gain, self.shift = read_data(data, dtype)
         self.seed = zlib.crc32(json.dumps([run.describe() for run in runs]).encode())
         self.search = self._search() if runs[0].searches else None
         self.batch = Batch(
@@ -77,6 +78,7 @@ class Group:
             total=self.total,
             batch_size=plan.batch_size,
             samples=plan.samples,
+            rates=torch.tensor([run.learning_rate or plan.descent.lr for run in runs], dtype=dtype, device=device),
             pad=plan.pad,
             compute=compute,
         )
@@ -86,6 +88,7 @@ class Group:
         self.histories: list[list[Row]] = [[] for _ in runs]
         self.thetas = Thinned()  # (R, d) each
         self.spent, self.began = 0.0, time.monotonic()
+        self.slice = 1  # updates until the next look at the clock; grows to what takes LOOK seconds
         self.settings = plan.describe() | {"space": self.gated.space.to_json(), "data": _describe(inputs, targets)}
         self.settings |= {"settle_at": self.settle_at, "device": device.type, "precision": compute.precision}
         together = self.settings | {"runs": [run.describe() for run in runs]}
@@ -170,13 +173,18 @@ class Group:
         if self.search is not None and done == self.settle_at and not self.search.settled:
             self.search.settle()
             self.batch.settle(self.masks())
-        due = [done + SLICE, (done // self.per_epoch + 1) * self.per_epoch]
+        due = [done + self.slice, (done // self.per_epoch + 1) * self.per_epoch]
         if done < self.settle_at:
             due.append(self.settle_at)
         self.gated.model.train()
+        begin = time.monotonic()
         self.batch.advance(min(due) - done)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the clock is to know what is done, not what is asked for
+        if time.monotonic() - begin < LOOK / 2:
+            self.slice *= 2
+        elif time.monotonic() - begin > LOOK:
+            self.slice = max(self.slice // 2, 1)
 
     def _end_of_epoch(self) -> list[Row]:
         self.gated.model.eval()

@@ -19,7 +19,8 @@ class Run:
 
     seed: of the initial weights and of the order of the data; runs of equal seed share both, so that settings are
     compared on equal terms. dropout: the rate at which gates of the given mask (all open, if there is none) are dropped
-    for each example. permuted: the control, a search that is told its losses in random order.
+    for each example. permuted: the control, a search that is told its losses in random order. learning_rate: of the
+    weights before the schedule, None for the optimiser's.
     """
 
     seed: int = 0
@@ -29,6 +30,7 @@ class Run:
     dropout: float | None = None
     all_open: bool = False
     permuted: bool = False
+    learning_rate: float | None = None
 
     def __post_init__(self) -> None:
         kinds = {
@@ -44,6 +46,8 @@ class Run:
                 raise BadInput(f"dropout is a rate in [0, 1), not {self.dropout!r}")
             if self.penalty is not None or self.target is not None:
                 raise BadInput("dropout is for runs with a given mask; a search draws masks of its own")
+        if self.learning_rate is not None and not self.learning_rate > 0:
+            raise BadInput(f"learning_rate of a run is positive, not {self.learning_rate!r}")
         if self.permuted and not self.searches:
             raise BadInput("permuted is a control for a search; this run has a given mask")
 
@@ -61,7 +65,7 @@ class Run:
     def describe(self) -> dict[str, Any]:
         """The run in JSON-able words."""
         words: dict[str, Any] = {"seed": self.seed}
-        for name in ("penalty", "target", "dropout"):
+        for name in ("penalty", "target", "dropout", "learning_rate"):
             if getattr(self, name) is not None:
                 words[name] = float(getattr(self, name))
         if self.mask is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +106,14 @@ def sweep(
                 factory, data, validation, [found[i] for i in where], plan, place, compute or Compute(), folder
             )
             records = None if checkpoint is None else Records(Path(checkpoint), where, group)
-            for rows in group.train(stop, shown):
-                shown.epoch(f"{len(rows)} runs, epoch {rows[0]['epoch']}")
-                if records is not None:
-                    records.epoch(rows)
+            with stop.on_interrupt() if checkpoint is not None else nullcontext():
+                for rows in group.train(stop, shown):
+                    shown.epoch(f"{len(rows)} runs, epoch {rows[0]['epoch']}")
+                    if records is not None:
+                        records.epoch(rows)
+            if stop.interrupted:
+                shown.say(f"stopped after update {group.batch.done}; the same call goes on from {checkpoint}")
+                raise KeyboardInterrupt
             made = results(group, validation)
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(
