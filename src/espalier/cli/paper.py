@@ -33,7 +33,7 @@ def unit_selection(
     data_dir: Path | None = typer.Option(None, help="Where the data sets are."),
     dataset: str = typer.Option("mnist", help="mnist, fashion-mnist or digits."),
     methods: str = typer.Option(",".join(METHODS), help="Some of search, fixed, dropout."),
-    penalties: str = typer.Option(",".join(f"{p:g}" for p in PENALTIES), help="For example 2^-6,0,-2^-3."),
+    penalties: str = typer.Option(",".join(f"{p!r}" for p in PENALTIES), help="For example 2^-6,0,-2^-3."),
     sizes: str = typer.Option(",".join(f"{s:g}" for s in SIZES), help="Shares of the units of fixed networks."),
     trials: int = typer.Option(5, help="Runs of each setting; trial k has the seed first-seed + k."),
     first_seed: int = typer.Option(0, help="Seed of the first trial."),

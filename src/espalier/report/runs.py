@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,6 +15,18 @@ from espalier.space import BadInput, Corrupt
 FORMAT = 1
 SHARED = {"batch_size", "learning_rate", "momentum", "weight_decay"}  # by all methods of one table
 FREE = {"precision", "points", "device"}
+
+
+def whole_power(value: float) -> float:
+    """A power of two that was given in six digits, as that power of two; any other number as it is.
+
+    >>> whole_power(0.00195312) == 2**-9, whole_power(0.3), whole_power(0.0)
+    (True, 0.3, 0.0)
+    """
+    if value == 0 or not math.isfinite(value):
+        return value
+    nearest = math.copysign(2.0 ** round(math.log2(abs(value))), value)
+    return nearest if math.isclose(value, nearest, rel_tol=1e-5) else value
 
 
 @dataclass(frozen=True)
@@ -38,13 +51,15 @@ class Run:
     @property
     def penalty(self) -> float | None:
         found: float | None = self.story["run"].get("penalty")
-        return found
+        return None if found is None else whole_power(found)
 
     @property
     def setting(self) -> float:
         """What tells runs of one variant apart: the penalty, the share of a fixed network, the rate of dropout."""
         asked = self.story["run"]
-        return float(next(asked[name] for name in ("penalty", "size", "rate") if name in asked))
+        if self.penalty is not None:
+            return self.penalty
+        return float(next(asked[name] for name in ("size", "rate") if name in asked))
 
     @property
     def units(self) -> list[int]:
