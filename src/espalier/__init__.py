@@ -3,9 +3,6 @@
 from espalier.compact import load, save
 from espalier.cost import Cost, Form
 from espalier.gates import Gate, attach, recalibrate
-from espalier.gates.attach import attach
-from espalier.gates.gate import Gate
-from espalier.gates.recalibrate import recalibrate
 from espalier.search import Search
 from espalier.space import (
     BadInput,
