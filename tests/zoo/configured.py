@@ -121,9 +121,7 @@ ENTRIES = [
         ("classifier",),
     ),
     entry("GPT-2", "transformer", configured("GPT2LMHeadModel", "GPT2Config", **GPT2), ids(2, 7), IDS, ("wte",)),
-    entry(
-        "Llama", "transformer", configured("LlamaForCausalLM", "LlamaConfig", **LLAMA), ids(2, 7), IDS, ("lm_head",)
-    ),
+    entry("Llama", "transformer", configured("LlamaForCausalLM", "LlamaConfig", **LLAMA), ids(2, 7), IDS, ("lm_head",)),
     entry(
         "ViT",
         "transformer",
@@ -222,7 +220,9 @@ ENTRIES = [
         ("embed_out",),
         EITHER,
     ),
-    entry("OPT", "transformer", configured("OPTForCausalLM", "OPTConfig", **OPT), ids(2, 7), IDS, ("embed_tok",), EITHER),
+    entry(
+        "OPT", "transformer", configured("OPTForCausalLM", "OPTConfig", **OPT), ids(2, 7), IDS, ("embed_tok",), EITHER
+    ),
     entry(
         "Qwen3, normed queries and keys",
         "transformer",
@@ -235,8 +235,14 @@ ENTRIES = [
     entry(
         "EfficientNet",
         "cnn",
-        configured("EfficientNetForImageClassification", "EfficientNetConfig", num_labels=5, width_coefficient=0.25,
-                   depth_coefficient=0.3, hidden_dim=320),
+        configured(
+            "EfficientNetForImageClassification",
+            "EfficientNetConfig",
+            num_labels=5,
+            width_coefficient=0.25,
+            depth_coefficient=0.3,
+            hidden_dim=320,
+        ),
         pixels(3, 32),
         (pixels(2, 40),),
         (),
@@ -245,8 +251,13 @@ ENTRIES = [
     entry(
         "CLIP, two towers",
         "transformer",
-        configured("CLIPModel", "CLIPConfig", text_config=WORDS,
-                   vision_config=TOWER | {"image_size": 16, "patch_size": 4}, projection_dim=24),
+        configured(
+            "CLIPModel",
+            "CLIPConfig",
+            text_config=WORDS,
+            vision_config=TOWER | {"image_size": 16, "patch_size": 4},
+            projection_dim=24,
+        ),
         two_towers(2, 7),
         (two_towers(3, 5),),
         ("patch_embedding", "projection"),

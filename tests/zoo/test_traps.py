@@ -1,0 +1,55 @@
+"""What cannot be cut exactly is not gated, and the library says which part and why."""
+
+import pytest
+import torch
+
+import espalier
+
+from .checks import TOLERANCE, Subject, kept, masks, mismatch, reasons
+from .traps import TRAPS
+
+CASES = [pytest.param(entry, parts, id=entry.name) for entry, parts in TRAPS]
+
+
+@pytest.mark.parametrize(("entry", "parts"), CASES)
+def test_trap_is_frozen_or_refused_by_name(entry, parts):
+    try:
+        it = Subject.of(entry)
+    except espalier.NoGates as refusal:
+        for part in parts:
+            assert part in str(refusal), f"the refusal does not name {part}: {refusal}"
+        return
+    text = reasons(it.gated)
+    for part in parts:
+        assert part in text, f"explain does not name {part}: {text}"
+    for mask in masks(it.gated, 4):
+        for train in (False, True):
+            assert mismatch(it, mask, it.inputs, train) <= TOLERANCE
+    whole = dict(it.model.named_parameters())
+    for name, index in kept(it, torch.zeros(it.gated.d)).items():
+        if any(part in name for part in parts):
+            assert index.shape[0] == whole[name].shape[0], f"{name} was cut, but its units cannot go exactly"
+
+
+def test_no_gates_says_what_was_seen():
+    class Bare(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.only = torch.nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.only(x)
+
+    with pytest.raises(espalier.NoGates, match="only"):
+        espalier.attach(Bare(), torch.randn(2, 4))
+
+
+def test_a_module_that_breaks_while_traced_is_named():
+    class Broken(torch.nn.Module):
+        def forward(self, x):
+            raise RuntimeError("shapes do not fit")
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), Broken())
+    with pytest.raises((espalier.EspalierError, RuntimeError), match="shapes do not fit"):
+        espalier.attach(model, torch.randn(2, 4))
+    assert not model[0]._forward_pre_hooks
