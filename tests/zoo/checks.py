@@ -35,6 +35,14 @@ class Subject:
         model, inputs = entry.build(), entry.inputs()
         return cls(entry, model, espalier.attach(model, inputs, kinds=entry.kinds), inputs)
 
+    @classmethod
+    def or_refusal(cls, entry: Entry) -> Subject | str:
+        """The subject, or what the library said when it found nothing to gate."""
+        try:
+            return cls.of(entry)
+        except espalier.NoGates as refusal:
+            return str(refusal)
+
     @cached_property
     def ones(self) -> Tensor:
         return torch.ones(self.gated.d)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -27,7 +28,7 @@ def conv_bn(cin: int, cout: int, kernel: int = 3, stride: int = 1, groups: int =
 
 def mlp(widths: Sequence[int] = (20, 64, 48, 32, 10)) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for before, after in zip(widths, widths[1:]):
+    for before, after in itertools.pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -301,6 +302,7 @@ def conv3d() -> nn.Sequential:
 
 
 SIZES = (images(3, 8), images(2, 12))
+BRANCHES = ("units", "channels", "heads", "branches")
 EITHER = "exact or refused"
 ENTRIES = [
     Entry("MLP", "mlp", mlp, rows(4), (rows(7),)),
@@ -313,6 +315,8 @@ ENTRIES = [
     Entry("U-Net", "cnn", UNet, images(2, 8), (images(3, 8), images(2, 12))),
     Entry("Inception-like", "cnn", inception, images(4, 8), SIZES, promise=EITHER),
     Entry("ShuffleNet-like", "cnn", shufflenet, images(4, 8), SIZES, promise=EITHER),
+    Entry("MLP, inputs too", "mlp", mlp, rows(4), (rows(7),), kinds=("units", "inputs")),
+    Entry("ResNet-20, branches too", "cnn", resnet, images(4, 8), SIZES, kinds=BRANCHES),
     Entry("Conv1d and transposed", "cnn", conv1d, images(3, 16, 2, 1), (images(2, 24, 2, 1),)),
     Entry("Conv3d, depthwise", "cnn", conv3d, images(3, 4, 1, 3), (images(2, 6, 1, 3),)),
 ]

@@ -52,7 +52,7 @@ def layer_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         elif isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
             names = [name for name, _ in module.named_parameters(recurse=False) if name.startswith("weight")]
         elif isinstance(module, nn.MultiheadAttention):
-            names = [n for n in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")]
+            names = ["in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"]
         for name in names:
             tensor = getattr(module, name)
             if tensor is not None and id(tensor) not in seen:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .convolutional import EITHER
+from .convolutional import BRANCHES, EITHER
 from .entry import Entry
 
 
@@ -147,6 +147,7 @@ ENTRIES = [
     Entry("LSTM cell by hand", "rnn", CellByHand, tokens(3, 6), IDS),
     Entry("GRU", "rnn", lambda: Recurrent(nn.GRU), tokens(3, 6), IDS, promise=EITHER, source="torch"),
     Entry("small GPT, tied embeddings", "transformer", GPT, tokens(2, 7), IDS, (r"^token",)),
+    Entry("small GPT, branches too", "transformer", GPT, tokens(2, 7), IDS, (r"^token",), kinds=BRANCHES),
     Entry(
         "ViT by hand, gated FFN",
         "transformer",

@@ -1,4 +1,4 @@
-"""What cannot be cut exactly, each in a small network of its own: to be frozen or refused, by name and with a reason."""
+"""What cannot be cut exactly, each in a small network of its own: to be frozen or refused by name."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ThroughPython(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.relu(self.first(x))
-        scale = 1.0 / (1.0 + float(h.abs().max()))
+        scale = 1.0 / (1.0 + h.detach().abs().max().item())
         return self.head(torch.relu(self.second(h * scale)))
 
 
