@@ -69,9 +69,7 @@ def by_layers(model: nn.Module) -> Count:
 class _Watch(TorchDispatchMode):
     """Follows parameters through views and copies, and adds up the products they enter."""
 
-    owners: dict[
-        int, tuple[int, Tensor]
-    ]  # id of a tensor -> (which parameter it is, the tensor, so that ids stay valid)
+    owners: dict[int, tuple[int, Tensor]]  # id of a tensor -> which parameter it is; the tensor keeps its id taken
     sizes: list[int]
     read: set[int] = field(default_factory=set)
     macs: int = 0
