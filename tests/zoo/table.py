@@ -190,7 +190,7 @@ def page(results: dict[str, Any], speed: dict[str, Any] | None) -> str:
         "",
         f"- **eval, train**: the largest relative difference between the masked and the compact model over "
         f"{results['masks']} random masks from dense to nearly empty, and the emptiest one (dropout off).",
-        "- **smallest share**: the share of the linear and convolution weights that the emptiest mask keeps; **bound**: "
+        "- **smallest share**: the share of linear and convolution weights that the emptiest mask keeps; **bound**: "
         "what it may be at most, 5%, or for a transformer the share of the weights that no gate can cut (output "
         "layers, patch embeddings, ...) and two points.",
         "- **other sizes**: the same difference on other batch, sequence or image sizes than the example's.",
