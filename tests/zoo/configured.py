@@ -70,8 +70,8 @@ def entry(name, family, make, example, others, fixed=(), promise="exact"):
     return Entry(name, family, make, example, tuple(others), tuple(fixed), promise, source="transformers")
 
 
-GPT2 = {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "use_cache": False} | ENDS
-LLAMA = TEXT | {"num_key_value_heads": 2, "use_cache": False, "max_position_embeddings": 64, "pad_token_id": 0}
+GPT2 = {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32} | ENDS
+LLAMA = TEXT | {"num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0}
 T5 = {"vocab_size": 60, "d_model": 32, "d_kv": 8, "d_ff": 96, "num_layers": 2, "num_heads": 4, "use_cache": False}
 WHISPER = {
     "vocab_size": 60,

@@ -49,6 +49,7 @@ def test_deepcopy_and_state_dict(name):
     assert torch.equal(compact_output(twin, it.inputs, False), compact_output(small, it.inputs, False))
 
 
+@pytest.mark.filterwarnings("ignore:The tensor attributes self.rnn._flat_weights")  # of any LSTM, cut or not
 @SOME
 def test_export(name):
     it, small = cut(name)
@@ -69,6 +70,17 @@ def test_compile_in_one_graph(name):
         got = flat(call(compiled, it.inputs))
     assert relative(got, compact_output(small, it.inputs, False)) <= TOLERANCE
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "Llama"])
+def test_generation_with_a_cache(name):
+    """Keys and values kept between steps have the compact model's heads, and the tokens are those of the masked one."""
+    it, small = cut(name)
+    canonical = it.gated.canonical(masks(it.gated, 3)[1])
+    settings = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "use_cache": True}
+    with it.gated.masked(canonical):
+        expected = it.model.eval().generate(**it.inputs, **settings)
+    assert torch.equal(small.generate(**it.inputs, **settings), expected)
 
 
 @pytest.mark.long
