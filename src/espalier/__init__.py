@@ -1,6 +1,9 @@
 """Espalier: train a neural network and shape it in the same loop."""
 
+from espalier.compact.store import load, save
 from espalier.cost import Cost, Form
+from espalier.gates.attach import attach
+from espalier.gates.gate import Gate
 from espalier.space import (
     BadInput,
     BadMask,
@@ -25,7 +28,11 @@ __all__ = [
     "Diverged",
     "EspalierError",
     "Form",
+    "Gate",
     "NoGates",
     "Space",
     "Unreachable",
+    "attach",
+    "load",
+    "save",
 ]

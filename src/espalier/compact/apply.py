@@ -1,0 +1,106 @@
+"""Applying a plan: a copy of the model with smaller tensors, plain layers, and no trace but its plan."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from espalier.compact.layers import Bias, Fill, Nothing, Select, Zeros
+from espalier.compact.plan import Plan, from_runs
+from espalier.gates.gate import Gate
+from espalier.gates.masking import strip
+from espalier.space import BadInput
+
+
+def apply_plan(model: nn.Module, plan: Plan, *, share: bool = False) -> nn.Module:
+    """The compact model; ``model`` is left as it is. ``share``: tensors that stay whole are not copied."""
+    memo: dict[int, Any] = {}
+    named: dict[str, Tensor] = {}
+    for path, module in model.named_modules():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                named[f"{path}.{name}" if path else name] = tensor
+    for name, dims in plan.tensors.items():
+        if name not in named:
+            raise BadInput(f"the plan cuts {name}, which this model does not have; it is not the model it was made for")
+        memo[id(named[name])] = _cut(named[name], name, dims)
+    for tensor in named.values():
+        if id(tensor) not in memo:
+            memo[id(tensor)] = tensor if share else _copied(tensor, tensor.detach().clone())
+    small = copy.deepcopy(model, memo)
+    strip(small)
+    for name, value in plan.attributes.items():
+        path, _, attribute = name.rpartition(".")
+        module = _module(small, path)
+        setattr(module, attribute, value)
+    replaced = {path: _layer(_module(small, path), change) for path, change in plan.layers.items()}
+    for path, layer in replaced.items():
+        if path == "":
+            small = layer
+            continue
+        parent, _, name = path.rpartition(".")
+        owner = small.get_submodule(parent)
+        shared = owner._modules[name]
+        for holder in list(small.modules()):  # a module may be held in several places
+            for key, held in list(holder._modules.items()):
+                if held is shared and held is not layer and holder is not layer:
+                    holder._modules[key] = layer
+    for module in list(small.modules()):
+        for key, held in list(module._modules.items()):
+            if isinstance(held, Gate):
+                module._modules[key] = nn.Identity()
+        if isinstance(module, nn.RNNBase):
+            module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
+    object.__setattr__(small, "espalier_plan", plan.to_dict())
+    return small
+
+
+def _module(model: nn.Module, path: str) -> nn.Module:
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        raise BadInput(f"the plan changes module {path!r}, which this model does not have") from None
+
+
+def _cut(tensor: Tensor, name: str, dims: Mapping[int, Any]) -> Tensor:
+    data = tensor.detach()
+    for dim, runs in dims.items():
+        index = from_runs(runs)
+        if dim >= data.ndim or (index and max(index) >= data.shape[dim]):
+            raise BadInput(
+                f"the plan keeps index {max(index, default=0)} of dimension {dim} of {name}, "
+                f"which is of shape {tuple(tensor.shape)} here; it is not the model the plan was made for"
+            )
+        data = data.index_select(dim, torch.tensor(index, dtype=torch.int64, device=data.device))
+    return _copied(tensor, data.contiguous())
+
+
+def _copied(tensor: Tensor, data: Tensor) -> Tensor:
+    return nn.Parameter(data, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else data
+
+
+def _layer(module: nn.Module, change: Mapping[str, Any]) -> nn.Module:
+    kind = change["kind"]
+    layer: nn.Module
+    if kind == "identity":
+        layer = nn.Identity()
+    elif kind == "select":
+        select = Select(change["index"], change["dim"])
+        layer = select if change.get("alone") else nn.Sequential(select, module)
+    elif kind == "fill":
+        layer = Fill(change["index"], change["dim"])
+    elif kind == "zeros":
+        layer = Zeros(change["width"], change["dim"], change["reach"], change["lookup"])
+    elif kind == "bias":
+        layer = Bias(module._parameters.get("bias"), change["width"])
+    elif kind == "nothing":
+        layer = Nothing()
+    else:
+        raise BadInput(f"the plan has a change of kind {kind!r}, which this version of Espalier does not know")
+    layer.train(module.training)
+    tensor = next(module.parameters(), None)
+    return layer if tensor is None else layer.to(tensor.device)

@@ -1,0 +1,263 @@
+"""Making the plan: from a structure and a canonical mask to what stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from espalier.compact.plan import Plan, Runs, to_runs
+from espalier.gates.atoms import Array
+from espalier.gates.structure import GateGroup, Structure
+from espalier.gates.trace import TensorInfo
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """An integer attribute that follows a cut: so many per open gate of a group, or the length of a tensor's axis."""
+
+    path: str
+    attribute: str
+    group: str = ""
+    per_unit: int = 0
+    tensor: int = -1
+    dim: int = -1
+
+
+class Keeping:
+    """Which atoms stay under one canonical mask."""
+
+    def __init__(self, structure: Structure, mask: Array) -> None:
+        self.structure = structure
+        self.opened = mask != 0
+        self.atoms = structure.trace.atoms
+        self.dead: set[int] = set()  # classes no gate controls, of layers that nothing reads and that read nothing
+        for layer in structure.layers:
+            silent = bool(layer.reads) and any(bool((r >= 0).all()) and not self.opened[r].any() for r in layer.reads)
+            if silent and not layer.anchored and not self.opened[layer.read_by].any():
+                self.dead |= self._written(structure.trace.tensors[layer.weight])
+        self._dead = np.array(sorted(self.dead), dtype=np.int64)
+
+    def _written(self, info: TensorInfo) -> set[int]:
+        own = info.atoms[0] if not self.atoms.read[info.atoms[0]].any() else info.atoms[1]
+        roots = self.atoms.roots(own)
+        return {int(r) for r in roots[self.structure.entry[roots] < 0]}
+
+    def __call__(self, atoms: Array) -> Array:
+        """atoms: any shape. Which of them stay."""
+        roots = self.atoms.roots(atoms)
+        entries = self.structure.entry[roots]
+        stay = np.where(entries < 0, True, self.opened[entries])
+        return stay & ~np.isin(roots, self._dead) if len(self._dead) else stay
+
+
+def build_plan(
+    structure: Structure,
+    modules: Mapping[str, nn.Module],
+    mask: Array,
+    adapted: Sequence[Adapted] = (),
+    phantoms: Sequence[str] = (),
+) -> Plan:
+    """modules: the uncut model's, by path. mask: ``(d)``, canonical."""
+    keep = Keeping(structure, mask)
+    tensors: dict[str, dict[int, Runs]] = {}
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+    for info in structure.trace.tensors:
+        shape = list(info.tensor.shape)
+        for dim, own in enumerate(info.atoms):
+            stay = keep(own)
+            if not stay.all():
+                tensors.setdefault(info.name, {})[dim] = to_runs(np.flatnonzero(stay))
+                shape[dim] = int(stay.sum())
+        if info.name in tensors:
+            for path, name in info.places:
+                shapes.setdefault(path, {})[name] = tuple(shape)
+    layers: dict[str, Mapping[str, Any]] = {}
+    _placed(structure, keep, layers)
+    _selected(structure, keep, layers)
+    _emptied(structure, modules, keep, layers)
+    for path, entry in structure.branches.items():
+        if not keep.opened[entry]:
+            layers[path] = {"kind": "nothing"}
+    empty = [g for g in structure.groups if g.name in phantoms and not keep.opened[_where(structure, g)].any()]
+    for group in empty:
+        layers.update(phantom_layers(structure, modules, group, shapes) or {})
+    attributes: dict[str, int] = {}
+    for path, changed in shapes.items():
+        if path not in layers or layers[path]["kind"] == "select":
+            for name, value in known_attributes(modules[path], changed, path in structure.trace.p.even).items():
+                attributes[f"{path}.{name}" if path else name] = value
+    for path, entries in structure.norms.items():
+        for name, value in _norm_attributes(
+            modules[path], int(np.where(entries < 0, True, keep.opened[entries]).sum())
+        ):
+            attributes[f"{path}.{name}" if path else name] = value
+    for item in adapted:
+        attributes[f"{item.path}.{item.attribute}" if item.path else item.attribute] = _value(structure, keep, item)
+    unchanged = {name: v for name, v in attributes.items() if _current(modules, name) != v}
+    return Plan(tensors, unchanged, layers)
+
+
+def _where(structure: Structure, group: GateGroup) -> slice:
+    start = 0
+    for other in structure.groups:
+        if other is group:
+            break
+        start += other.size
+    return slice(start, start + group.size)
+
+
+def _value(structure: Structure, keep: Keeping, item: Adapted) -> int:
+    if item.tensor >= 0:
+        return int(keep(structure.trace.tensors[item.tensor].atoms[item.dim]).sum())
+    group = next(g for g in structure.groups if g.name == item.group)
+    return item.per_unit * max(1, int(keep.opened[_where(structure, group)].sum()))
+
+
+def _current(modules: Mapping[str, nn.Module], name: str) -> Any:
+    path, _, attribute = name.rpartition(".")
+    return getattr(modules[path], attribute, None)
+
+
+def _placed(structure: Structure, keep: Keeping, layers: dict[str, Mapping[str, Any]]) -> None:
+    """Hand-placed gates vanish; where what follows stays wide, zeros fill in, where what precedes does, it is cut."""
+    for use in structure.trace.gates:
+        gate = structure.placed[use.module]
+        before, after = keep(use.before), keep(use.after)
+        opened = keep.opened[gate]
+        dim = structure.gate_dims[use.module]
+        if (after & ~opened).any():  # closed, but the slice's place stays
+            index = np.where(before & opened, np.cumsum(before) - 1, int(before.sum()))[after]
+            change: dict[str, Any] = {"kind": "fill", "dim": dim, "index": index.tolist()}
+        elif (before & ~after).any():
+            change = {"kind": "select", "alone": True, "dim": dim, "index": np.flatnonzero(after[before]).tolist()}
+        else:
+            change = {"kind": "identity"}
+        layers[use.module] = change
+
+
+def _selected(structure: Structure, keep: Keeping, layers: dict[str, Mapping[str, Any]]) -> None:
+    for copy in structure.trace.copies:
+        before, after = keep(copy.before), keep(copy.after)
+        if (before & ~after).any():
+            layers[copy.module] = {"kind": "select", "dim": copy.dim, "index": np.flatnonzero(after[before]).tolist()}
+
+
+ZERO_WIDE_FAILS = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
+POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+
+
+def _emptied(
+    structure: Structure, modules: Mapping[str, nn.Module], keep: Keeping, layers: dict[str, Mapping[str, Any]]
+) -> None:
+    """Layers left without a single channel, which torch would refuse to run."""
+    for path, layouts in structure.trace.exits.items():
+        module = modules[path]
+        if not isinstance(module, ZERO_WIDE_FAILS + POOLS) or len(layouts[0].shape) < 3:
+            continue
+        block = layouts[0].at(1)
+        if block is not None and not keep(block.atoms).any():
+            layers[path] = {"kind": "zeros", "width": 0, "dim": 1, "reach": _reach(module), "lookup": False}
+
+
+def _reach(module: nn.Module) -> list[list[int]]:
+    if isinstance(module, nn.modules.conv._ConvNd):
+        n = len(module.kernel_size)
+        padding = [0] * n if isinstance(module.padding, str) else list(module.padding)
+        if module.padding == "same":  # as wide as before: a kernel of one
+            return [[1, 1, 0, 1]] * n
+        return [list(r) for r in zip(module.kernel_size, module.stride, padding, module.dilation)]
+    if isinstance(module, POOLS):
+        n = next(k for k in (1, 2, 3) if type(module).__name__.endswith(f"{k}d"))
+
+        def each(value: Any) -> list[int]:
+            return [int(v) for v in value] if isinstance(value, (tuple, list)) else [int(value)] * n
+
+        dilation = each(getattr(module, "dilation", 1))
+        return [list(r) for r in zip(each(module.kernel_size), each(module.stride), each(module.padding), dilation)]
+    return []
+
+
+def known_attributes(module: nn.Module, shapes: Mapping[str, tuple[int, ...]], even: bool = False) -> dict[str, int]:
+    """The sizes that torch's own layers keep beside their tensors, after these tensors changed."""
+    found: dict[str, int] = {}
+    weight = shapes.get("weight")
+    if isinstance(module, nn.Linear) and weight:
+        found = {"out_features": weight[0], "in_features": weight[1]}
+    elif isinstance(module, nn.modules.conv._ConvNd) and weight:
+        out_axis = 1 if module.transposed else 0
+        per_group = (module.in_channels if module.transposed else module.out_channels) // module.groups
+        groups = module.groups if module.groups == 1 or even else weight[0] // per_group
+        found = {"groups": groups}
+        found["out_channels"] = weight[out_axis] * (groups if module.transposed else 1)
+        found["in_channels"] = weight[1 - out_axis] * (1 if module.transposed else groups)
+    elif isinstance(module, nn.modules.batchnorm._NormBase):
+        found = {"num_features": next(iter(shapes.values()))[0]}
+    elif isinstance(module, nn.GroupNorm) and weight:
+        found = dict(_norm_attributes(module, weight[0]))
+    elif isinstance(module, nn.Embedding) and weight:
+        found = {"embedding_dim": weight[1]}
+    elif isinstance(module, nn.PReLU) and weight:
+        found = {"num_parameters": weight[0]}
+    elif isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+        suffix = "_l0" if isinstance(module, nn.RNNBase) else ""
+        if f"weight_ih{suffix}" in shapes:
+            found["input_size"] = shapes[f"weight_ih{suffix}"][1]
+        if f"weight_hh{suffix}" in shapes:
+            found["hidden_size"] = shapes[f"weight_hh{suffix}"][1]
+    return found
+
+
+def _norm_attributes(module: nn.Module, channels: int) -> list[tuple[str, int]]:
+    if isinstance(module, nn.GroupNorm):
+        per_group = module.num_channels // module.num_groups
+        return [("num_channels", channels), ("num_groups", channels // per_group)]
+    return [("num_features", channels)]
+
+
+def phantom_layers(
+    structure: Structure,
+    modules: Mapping[str, nn.Module],
+    group: GateGroup,
+    shapes: Mapping[str, Mapping[str, tuple[int, ...]]],
+) -> dict[str, Mapping[str, Any]] | None:
+    """An emptied group whose code does not run on width zero: one unit of zeros, without weights, stands in.
+
+    Layers that write the group give zeros of one unit's width, layers that read it give their bias. None where one of
+    them does more than that.
+    """
+    where = _where(structure, group)
+    found: dict[str, Mapping[str, Any]] = {}
+    for info in structure.trace.tensors:
+        for dim, own in enumerate(info.atoms):
+            entries = structure.follow(own)
+            inside = (entries >= where.start) & (entries < where.stop)
+            if not inside.any():
+                continue
+            path, name = info.places[0]
+            module = modules[path]
+            if not inside.all() or any(True for _ in module.children()) or len(info.places) > 1:
+                return None
+            read = bool(structure.trace.atoms.read[own].any())
+            if read and info.tensor.ndim == 2 and name == "weight":
+                changed = shapes.get(path, {}).get("weight", tuple(info.tensor.shape))
+                found[path] = {"kind": "bias", "width": int(changed[1 - dim])}
+            elif not read and name in ("weight", "bias") and info.tensor.ndim <= 2:
+                if found.get(path, {}).get("kind") == "bias" or (info.tensor.ndim == 1 and not hasattr(module, "weight")):
+                    return None
+                if isinstance(module, (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.PReLU)):
+                    return None
+                width = len(own) // group.size
+                found[path] = {
+                    "kind": "zeros",
+                    "width": width,
+                    "dim": -1,
+                    "reach": [],
+                    "lookup": isinstance(module, nn.Embedding),
+                }
+            else:
+                return None
+    return found

@@ -1,0 +1,89 @@
+"""The few plain layers a compact model may hold beside torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Select(nn.Module):
+    """Some indices of one dimension, in order."""
+
+    index: Tensor
+
+    def __init__(self, index: Sequence[int], dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.register_buffer("index", torch.tensor(list(index), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.index_select(self.dim, self.index)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.index)} indices, dim={self.dim}"
+
+
+class Fill(nn.Module):
+    """The input's slices put at their places in a wider dimension, zeros elsewhere."""
+
+    index: Tensor
+
+    def __init__(self, index: Sequence[int], dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.register_buffer("index", torch.tensor(list(index), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """index: for each place of the wider dimension where it comes from; the input's length stands for zero."""
+        shape = list(x.shape)
+        shape[self.dim] = 1
+        return torch.cat([x, x.new_zeros(shape)], self.dim).index_select(self.dim, self.index)
+
+
+class Zeros(nn.Module):
+    """Zeros of a given width, or with no channels at all, in place of a layer whose output nothing reads.
+
+    ``dim`` -1: the last dimension gets the width (a linear layer). ``dim`` 1: channels; ``reach`` then gives kernel,
+    stride, padding and dilation per spatial dimension, from which the output's extent follows.
+    """
+
+    def __init__(self, width: int, dim: int = -1, reach: Sequence[Sequence[int]] = (), lookup: bool = False) -> None:
+        super().__init__()
+        self.width, self.dim, self.lookup = width, dim, lookup
+        self.reach = tuple(tuple(r) for r in reach)
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self.lookup:  # an embedding: one dimension more, of floating-point numbers
+            return torch.zeros(*x.shape, self.width, device=x.device)
+        shape = list(x.shape)
+        shape[self.dim] = self.width
+        for axis, (kernel, stride, padding, dilation) in enumerate(self.reach):
+            place = len(shape) - len(self.reach) + axis
+            shape[place] = (shape[place] + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+        return x.new_zeros(shape)
+
+    def extra_repr(self) -> str:
+        return f"width={self.width}, dim={self.dim}"
+
+
+class Bias(nn.Module):
+    """What a linear layer that reads nothing gives: its bias."""
+
+    def __init__(self, bias: nn.Parameter | None, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (*x.shape[:-1], self.width)
+        return x.new_zeros(shape) if self.bias is None else self.bias.expand(shape)
+
+
+class Nothing(nn.Module):
+    """Zeros like the input, in place of a residual branch that is closed."""
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return torch.zeros_like(x)

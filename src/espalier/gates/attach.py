@@ -1,0 +1,169 @@
+"""Attaching gates to a model: trace it, find or take its gates, try them out, and hand back a handle."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from espalier.gates.find import find_groups, structure_of
+from espalier.gates.gate import Gate
+from espalier.gates.gated import Gated
+from espalier.gates.masking import MARK, strip
+from espalier.gates.structure import GateGroup, Structure, finish
+from espalier.gates.trace import Trace, trace
+from espalier.gates.verify import Trial, isolated_random, verified
+from espalier.space import BadInput, BadType, NoGates
+
+KINDS = ("units", "channels", "heads", "branches", "inputs")
+
+
+def attach(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    kinds: Collection[str] = ("units", "channels", "heads"),
+    ignore: Collection[str] = (),
+    check: bool = True,
+) -> Gated:
+    """Gates on a model: those placed by hand if there are any, else those that are found.
+
+    ``example_inputs``: a tensor, a tuple (positional) or a dict (keyword); run once to see what the model does.
+    ``kinds``: which gates to find; "branches" (whole residual branches) and "inputs" (features) on request.
+    ``ignore``: names of modules whose own units are left alone. ``check=False`` skips the numerical trial of every
+    group, for huge models; then ``least`` stays at 1 everywhere.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> gated = attach(model, torch.randn(3, 4))
+    >>> gated.space
+    Space([Bits(name='0', size=8, least=0)])
+    """
+    if not isinstance(model, nn.Module):
+        raise BadType(f"attach takes a torch.nn.Module, not {type(model).__name__}")
+    args, kwargs = _arguments(example_inputs)
+    _check_names(model, kinds, ignore)
+    mark = model.__dict__.get(MARK)
+    if mark is not None:
+        if mark.of() is model:
+            raise BadInput("this model has gates already; use them, or call .detach() on their handle first")
+        strip(model)  # a deepcopy of a gated model: its hooks belong to nobody
+    if any(isinstance(module, Gate) for module in model.modules()):
+        from espalier.gates.hand import attach_placed
+
+        with isolated_random():
+            return attach_placed(model, args, kwargs, check)
+    with isolated_random():
+        return _attach_found(model, args, kwargs, kinds, ignore, check)
+
+
+def _attach_found(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    kinds: Collection[str],
+    ignore: Collection[str],
+    check: bool,
+) -> Gated:
+    inputs = "inputs" in kinds
+    seen = trace(model, args, kwargs, inputs=inputs, hand=False)
+    even = _stuck(model, seen)
+    if even:
+        seen = trace(model, args, kwargs, inputs=inputs, hand=False, even=even)
+    refused: dict[str, str] = {}
+    groups = []
+    for group in find_groups(seen, kinds):
+        problem = _unusable(group, seen, ignore)
+        if problem:
+            refused[group.name] = problem
+        else:
+            groups.append(group)
+
+    def build(chosen: Sequence[GateGroup]) -> Structure:
+        return finish(structure_of(seen, chosen), model)
+
+    trial = None
+    if check and groups:
+        trial = Trial(model, args, kwargs)
+        groups, wrong = verified(trial, groups, build)
+        refused |= wrong
+    if not groups:
+        raise NoGates(_nothing(seen, refused))
+    adapted, phantoms = (trial.adapted, trial.phantoms) if trial else ((), ())
+    names = {group.name for group in groups}
+    adapted = [a for a in adapted if not a.group or a.group in names]
+    return Gated(model, build(groups), adapted=adapted, phantoms=phantoms, refused=refused)
+
+
+def _stuck(model: nn.Module, seen: Trace) -> list[str]:
+    """Grouped convolutions whose groups cannot go one by one: a shuffle ties them, or their input is fixed."""
+    found = []
+    for path, module in model.named_modules():
+        if not isinstance(module, nn.modules.conv._ConvNd) or module.groups == 1 or module.transposed:
+            continue
+        if module.groups == module.in_channels or path not in seen.calls:
+            continue
+        info = next(t for t in seen.tensors if (path, "weight") in t.places)
+        roots = seen.atoms.roots(info.atoms[0])
+        if len(set(roots.tolist())) == 1 or bool(seen.atoms.frozen(info.atoms[0]).all()):
+            found.append(path)
+    return found
+
+
+def _unusable(group: GateGroup, seen: Trace, ignore: Collection[str]) -> str:
+    if group.size < 2:
+        return "a single unit: closing it would empty the layer"
+    writers = [name.rpartition(".")[0] for name in group.writes]
+    for name in ignore:
+        if any(path == name or path.startswith(name + ".") for path in writers):
+            return f"ignored, as asked ({name})"
+    for info in seen.tensors:
+        if info.touched or info.tensor.ndim == 0:
+            continue
+        for path, _ in info.places:
+            if path in writers and not isinstance(info.tensor, type(None)) and info.is_parameter:
+                return f"{info.name} was never used by the example, so how it would be cut is unknown"
+    return ""
+
+
+def _nothing(seen: Trace, refused: dict[str, str]) -> str:
+    """Why there are no gates: what was seen, and what stood in the way."""
+    lines = ["no gates: nothing in this model can be cut exactly."]
+    weights = dict.fromkeys(event.weight for event in seen.events)
+    lines.append(f"Seen: {len(seen.tensors)} tensors, {len(weights)} of them weights of linear maps or convolutions.")
+    for name, why in list(refused.items())[:8]:
+        lines.append(f"  {name}: {why}")
+    reasons: dict[str, str] = {}
+    for number in weights:
+        info = seen.tensors[number]
+        for own in info.atoms[:2]:
+            why = seen.atoms.why(int(own[0])) if len(own) > 1 else ""
+            if why:
+                reasons.setdefault(why, info.name)
+    for why, name in list(reasons.items())[:8]:
+        lines.append(f"  {name}: {why}")
+    lines.append("Place espalier.Gate modules by hand where a layer reads what may be left out.")
+    return "\n".join(lines)
+
+
+def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example, Tensor):
+        return (example,), {}
+    if isinstance(example, dict) or hasattr(example, "keys"):
+        return (), dict(example)
+    if isinstance(example, (tuple, list)):
+        return tuple(example), {}
+    raise BadType(f"example_inputs are a tensor, a tuple or a dict, not {type(example).__name__}")
+
+
+def _check_names(model: nn.Module, kinds: Collection[str], ignore: Collection[str]) -> None:
+    if isinstance(kinds, str) or isinstance(ignore, str):
+        raise BadType("kinds and ignore are collections of names, such as ('units', 'channels')")
+    for kind in kinds:
+        if kind not in KINDS:
+            raise BadInput(f"kinds of gates are {', '.join(KINDS)}, not {kind!r}")
+    names = dict(model.named_modules())
+    for name in ignore:
+        if name not in names:
+            raise BadInput(f"ignore names {name!r}, but the model has no such module")

@@ -1,0 +1,61 @@
+"""The canonical mask: gates that read nothing, or that nothing reads, closed; no group emptier than it may be."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from espalier.gates.atoms import Array
+from espalier.gates.structure import Structure
+from espalier.space import Space
+
+
+def canonical(structure: Structure, space: Space, mask: Array) -> Array:
+    """mask: ``(d)`` of 0 and 1. Returns the canonical mask ``(d)``.
+
+    A layer all of whose readers are closed is dead, and the gates through which it reads close. A layer that reads
+    nothing carries no information, and the gates that read it close. And so on until nothing changes. ``least`` gates
+    of a group stay open, the first ones if none is.
+    """
+    opened = mask != 0
+    fixed = np.zeros_like(opened)  # gates that stay open for the sake of `least`
+    for group, where in space.bits:
+        if group.least and opened[where].sum() < group.least:
+            closed = np.flatnonzero(~opened[where])[: group.least - int(opened[where].sum())]
+            opened[where.start + closed] = True
+    for group, where in space.bits:
+        if group.least:
+            fixed[where.start + np.flatnonzero(opened[where])[: group.least]] = True
+    layers = {layer.weight: layer for layer in structure.layers}
+    read_through: dict[int, list[int]] = {}
+    while True:
+        empty = {n for n, layer in layers.items() if any(_all_closed(reads, opened) for reads in layer.reads)}
+        dead = {n for n, layer in layers.items() if not layer.anchored and not opened[layer.read_by].any()}
+        if not empty and not dead:
+            break
+        if not read_through:
+            read_through = _readers(structure)
+        gone = empty | dead
+        before = int(opened.sum())
+        for entry in np.flatnonzero(opened & ~fixed):
+            readers = read_through.get(int(entry), [])
+            writers = structure.produced.get(int(entry), set())
+            unread = bool(readers) and all(n in dead for n in readers)
+            silent = bool(writers) and writers <= gone and not structure.sources.get(int(entry), False)
+            if unread or silent:
+                opened[entry] = False
+        if int(opened.sum()) == before:
+            break
+    return opened.astype(mask.dtype)
+
+
+def _all_closed(entries: Array, opened: Array) -> bool:
+    return bool((entries >= 0).all() and not opened[entries].any())
+
+
+def _readers(structure: Structure) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for layer in structure.layers:
+        for reads in layer.reads:
+            for entry in np.unique(reads[reads >= 0]):
+                found.setdefault(int(entry), []).append(layer.weight)
+    return found

@@ -1,0 +1,72 @@
+"""Counting: units, weights, MACs and parameters as multilinear costs, from the same structure that is cut."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from espalier.cost import Cost, Form
+from espalier.gates.atoms import Array
+from espalier.gates.structure import Structure
+from espalier.space import BadInput
+
+KINDS = ("weights", "macs", "units", "parameters")
+
+
+def cost_of(structure: Structure, kind: str) -> Cost:
+    """The cost of a mask.
+
+    ``units``: open gates. ``weights``: elements of every parameter that enters a linear map or a convolution, once
+    each, however often it is used. ``macs``: multiplications of those in one forward pass of the example inputs, the
+    whole batch as given; products of two activations, as in attention, are not in it. ``parameters``: elements of
+    all parameters.
+    """
+    space = structure.space
+    if kind == "units":
+        return Cost.linear(np.ones(space.d)).over(space)
+    total = Cost.product([Form.run(0, space.d, 0.0)], d=space.d)
+    if kind in ("weights", "parameters"):
+        weights = {event.weight for event in structure.trace.events}
+        for info in structure.trace.tensors:
+            if info.is_parameter and (kind == "parameters" or info.number in weights):
+                total = total + _tensor(structure, info.number, ())
+    elif kind == "macs":
+        for event in structure.trace.events:
+            if event.uses:
+                total = total + _tensor(structure, event.weight, event.rows) * event.uses
+    else:
+        raise BadInput(f"a cost is one of {', '.join(KINDS)}, not {kind!r}")
+    return total.over(space)
+
+
+def _tensor(structure: Structure, number: int, rows: tuple[Array, ...]) -> Cost:
+    """The number of elements of one tensor, times the number of rows it is applied to."""
+    d = structure.space.d
+    axes = [structure.entries(number, dim) for dim in range(structure.trace.tensors[number].tensor.ndim)]
+    axes += [structure.follow(atoms.reshape(-1)) for atoms in rows]
+    scale = math.prod(len(axis) for axis in axes if not (axis >= 0).any())
+    if scale == 0:
+        return Cost.product([Form.run(0, d, 0.0)], d=d)
+    forms = [form_of(axis) for axis in axes if (axis >= 0).any()]
+    branch = structure.trace.tensors[number].places[0][0]
+    forms += [Form.run(e, e + 1) for path, e in structure.branches.items() if _inside(branch, path)]
+    return Cost.product(forms or [Form((), 1.0)], d=d, scale=float(scale))
+
+
+def _inside(path: str, module: str) -> bool:
+    return path == module or path.startswith(module + ".")
+
+
+def form_of(entries: Array) -> Form:
+    """How many indices of an axis stay: a constant for those always kept, a run of entries for each stretch."""
+    constant = float((entries < 0).sum())
+    gated = entries[entries >= 0]
+    counts = np.bincount(gated)
+    present = np.flatnonzero(counts)
+    pieces: list[tuple[int, int, float | np.ndarray]] = []
+    for run in np.split(present, np.flatnonzero(np.diff(present) > 1) + 1):
+        weights = counts[run].astype(np.float64)
+        same = bool((weights == weights[0]).all())
+        pieces.append((int(run[0]), int(run[-1]) + 1, float(weights[0]) if same else weights))
+    return Form(tuple(pieces), constant)

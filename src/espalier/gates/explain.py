@@ -1,0 +1,92 @@
+"""Explaining gates: what each layer keeps, what is coupled to what, and what is not gated and why."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from espalier.gates.atoms import Array
+
+if TYPE_CHECKING:
+    from espalier.gates.gated import Gated
+
+WIDTH = 80
+
+
+def explain(gated: Gated, mask: Array | None) -> str:
+    """mask: ``(d)``, canonical, or None for all open. Readable in 80 columns."""
+    structure, space = gated.structure, gated.space
+    opened = np.ones(space.d) if mask is None else mask
+    lines = [f"{type(gated.model).__name__}: {space.d} gates in {len(space.groups)} groups", ""]
+    lines.append(f"{'group':<34}{'kind':<10}{'before':>8}{'after':>8}{'share':>8}{'least':>8}")
+    for group in structure.groups:
+        where = space.slices[group.name]
+        after = int(opened[where].sum())
+        share = f"{after / group.size:.1%}"
+        lines.append(f"{_fit(group.name, 33):<34}{group.kind:<10}{group.size:>8}{after:>8}{share:>8}{group.least:>8}")
+    lines += ["", "coupled: what is written and read together"]
+    for group in structure.groups:
+        lines.append(f"  {_fit(group.name, 76)}")
+        lines += _wrapped("    written by ", group.writes)
+        lines += _wrapped("    read by    ", group.reads)
+    lines += ["", f"{'layer':<40}{'before':>13}{'after':>13}{'share':>8}"]
+    for number in dict.fromkeys(event.weight for event in structure.trace.events):
+        info = structure.trace.tensors[number]
+        counts = [np.where(e < 0, True, opened[e] != 0).sum() for e in _axes(gated, number)]
+        before, after = info.tensor.numel(), int(np.prod(counts))
+        lines.append(f"{_fit(info.name, 39):<40}{before:>13,}{after:>13,}{after / max(before, 1):>8.1%}")
+    theta = torch.as_tensor(opened, dtype=torch.float64)
+    lines.append("")
+    for kind in ("weights", "macs", "parameters"):
+        cost = gated.cost(kind)
+        full, now = cost(torch.ones_like(theta)).item(), cost(theta).item()
+        lines.append(f"{kind:<40}{full:>13,.0f}{now:>13,.0f}{now / max(full, 1):>8.1%}")
+    lines.append("macs: linear and convolution on the example inputs; attention products are apart.")
+    lines += _not_gated(gated)
+    return "\n".join(lines)
+
+
+def _axes(gated: Gated, number: int) -> list[Array]:
+    structure = gated.structure
+    return [structure.entries(number, dim) for dim in range(structure.trace.tensors[number].tensor.ndim)]
+
+
+def _not_gated(gated: Gated) -> list[str]:
+    """Refused groups, and outputs of layers that are always kept, by reason."""
+    trace = gated.structure.trace
+    lines: list[str] = []
+    for name, why in gated.refused.items():
+        lines += textwrap.wrap(f"{name}: {why}", WIDTH, initial_indent="  ", subsequent_indent="    ")
+    reasons: dict[str, list[str]] = {}
+    for number in dict.fromkeys(event.weight for event in trace.events):
+        info = trace.tensors[number]
+        for dim, own in enumerate(info.atoms[:2]):
+            frozen = trace.atoms.frozen(own) if len(own) > 1 else np.zeros(1, dtype=bool)
+            if frozen.any():
+                why = trace.atoms.why(int(own[int(np.flatnonzero(frozen)[0])]))
+                reasons.setdefault(why, []).append(f"{info.name}[{dim}]")
+    for why, names in reasons.items():
+        lines += textwrap.wrap(f"{why}: {', '.join(names)}", WIDTH, initial_indent="  ", subsequent_indent="    ")
+    for info in trace.tensors:
+        if info.is_parameter and not info.touched:
+            lines.append(f"  {_fit(info.name, 50)}: never used by the example")
+    for operation, modules in trace.unknown.items():
+        text = f"operation `{operation}` has no rule (in {', '.join(sorted(modules))})"
+        lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+    return ["", "not gated, and why", *lines] if lines else []
+
+
+def _wrapped(lead: str, names: tuple[str, ...]) -> list[str]:
+    if not names:
+        return []
+    shown = names if len(names) <= 12 else (*names[:12], f"and {len(names) - 12} more")
+    return textwrap.wrap(
+        lead + ", ".join(shown), WIDTH, subsequent_indent=" " * len(lead), break_long_words=True, break_on_hyphens=False
+    )
+
+
+def _fit(name: str, width: int) -> str:
+    return name if len(name) <= width else ".." + name[-(width - 2) :]

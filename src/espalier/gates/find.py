@@ -1,0 +1,142 @@
+"""Finding gates by themselves: from tied atoms to groups of units, channels, heads and input features."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from espalier.gates.atoms import Array
+from espalier.gates.structure import GateGroup, Selection, Structure
+from espalier.gates.trace import Trace
+
+Member = tuple[int, int, bool]  # tensor, dimension, whether it is read there
+
+
+def find_groups(trace: Trace, kinds: Collection[str]) -> list[GateGroup]:
+    """Every live class that some layer sums over, grouped by who writes it and who reads it.
+
+    Grouping by both keeps units of two kinds apart even where one layer reads them side by side.
+    """
+    atoms = trace.atoms
+    everything = np.arange(atoms.count)
+    roots = atoms.roots(everything)
+    real = atoms.tensor[:] >= 0
+    live = atoms.reason[roots] < 0
+    by_root: dict[int, list[int]] = {}
+    for atom in everything[real[: atoms.count] & live]:
+        by_root.setdefault(int(roots[atom]), []).append(int(atom))
+
+    from_input = _input_classes(trace)
+    grouped: dict[tuple[tuple[Member, int], ...], list[int]] = {}
+    for root, members in by_root.items():
+        if root in from_input:
+            continue
+        counted: dict[Member, int] = {}
+        for atom in members:
+            member = (int(atoms.tensor[atom]), int(atoms.dim[atom]), bool(atoms.read[atom]))
+            counted[member] = counted.get(member, 0) + 1
+        if any(read for _, _, read in counted) and not all(read for _, _, read in counted):
+            grouped.setdefault(tuple(sorted(counted.items())), []).append(root)
+
+    found = []
+    for signature, classes in grouped.items():
+        members_ = [member for member, _ in signature]
+        joined = bool(atoms.joined[[a for root in classes for a in by_root[root]]].any())
+        kind = kind_of(trace, members_, joined)
+        if kind in kinds:
+            first = {root: min(by_root[root]) for root in classes}
+            ordered = sorted(classes, key=lambda root: first[root])
+            found.append(_group(trace, kind, members_, [np.array([root]) for root in ordered]))
+    found.sort(key=lambda group: min(int(unit[0]) for unit in group.units))
+    if "inputs" in kinds:
+        found = _input_groups(trace, from_input) + found
+    return named(found)
+
+
+def kind_of(trace: Trace, members: Sequence[Member], joined: bool) -> str:
+    writers = [trace.tensors[t].tensor for t, _, read in members if not read]
+    if any(tensor.ndim > 2 for tensor in writers):
+        return "channels"
+    return "heads" if joined else "units"
+
+
+def _group(trace: Trace, kind: str, members: Sequence[Member], units: list[Array]) -> GateGroup:
+    writes = [f"{trace.tensors[t].name}[{d}]" for t, d, read in members if not read]
+    reads = [f"{trace.tensors[t].name}[{d}]" for t, d, read in members if read]
+    weights = {event.weight for event in trace.events}
+    lead = [trace.tensors[t] for t, _, read in members if not read and t in weights]
+    lead = lead or [trace.tensors[t] for t, _, read in members if not read]
+    path, attribute = lead[0].places[0]
+    stem = path if not lead[0].name.rpartition(".")[2].startswith("weight_ih_l") else f"{path}.{attribute[10:]}"
+    return GateGroup(stem or attribute, kind, tuple(units), tuple(writes), tuple(reads))
+
+
+def named(groups: Sequence[GateGroup]) -> list[GateGroup]:
+    """The same groups with names that tell them apart."""
+    seen: dict[str, int] = {}
+    result = []
+    for group in groups:
+        seen[group.name] = seen.get(group.name, 0) + 1
+        name = group.name if seen[group.name] == 1 else f"{group.name}#{seen[group.name]}"
+        result.append(GateGroup(name, group.kind, group.units, group.writes, group.reads, group.least))
+    return result
+
+
+def _input_classes(trace: Trace) -> dict[int, set[int]]:
+    """Classes of input features, each with the classes its copies enter."""
+    atoms = trace.atoms
+    found: dict[int, set[int]] = {}
+    if not trace.inputs:
+        return found
+    own = {int(r) for flat in trace.inputs for r in atoms.roots(flat)}
+    for root in own:
+        found[root] = {root}
+    for copy in trace.copies:
+        for a, b in zip(atoms.roots(copy.before), atoms.roots(copy.after)):
+            for root in own:
+                if int(a) in found[root]:
+                    found[root].add(int(b))
+                    break
+    return {member: classes for root, classes in found.items() for member in classes}
+
+
+def _input_groups(trace: Trace, from_input: dict[int, set[int]]) -> list[GateGroup]:
+    atoms = trace.atoms
+    everything = np.arange(atoms.count)
+    roots = atoms.roots(everything)
+    groups = []
+    for number, flat in enumerate(trace.inputs):
+        units, reads = [], set()
+        ordered = list(dict.fromkeys(int(r) for r in atoms.roots(flat)))
+        for root in ordered:
+            classes = np.array(sorted(from_input[root]))
+            if len(classes) < 2 or (atoms.reason[classes] >= 0).any():
+                continue
+            direct = everything[roots == root]
+            inside = everything[np.isin(roots, classes)]
+            inside = inside[atoms.tensor[inside] >= 0]
+            if (atoms.tensor[direct] >= 0).any() or not atoms.read[inside].any():
+                continue
+            units.append(classes)
+            reads |= {f"{trace.tensors[t].name}[{d}]" for t, d in zip(atoms.tensor[inside], atoms.dim[inside])}
+        if len(units) > 1:
+            name = "inputs" if len(trace.inputs) == 1 else f"inputs.{number}"
+            groups.append(GateGroup(name, "inputs", tuple(units), (), tuple(sorted(reads)), 0))
+    return groups
+
+
+def structure_of(trace: Trace, groups: Sequence[GateGroup]) -> Structure:
+    """Number the entries in the order of the groups."""
+    entry = np.full(trace.atoms.count, -1)
+    start = 0
+    for group in groups:
+        for offset, unit in enumerate(group.units):
+            entry[trace.atoms.roots(unit)] = start + offset
+        start += group.size
+    structure = Structure(trace, list(groups), entry)
+    for copy in trace.copies:
+        before, after = structure.follow(copy.before), structure.follow(copy.after)
+        if (after >= 0).any():
+            structure.selections.append(Selection(copy.module, copy.dim, np.full(len(before), -1), after))
+    return structure

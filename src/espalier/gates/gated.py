@@ -1,0 +1,138 @@
+"""The gated model: a handle beside the user's own module."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from espalier.compact.apply import apply_plan
+from espalier.compact.build import Adapted, build_plan
+from espalier.compact.plan import Plan
+from espalier.cost import Cost
+from espalier.gates.canonical import canonical
+from espalier.gates.count import cost_of
+from espalier.gates.explain import explain
+from espalier.gates.masking import ACTIVE, MARK, Mark, install, set_mask, with_mask
+from espalier.gates.structure import Structure, as_array
+from espalier.space import BadInput, BadMask, Space
+
+
+class Gated:
+    """Gates on a model, made by :func:`espalier.attach`.
+
+    ``model``: the user's module, with masks of ones. ``space``: the groups of gates. ``refused``: what was found but
+    is not offered, and why.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        structure: Structure,
+        *,
+        adapted: Sequence[Adapted] = (),
+        phantoms: Sequence[str] = (),
+        refused: Mapping[str, str] | None = None,
+    ) -> None:
+        self.model = model
+        self.structure = structure
+        self.space: Space = structure.space
+        self.refused = dict(refused or {})
+        self._adapted, self._phantoms = tuple(adapted), tuple(phantoms)
+        self._costs: dict[str, Cost] = {}
+        self._installed = install(model, structure)
+        self._mask: Tensor | None = None
+        model.__dict__[MARK] = Mark(model)
+
+    @property
+    def d(self) -> int:
+        """The number of entries of a mask."""
+        return self.space.d
+
+    def __repr__(self) -> str:
+        return f"Gated({type(self.model).__name__}, d={self.d}, groups={len(self.space.groups)})"
+
+    def _checked(self, mask: Tensor) -> Tensor:
+        self._attached()
+        self.space.check_mask(mask)
+        return mask.detach()
+
+    def _attached(self) -> None:
+        if self._installed is None:
+            raise BadInput("these gates were detached; attach again to use them")
+
+    def _one(self, mask: Tensor) -> Tensor:
+        mask = self._checked(mask)
+        if mask.ndim != 1:
+            raise BadMask(f"one mask of {self.d} entries at a time, not shape {tuple(mask.shape)}")
+        return mask
+
+    # ---- using a mask ----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def masked(self, mask: Tensor) -> Iterator[None]:
+        """While inside, the model runs under this mask ``(d)``; outside it is as before. May be nested."""
+        mask = self._one(mask)
+        previous = self._mask
+        self._set(mask)
+        try:
+            yield
+        finally:
+            self._set(previous)
+
+    def _set(self, mask: Tensor | None) -> None:
+        self._mask = mask
+        set_mask(self.model, self._installed, mask)
+
+    def call(self, params_and_buffers: Mapping[str, Tensor], mask: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """The model as a pure function of its tensors and one mask ``(d)``; made for ``vmap``, ``grad``, ``compile``.
+
+        The mask's values are not looked at. Under ``vmap`` over masks, BatchNorm in train mode needs running
+        statistics of its own for each mask: see :func:`espalier.gates.several.by_vmap`, or give a copy of them a
+        batch dimension.
+        """
+        return functional_call(self.model, with_mask(self._installed, params_and_buffers, mask), args, kwargs)
+
+    # ---- what a mask means -----------------------------------------------------------------------------------------
+
+    def canonical(self, mask: Tensor) -> Tensor:
+        """mask: ``(*B, d)``. The mask ``(*B, d)`` with dead gates closed and no group emptier than it may be."""
+        mask = self._checked(mask)
+        rows = as_array(mask).reshape(-1, self.d)
+        made = np.stack([canonical(self.structure, self.space, row) for row in rows]) if len(rows) else rows
+        return torch.as_tensor(made, dtype=mask.dtype, device=mask.device).reshape(mask.shape)
+
+    def plan(self, mask: Tensor) -> Plan:
+        """How the model would be cut: which index of which tensor stays. The mask ``(d)`` is made canonical first."""
+        rows = as_array(self.canonical(self._one(mask)))
+        return build_plan(self.structure, dict(self.model.named_modules()), rows, self._adapted, self._phantoms)
+
+    def compact(self, mask: Tensor) -> nn.Module:
+        """The plain, smaller module for a mask ``(d)``; the user's model is untouched."""
+        return apply_plan(self.model, self.plan(mask))
+
+    def cost(self, kind: str = "weights") -> Cost:
+        """The cost of a mask: "weights", "macs", "units" or "parameters". Exact for canonical masks."""
+        if kind not in self._costs:
+            self._costs[kind] = cost_of(self.structure, kind)
+        return self._costs[kind]
+
+    def explain(self, mask: Tensor | None = None) -> str:
+        """What is gated and what is not, and why; with a mask also what of each layer stays. 80 columns."""
+        chosen = None if mask is None else as_array(self.canonical(self._one(mask)))
+        return explain(self, chosen)
+
+    def detach(self) -> nn.Module:
+        """Take the gates off again; the model is as it was found. Hand-placed gates stay, open."""
+        if self._installed is not None:
+            self._set(None)
+            self._installed.remove()
+            self._installed = None  # type: ignore[assignment]
+            for name in (MARK, ACTIVE):
+                self.model.__dict__.pop(name, None)
+        return self.model

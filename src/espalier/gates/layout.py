@@ -1,0 +1,267 @@
+"""Layouts: which atoms the indices of an activation stand for, and how views, sums and products carry them on.
+
+A *block* is one array of atoms over one or more dimensions of a tensor. Dimensions in no block are plain: batch, time,
+space, and whatever is never cut. A dimension split by a view stays one block over both factors, so that heads, fused
+projections and channel shuffles come out right however they are permuted and merged again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from espalier.gates.atoms import Array, Atoms
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """``atoms``: one axis per entry of ``dims``, which ascend."""
+
+    dims: tuple[int, ...]
+    atoms: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The blocks of one tensor of the given shape. ``weight``: the tensor is a parameter, or a bare view of one."""
+
+    shape: tuple[int, ...]
+    blocks: tuple[Block, ...] = ()
+    weight: int = -1
+
+    def at(self, dim: int) -> Block | None:
+        for block in self.blocks:
+            if dim in block.dims:
+                return block
+        return None
+
+    def all(self) -> Array:
+        """Every atom of every block, flat."""
+        parts = [block.atoms.reshape(-1) for block in self.blocks]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+    def activation(self) -> Layout:
+        """The same, no longer a bare view of a parameter."""
+        return replace(self, weight=-1)
+
+
+class Propagation:
+    """The operations on layouts. All ties end up in ``atoms``; ``splits`` are checked when everything is known."""
+
+    def __init__(self) -> None:
+        self.atoms = Atoms()
+        self.splits: list[Array] = []
+        self.even: set[str] = set()  # grouped convolutions cut evenly inside their groups
+        self.where = "the model"  # the module now running, for reasons
+
+    def clean(self, shape: Sequence[int], blocks: Iterable[Block], weight: int = -1) -> Layout:
+        """A layout without axes of length one, and without axes along which a block does not change."""
+        kept = []
+        for block in blocks:
+            dims, atoms = list(block.dims), block.atoms
+            if not atoms.size:
+                continue
+            for axis in reversed(range(len(dims))):
+                long = atoms.shape[axis] > 1
+                if long and len(dims) > 1:
+                    roots = self.atoms.roots(atoms)
+                    long = bool((roots != roots.take([0], axis=axis)).any())
+                if not long:
+                    atoms = atoms.take(0, axis=axis)
+                    del dims[axis]
+            if dims:
+                order = np.argsort(dims)
+                kept.append(Block(tuple(dims[i] for i in order), atoms.transpose(order)))
+        return Layout(tuple(shape), tuple(kept), weight)
+
+    def freeze(self, layout: Layout, why: str) -> None:
+        if layout.blocks:
+            self.atoms.freeze(layout.all(), f"{why} (in {self.where})")
+
+    def mixed(self, layout: Layout, dim: int, why: str) -> Layout:
+        """The layout after something that needs the whole of dimension ``dim``.
+
+        A block over other dimensions too keeps those: its slices along ``dim`` now go together (a head). Else frozen.
+        """
+        block = layout.at(dim)
+        if block is None:
+            return layout
+        others = tuple(b for b in layout.blocks if b is not block)
+        if len(block.dims) > 1:
+            axis = block.dims.index(dim)
+            first = block.atoms.take(0, axis=axis)
+            self.atoms.tie(np.expand_dims(first, axis), block.atoms)
+            if len(np.unique(self.atoms.roots(first))) > 1:
+                self.atoms.joined[block.atoms.reshape(-1)] = True
+                rest = Block(tuple(d for d in block.dims if d != dim), first)
+                return self.clean(layout.shape, (*others, rest), layout.weight)
+        self.atoms.freeze(block.atoms.reshape(-1), f"{why} (in {self.where})")
+        return Layout(layout.shape, others, layout.weight)
+
+    def mixed_all(self, layout: Layout, dims: Iterable[int], why: str) -> Layout:
+        for dim in dims:
+            layout = self.mixed(layout, dim, why)
+        return layout
+
+    def only(self, layout: Layout, dim: int, why: str) -> tuple[Layout, Array | None]:
+        """The layout with the block at ``dim`` over that dimension alone, and its atoms."""
+        block = layout.at(dim)
+        while block is not None and len(block.dims) > 1:
+            layout = self.mixed(layout, next(d for d in block.dims if d != dim), why)
+            block = layout.at(dim)
+        return layout, None if block is None else block.atoms
+
+    # ---- layout operations -----------------------------------------------------------------------------------------
+
+    def permuted(self, layout: Layout, order: Sequence[int]) -> Layout:
+        place = {old: new for new, old in enumerate(order)}
+        blocks = [Block(tuple(place[d] for d in b.dims), b.atoms) for b in layout.blocks]
+        return self.clean([layout.shape[d] for d in order], blocks, layout.weight)
+
+    def renumbered(self, layout: Layout, shape: Sequence[int], place: dict[int, int]) -> Layout:
+        """Dimensions moved by insertion or removal of plain ones; ``place``: old to new."""
+        blocks = [Block(tuple(place[d] for d in b.dims), b.atoms) for b in layout.blocks]
+        return self.clean(shape, blocks, layout.weight)
+
+    def without(self, layout: Layout, dims: Iterable[int]) -> Layout:
+        """Plain dimensions taken out."""
+        gone = set(dims)
+        left = [d for d in range(len(layout.shape)) if d not in gone]
+        return self.renumbered(layout, [layout.shape[d] for d in left], {d: i for i, d in enumerate(left)})
+
+    def taken(self, layout: Layout, dim: int, index: Array | slice) -> Layout:
+        """Indices taken along a dimension; the caller knows that this stays right after a cut."""
+        blocks = []
+        for block in layout.blocks:
+            if dim in block.dims:
+                axis = block.dims.index(dim)
+                block = Block(block.dims, block.atoms[(slice(None),) * axis + (index,)])
+            blocks.append(block)
+        shape = list(layout.shape)
+        shape[dim] = len(np.arange(shape[dim])[index])
+        return self.clean(shape, blocks, layout.weight)
+
+    def reshaped(self, layout: Layout, shape: Sequence[int]) -> Layout:
+        """A view or reshape: blocks are spread over the dimensions they merge with, and split with them."""
+        shape = tuple(shape)
+        if 0 in layout.shape:
+            return Layout(shape, (), layout.weight)
+        groups = factor_groups(layout.shape, shape)
+        for old, _ in groups:
+            layout = self._one_block(layout, old)
+        made = []
+        for block in layout.blocks:
+            touched = [(old, new) for old, new in groups if set(old) & set(block.dims)]
+            over = [d for old, _ in touched for d in old]
+            into = [d for _, new in touched for d in new]
+            sizes = [layout.shape[d] if d in block.dims else 1 for d in over]
+            atoms = np.broadcast_to(block.atoms.reshape(sizes), [layout.shape[d] for d in over])
+            made.append(Block(tuple(into), atoms.reshape([shape[d] for d in into])))
+        result = self.clean(shape, made, layout.weight)
+        for block in result.blocks:
+            if len(block.dims) > 1:
+                self.splits.append(block.atoms)
+        return result
+
+    def _one_block(self, layout: Layout, dims: Sequence[int]) -> Layout:
+        """At most one block in dimensions about to be merged: an index then stands for one class."""
+        while True:
+            found = [b for b in layout.blocks if set(dims) & set(b.dims)]
+            if len(found) < 2:
+                return layout
+            found.sort(key=lambda b: (bool((self.atoms.tensor[b.atoms] < 0).all()), b.dims))
+            victim = found[-1]
+            dim = next(d for d in victim.dims if d in dims)
+            layout = self.mixed(layout, dim, "merged with another axis by a reshape")
+
+    def merged(self, layouts: Sequence[Layout], shape: Sequence[int], why: str) -> Layout:
+        """The layout of an elementwise operation with broadcasting: equal places are tied."""
+        shape, n = tuple(shape), len(shape)
+        lifted = []
+        for layout in layouts:
+            shift = n - len(layout.shape)
+            sizes = (1,) * shift + layout.shape
+            blocks = [Block(tuple(d + shift for d in b.dims), b.atoms) for b in layout.blocks]
+            lifted.append(self.clean(sizes, blocks))
+        while self._align(lifted, shape, why):
+            pass
+        out: dict[tuple[int, ...], Array] = {}
+        for layout in lifted:
+            for block in layout.blocks:
+                if block.dims in out:
+                    self.atoms.tie(out[block.dims], block.atoms)
+                else:
+                    out[block.dims] = block.atoms
+        return self.clean(shape, [Block(dims, atoms) for dims, atoms in out.items()])
+
+    def _align(self, layouts: list[Layout], shape: tuple[int, ...], why: str) -> bool:
+        """One repair of blocks that do not lie exactly over each other; whether there was one."""
+        for i, layout in enumerate(layouts):
+            for block in layout.blocks:
+                for j, other in enumerate(layouts):
+                    for dim in block.dims:
+                        match = other.at(dim)
+                        if match is None and other.shape[dim] == shape[dim] and other is not layout:
+                            layouts[i] = self.mixed(layout, dim, f"{why} with a tensor of fixed size")
+                            return True
+                        if match is None or match.dims == block.dims:
+                            continue
+                        if set(match.dims) < set(block.dims) and block.dims[0] in match.dims:
+                            extra = next(d for d in block.dims if d not in match.dims)
+                            layouts[i] = self.mixed(layout, extra, why)
+                            return True
+                        if set(block.dims) < set(match.dims) and match.dims[0] in block.dims:
+                            extra = next(d for d in match.dims if d not in block.dims)
+                            layouts[j] = self.mixed(other, extra, why)
+                            return True
+                        layouts[i] = self.mixed(layout, dim, f"{why} with a tensor laid out otherwise")
+                        layouts[j] = self.mixed(other, dim, f"{why} with a tensor laid out otherwise")
+                        return True
+        return False
+
+    def settle_splits(self) -> None:
+        """Make every split axis rectangular under any mask.
+
+        A split block must depend on one of its axes alone, or different rows would keep different numbers of indices.
+        Where nothing decided which, rows are made alike: as many indices go from each, and the view's own arithmetic
+        (``C // groups``) stays right.
+        """
+        changed = True
+        while changed:
+            changed = False
+            for split in self.splits:
+                roots = self.atoms.roots(split)
+                axes = range(split.ndim)
+                if any(depends_only_on(roots, axis) for axis in axes) or bool(self.atoms.frozen(split).all()):
+                    continue
+                varying = [a for a in axes if bool((roots != roots.take([0], axis=a)).any())]
+                first = split.take([0], axis=varying[0])
+                self.atoms.tie(first, split)
+                changed = True
+
+
+def depends_only_on(roots: Array, axis: int) -> bool:
+    """Whether an array changes along one axis alone."""
+    moved = np.moveaxis(roots, axis, 0).reshape(roots.shape[axis], -1)
+    return bool((moved == moved[:, :1]).all())
+
+
+def factor_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """The runs of dimensions of two shapes that have equal products: ``([old dims], [new dims])`` each."""
+    groups = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        left, right = [i] if i < len(old) else [], [j] if j < len(new) else []
+        a, b = (old[i] if left else 1), (new[j] if right else 1)
+        i, j = i + len(left), j + len(right)
+        while a != b:
+            if a < b:
+                a, i = a * old[i], i + 1
+                left.append(i - 1)
+            else:
+                b, j = b * new[j], j + 1
+                right.append(j - 1)
+        groups.append((left, right))
+    return groups

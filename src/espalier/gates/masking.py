@@ -1,0 +1,273 @@
+"""Applying a mask: on a consumer's input where a hook reaches it, else on its weight.
+
+The mask lives in non-persistent buffers of the modules that use it, so it follows ``.to(device)`` and ``deepcopy``, is
+no part of ``state_dict``, and changes by ``copy_`` without recompilation. While no mask is set the buffers hold ones,
+and a product with one is exact.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from espalier.gates.atoms import Array
+from espalier.gates.gate import Gate
+from espalier.gates.structure import Reader, Structure
+from espalier.space import BadInput
+
+BUFFER = "espalier_mask"
+MARK = "_espalier_attached"
+ACTIVE = "_espalier_masked"  # on the root: whether a mask is set, for the weights that masks act on
+
+
+@dataclass(frozen=True, eq=False)
+class Spot:
+    """One mask buffer: its module, its name, its shape, and which entry each of its values is (-1: always one)."""
+
+    path: str
+    buffer: str
+    shape: tuple[int, ...]
+    entries: Array
+    raw: tuple[tuple[str, str], ...] = ()  # for a masked weight: the places that hold it
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}.{self.buffer}" if self.path else self.buffer
+
+    @functools.cached_property
+    def run(self) -> tuple[int, int] | None:
+        """The stretch of the mask this buffer is, when it is one: slicing then needs no index."""
+        first = int(self.entries[0])
+        if first >= 0 and np.array_equal(self.entries, np.arange(first, first + len(self.entries))):
+            return first, first + len(self.entries)
+        return None
+
+    def value(self, mask: Tensor) -> Tensor:
+        """mask: ``(d)``. Returns the buffer's value, on the mask's device."""
+        if self.run is not None:
+            return mask[self.run[0] : self.run[1]].reshape(self.shape)
+        extended = torch.cat([mask, torch.ones_like(mask[:1])])  # entry -1, the last, is always one
+        return extended[self.index(mask.device)].reshape(self.shape)
+
+    def index(self, device: torch.device) -> Tensor:
+        found = self._indices.get(device)
+        if found is None:
+            found = self._indices[device] = torch.as_tensor(self.entries, device=device)
+        return found
+
+    @functools.cached_property
+    def _indices(self) -> dict[torch.device, Tensor]:
+        return {}
+
+
+@dataclass(eq=False)
+class Installed:
+    """What was added to a model, so that it can be taken away again."""
+
+    spots: list[Spot]
+    handles: list[RemovableHandle]
+    added: list[tuple[nn.Module, str]]
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+        for module, name in self.added:
+            module._buffers.pop(name, None)
+            module._non_persistent_buffers_set.discard(name)
+
+
+def spots_of(structure: Structure) -> list[Spot]:
+    """Where masks act: hand-placed gates, inputs of single layers, else weights."""
+    spots = [Spot(path, BUFFER, (len(entries),), entries) for path, entries in structure.placed.items()]
+    if structure.placed:
+        return spots
+    for path, entry in structure.branches.items():
+        spots.append(Spot(path, "espalier_branch", (), np.array([entry])))
+    places: dict[str, list[Reader]] = {}
+    for reader in structure.readers:
+        places.setdefault(structure.trace.tensors[reader.tensor].places[0][0], []).append(reader)
+    raw = 0
+    for reader in structure.readers:
+        info = structure.trace.tensors[reader.tensor]
+        path = info.places[0][0]
+        axis = _input_axis(structure, reader) if len(places[path]) == 1 and len(info.places) == 1 else None
+        if axis is not None:
+            spots.append(Spot(path, BUFFER, (-1, *(1,) * (-1 - axis)), reader.entries))
+        else:
+            shape = tuple(-1 if d == reader.dim else 1 for d in range(info.tensor.ndim))
+            spots.append(Spot("", f"{BUFFER}_{raw}", shape, reader.entries, tuple(info.places)))
+            raw += 1
+    return spots
+
+
+def _input_axis(structure: Structure, reader: Reader) -> int | None:
+    """The axis of the owner's first argument that it reads with this parameter, from the end; None: no hook reaches."""
+    trace = structure.trace
+    path = trace.tensors[reader.tensor].places[0][0]
+    layouts = trace.entries.get(path, [])
+    if not path or len(layouts) != trace.calls.get(path) or trace.reads.get((reader.tensor, "")) != {path}:
+        return None
+    axes = set()
+    for layout in layouts:
+        fits = [
+            block.dims[0] - len(layout.shape)
+            for block in layout.blocks
+            if len(block.dims) == 1 and np.array_equal(structure.follow(block.atoms), reader.entries)
+        ]
+        axes.add(fits[0] if len(fits) == 1 else None)
+    return axes.pop() if len(axes) == 1 else None
+
+
+def install(model: nn.Module, structure: Structure) -> Installed:
+    """Add buffers and hooks."""
+    spots = spots_of(structure)
+    reference = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+    handles: list[RemovableHandle] = []
+    added: list[tuple[nn.Module, str]] = []
+    for spot in spots:
+        module = model.get_submodule(spot.path)
+        if isinstance(module, Gate):
+            continue
+        like = reference
+        if spot.buffer == BUFFER:
+            like = next((p for p in module.parameters(recurse=False) if p.is_floating_point()), reference)
+        count = 1 if spot.shape == () else len(spot.entries)
+        ones = torch.ones(count, dtype=like.dtype, device=like.device).reshape(spot.shape)
+        module.register_buffer(spot.buffer, ones, persistent=False)
+        added.append((module, spot.buffer))
+        if spot.buffer == "espalier_branch":
+            handles.append(module.register_forward_hook(_mask_output))
+        elif not spot.raw:
+            handles.append(module.register_forward_pre_hook(_mask_input, with_kwargs=True))
+    raw = [spot for spot in spots if spot.raw]
+    if raw:
+        places = [(spot.buffer, spot.raw) for spot in raw]
+        handles.append(model.register_forward_pre_hook(functools.partial(_mask_weights, places), with_kwargs=True))
+        handles.append(model.register_forward_hook(_restore_weights, always_call=True))
+    return Installed(spots, handles, added)
+
+
+def _mask_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    mask = module._buffers[BUFFER]
+    assert mask is not None
+    if args:
+        return (args[0] * mask.to(args[0].dtype), *args[1:]), kwargs
+    name = next(iter(kwargs))
+    return args, {**kwargs, name: kwargs[name] * mask.to(kwargs[name].dtype)}
+
+
+def _mask_output(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    mask = module._buffers["espalier_branch"]
+    assert mask is not None
+    if isinstance(output, tuple):
+        return (output[0] * mask.to(output[0].dtype), *output[1:])
+    return output * mask.to(output.dtype)
+
+
+Places = list[tuple[str, tuple[tuple[str, str], ...]]]
+
+
+def _mask_weights(places: Places, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Put masked weights where the parameters are, for the length of one forward pass."""
+    saved: list[tuple[nn.Module, str, Tensor]] = []
+    masked: dict[tuple[tuple[str, str], ...], Tensor] = {}
+    for buffer, held in places if module.__dict__.get(ACTIVE) else ():
+        mask = module._buffers[buffer]
+        path, name = held[0]
+        weight = masked.get(held)
+        if weight is None:
+            weight = module.get_submodule(path)._parameters[name]
+        assert weight is not None
+        assert mask is not None
+        masked[held] = weight * mask.to(weight.dtype)
+    for held, weight in masked.items():
+        for path, name in held:
+            owner = module.get_submodule(path)
+            original = owner._parameters[name]
+            assert original is not None
+            saved.append((owner, name, original))
+            owner._parameters[name] = weight  # type: ignore[assignment]
+    flat = []
+    for path in dict.fromkeys(path for _, held in places for path, _ in held):
+        owner = module.get_submodule(path)
+        if isinstance(owner, nn.RNNBase):  # these keep a second list of their weights, which functional_call forgets
+            flat.append((owner, owner._flat_weights))
+            owner._flat_weights = [owner._parameters[n] for n in owner._flat_weights_names]
+    module.__dict__["_espalier_saved"] = (saved, flat)
+
+
+def _restore_weights(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    saved, flat = module.__dict__.pop("_espalier_saved", ((), ()))
+    for owner, name, original in saved:
+        owner._parameters[name] = original
+    for owner, weights in flat:
+        owner._flat_weights = weights
+
+
+def set_mask(model: nn.Module, installed: Installed, mask: Tensor | None) -> None:
+    """Copy a mask ``(d)`` into the buffers; None: ones."""
+    modules = dict(model.named_modules())
+    values: dict[torch.device, Tensor] = {}
+    for spot in installed.spots:
+        buffer = modules[spot.path]._buffers[spot.buffer]
+        assert buffer is not None
+        if mask is None:
+            buffer.fill_(1.0)
+            continue
+        if buffer.device not in values:
+            values[buffer.device] = mask.detach().to(buffer.device)
+        buffer.copy_(spot.value(values[buffer.device]).reshape(buffer.shape))
+    # all open: the weights themselves, since a fresh copy of equal numbers may be multiplied in another order
+    model.__dict__[ACTIVE] = mask is not None and bool((mask != 1).any())
+
+
+def with_mask(installed: Installed, tensors: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
+    """Parameters and buffers for ``functional_call``, under a mask ``(d)``; pure."""
+    values = dict(tensors)
+    for spot in installed.spots:
+        if not spot.raw:
+            values[spot.name] = spot.value(mask)
+            continue
+        names = [f"{path}.{name}" if path else name for path, name in spot.raw]
+        given = next((name for name in names if name in values), None)
+        if given is None:
+            raise BadInput(f"the mask acts on {names[0]}, which is not among the parameters given")
+        masked = values[given] * spot.value(mask).to(values[given].dtype)
+        values.update({name: masked for name in names if name in values})
+    return values
+
+
+def strip(model: nn.Module) -> None:
+    """Take every trace of gates off a copy of a gated model; hand-placed gates stay."""
+    for name in (MARK, ACTIVE, "_espalier_saved"):
+        model.__dict__.pop(name, None)
+    for module in model.modules():
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key, hook in list(hooks.items()):
+                function = hook.func if isinstance(hook, functools.partial) else hook
+                if function in (_mask_input, _mask_output, _mask_weights, _restore_weights):
+                    del hooks[key]
+                    module._forward_pre_hooks_with_kwargs.pop(key, None)
+                    module._forward_hooks_always_called.pop(key, None)
+        if not isinstance(module, Gate):
+            for name in [n for n in module._buffers if n == "espalier_branch" or n.startswith(BUFFER)]:
+                del module._buffers[name]
+                module._non_persistent_buffers_set.discard(name)
+
+
+class Mark:
+    """Says that a model has gates; a deepcopy of the model carries the mark of the original, and is told by that."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.of = weakref.ref(model)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Mark:
+        return self

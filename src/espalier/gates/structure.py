@@ -1,0 +1,218 @@
+"""The structure of a model: groups of gates, and which entry of the mask each index of each tensor follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor, nn
+
+from espalier.gates.atoms import Array
+from espalier.gates.trace import Trace
+from espalier.space import Bits, Space
+
+NORMS = (nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+@dataclass(frozen=True, eq=False)
+class GateGroup:
+    """Units of one kind that the same layers write and read."""
+
+    name: str
+    kind: str  # units, channels, heads, branches, inputs, or placed (by hand)
+    units: tuple[Array, ...]  # the class representatives of each unit
+    writes: tuple[str, ...]
+    reads: tuple[str, ...]
+    least: int = 1
+
+    @property
+    def size(self) -> int:
+        return len(self.units)
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One weight in the flow of information: which entries it reads through, and through which it is read."""
+
+    weight: int
+    reads: tuple[Array, ...]  # per axis it sums over: entries, -1 where always read
+    read_by: Array  # entries through which its output is read
+    anchored: bool  # its output is needed whatever the mask says
+    grouped: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """A parameter axis that gates act on: ``entries`` (length of the axis), -1 where no gate acts."""
+
+    tensor: int
+    dim: int
+    entries: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """A module before which slices may be left out."""
+
+    module: str
+    dim: int
+    before: Array  # entries of what arrives
+    after: Array  # entries of what the module reads
+
+
+@dataclass(eq=False)
+class Structure:
+    """Everything the mask, the cost, the plan and the explanation are made from."""
+
+    trace: Trace
+    groups: list[GateGroup]
+    entry: Array  # per atom: the entry of the mask it follows, -1: always kept
+    layers: list[Layer] = field(default_factory=list)
+    readers: list[Reader] = field(default_factory=list)
+    selections: list[Selection] = field(default_factory=list)
+    placed: dict[str, Array] = field(default_factory=dict)  # hand-placed gate -> entries over its width
+    gate_dims: dict[str, int] = field(default_factory=dict)  # hand-placed gate -> dimension
+    norms: dict[str, Array] = field(default_factory=dict)  # norm without tensors -> entries of its channels
+    notes: list[str] = field(default_factory=list)
+    branches: dict[str, int] = field(default_factory=dict)  # module -> entry of its output as a residual branch
+    sources: dict[int, bool] = field(default_factory=dict)  # entry -> carries information whatever the mask says
+    produced: dict[int, set[int]] = field(default_factory=dict)  # entry -> numbers of the layers that write it
+
+    @property
+    def space(self) -> Space:
+        return Space([Bits(g.name, g.size, g.least) for g in self.groups])
+
+    def entries(self, tensor: int, dim: int) -> Array:
+        """Per index of a tensor's dimension the entry it follows, -1: always kept."""
+        return self.entry[self.trace.atoms.roots(self.trace.tensors[tensor].atoms[dim])]
+
+    def follow(self, atoms: Array) -> Array:
+        return self.entry[self.trace.atoms.roots(atoms)]
+
+    def start(self, name: str) -> int:
+        return self.space.slices[name].start
+
+
+def kept(entries: Array, mask: Array) -> Array:
+    """Which indices stay under a mask: those no gate acts on, and those whose gate is open."""
+    return np.where(entries < 0, True, mask[entries] != 0)
+
+
+def as_array(mask: Tensor) -> Array:
+    return np.asarray(mask.detach().to("cpu").double().numpy())
+
+
+def finish(structure: Structure, model: nn.Module) -> Structure:
+    """Fill in what follows from groups and entries: readers, layers, norms."""
+    trace = structure.trace
+    atoms = trace.atoms
+    for info in trace.tensors:
+        for dim, own in enumerate(info.atoms):
+            entries = np.where(atoms.read[own], structure.entries(info.number, dim), -1)
+            if (entries >= 0).any():
+                structure.readers.append(Reader(info.number, dim, entries))
+    _layers(structure)
+    for path, module in model.named_modules():
+        if isinstance(module, NORMS) and path in trace.entries:
+            layout = trace.entries[path][0]
+            block = layout.at(1) if len(layout.shape) > 2 or isinstance(module, nn.GroupNorm) else layout.at(0)
+            if block is not None and len(block.dims) == 1:
+                structure.norms[path] = structure.follow(block.atoms)
+    return structure
+
+
+def _layers(structure: Structure) -> None:
+    """Layers, and which layers write each entry."""
+    trace = structure.trace
+    grouped = {event.weight: event.grouped for event in trace.events}
+    onward = _onward(structure)
+    for number, is_grouped in grouped.items():
+        info = trace.tensors[number]
+        reads, read_by, anchored, open_end = [], [np.zeros(0, dtype=np.int64)], False, False
+        for dim, own in enumerate(info.atoms):
+            if trace.atoms.read[own].any():
+                reads.append(structure.entries(number, dim))
+                continue
+            if len(own) == 1 or (dim >= 2 and info.tensor.ndim > 2):
+                open_end = open_end or dim == 0
+                continue
+            for root in np.unique(trace.atoms.roots(own)):
+                through = onward(int(root))
+                if through is None:
+                    anchored = anchored or dim == 0 or bool(structure.entry[root] < 0 and not _fixed(structure, root))
+                    open_end = True
+                else:
+                    read_by.append(np.array(sorted(through), dtype=np.int64))
+        anchored = anchored or (open_end and not any(len(r) for r in read_by))
+        layer = Layer(number, tuple(reads), np.unique(np.concatenate(read_by)), anchored, is_grouped)
+        structure.layers.append(layer)
+        for entry in layer.read_by:
+            if not is_grouped:
+                structure.produced.setdefault(int(entry), set()).add(number)
+    _sources(structure, grouped, onward)
+
+
+def _fixed(structure: Structure, root: int) -> bool:
+    return bool(structure.trace.atoms.reason[root] >= 0)
+
+
+def _sources(structure: Structure, grouped: dict[int, bool], onward: object) -> None:
+    """Entries fed by something other than a layer that can be cut off: a table, a layer that reads the input."""
+    trace = structure.trace
+    assert callable(onward)
+    for info in trace.tensors:
+        one_dimensional = info.tensor.ndim < 2
+        if one_dimensional or (info.number in grouped and (grouped[info.number] or _reads(structure, info.number))):
+            continue
+        for own in info.atoms:
+            for root in np.unique(trace.atoms.roots(own[~trace.atoms.read[own]])):
+                for entry in onward(int(root)) or ():
+                    structure.sources[int(entry)] = True
+    for atoms in trace.inputs:
+        for entry in np.unique(structure.follow(atoms)):
+            structure.sources[int(entry)] = True
+
+
+def _reads(structure: Structure, number: int) -> bool:
+    trace = structure.trace
+    return any(bool(trace.atoms.read[own].any()) for own in trace.tensors[number].atoms)
+
+
+def _onward(structure: Structure):  # type: ignore[no-untyped-def]
+    """A function from a class to the entries through which it is read; None: it is needed in any case."""
+    trace = structure.trace
+    atoms = trace.atoms
+    next_classes: dict[int, set[int]] = {}
+    gated: dict[int, set[int]] = {}
+    for copy in trace.copies:
+        for a, b in zip(atoms.roots(copy.before), atoms.roots(copy.after)):
+            next_classes.setdefault(int(a), set()).add(int(b))
+    for use in trace.gates:
+        entries = structure.placed.get(use.module)
+        if entries is None:
+            continue
+        for a, e in zip(atoms.roots(use.before), entries):
+            gated.setdefault(int(a), set()).add(int(e))
+    cache: dict[int, set[int] | None] = {}
+
+    def onward(root: int) -> set[int] | None:
+        if root in cache:
+            return cache[root]
+        cache[root] = set()
+        found: set[int] | None
+        if structure.entry[root] >= 0:
+            found = {int(structure.entry[root])}
+        elif _fixed(structure, root) or (root not in next_classes and root not in gated):
+            found = None
+        else:
+            found = set(gated.get(root, ()))
+            for further in next_classes.get(root, ()):
+                through = onward(further)
+                if through is None:
+                    found = None
+                    break
+                found |= through
+        cache[root] = found
+        return found
+
+    return onward

@@ -1,0 +1,346 @@
+"""The trace: one forward pass of the example, watched operation by operation."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from espalier.gates import products as _products  # noqa: F401  (its rules register themselves)
+from espalier.gates.gate import Gate
+from espalier.gates.layout import Block, Layout, Propagation
+from espalier.gates.rules import RULES, Call, Event, pointwise
+
+NORMS_WITHOUT_TENSORS = (nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+@dataclass(eq=False)
+class TensorInfo:
+    """One parameter or buffer: its number, every place it is held in, and its own atoms by dimension."""
+
+    number: int
+    tensor: Tensor
+    places: list[tuple[str, str]]  # (module path, attribute)
+    atoms: list[np.ndarray]
+    is_parameter: bool
+    touched: bool = False
+
+    @property
+    def name(self) -> str:
+        path, attribute = self.places[0]
+        return f"{path}.{attribute}" if path else attribute
+
+
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """A boundary at which a slice may be left out: ``before`` enters ``module``, ``after`` is what it reads."""
+
+    module: str
+    dim: int
+    before: np.ndarray
+    after: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class GateUse:
+    """One call of a hand-placed gate: atoms before and after it."""
+
+    module: str
+    before: np.ndarray
+    after: np.ndarray
+
+
+@dataclass(eq=False)
+class Trace:
+    """All that one forward pass told: tied atoms, products, and what modules read."""
+
+    p: Propagation
+    tensors: list[TensorInfo]
+    events: list[Event] = field(default_factory=list)
+    reads: dict[tuple[int, str], set[str]] = field(default_factory=dict)  # (tensor, owner) -> modules that used it
+    entries: dict[str, list[Layout]] = field(default_factory=dict)  # module -> layouts of its first argument
+    exits: dict[str, list[Layout]] = field(default_factory=dict)
+    copies: list[Copy] = field(default_factory=list)
+    gates: list[GateUse] = field(default_factory=list)
+    inputs: list[np.ndarray] = field(default_factory=list)  # atoms of input features, when asked for
+    unknown: dict[str, set[str]] = field(default_factory=dict)  # operation without a rule -> modules
+    leaked: set[str] = field(default_factory=set)
+    calls: dict[str, int] = field(default_factory=dict)
+    products: list[tuple[int, float]] = field(default_factory=list)  # attention-like products: reserved
+
+    @property
+    def atoms(self) -> Any:
+        return self.p.atoms
+
+    def by_name(self, name: str) -> TensorInfo:
+        return next(t for t in self.tensors if t.name == name)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors of a module's result: nested lists, tuples, mappings and dataclasses; caches are not results."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            if key != "past_key_values":
+                yield from tensors_in(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for f in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, f.name))
+
+
+def collect(model: nn.Module, p: Propagation) -> list[TensorInfo]:
+    """Parameters and buffers, tied ones once, with fresh atoms."""
+    found: dict[int, TensorInfo] = {}
+    for path, module in model.named_modules():
+        held = [(n, t, True) for n, t in module._parameters.items()] + [
+            (n, t, False) for n, t in module._buffers.items()
+        ]
+        for name, tensor, is_parameter in held:
+            if tensor is None or (name.startswith("espalier_") and not is_parameter):
+                continue
+            if id(tensor) in found:
+                found[id(tensor)].places.append((path, name))
+                continue
+            number = len(found)
+            atoms = [p.atoms.new(n, number, d) for d, n in enumerate(tensor.shape)]
+            found[id(tensor)] = TensorInfo(number, tensor, [(path, name)], atoms, is_parameter)
+    return list(found.values())
+
+
+class _Watcher(TorchDispatchMode):
+    """Applies the rule of each operation to the layouts of its operands."""
+
+    def __init__(self, trace: Trace, hand: bool) -> None:
+        super().__init__()
+        self.trace, self.hand = trace, hand
+        self.layouts: dict[int, Layout] = {}
+        self.alive: list[Tensor] = []  # ids stay unique only while their tensors live
+        self.stack: list[str] = []
+        self.numbers = {id(t.tensor): t for t in trace.tensors}
+        self.sizes = {t.number: t.tensor.numel() for t in trace.tensors}
+        for info in trace.tensors:
+            blocks = [Block((d,), atoms) for d, atoms in enumerate(info.atoms) if len(atoms) > 1]
+            self.set(
+                info.tensor, Layout(tuple(info.tensor.shape), tuple(blocks), info.number if info.is_parameter else -1)
+            )
+
+    def set(self, tensor: Tensor, layout: Layout) -> None:
+        self.layouts[id(tensor)] = layout
+        self.alive.append(tensor)
+
+    def of(self, tensor: Tensor) -> Layout:
+        info = self.numbers.get(id(tensor))
+        if info is not None:
+            info.touched = True
+        found = self.layouts.get(id(tensor))
+        if found is None:
+            found = Layout(tuple(tensor.shape))
+            self.set(tensor, found)
+        return found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if args and isinstance(args[0], Tensor):
+            self.of(args[0])  # known before `transpose_` and the like change the shape under the same tensor
+        out = func(*args, **kwargs)
+        module = self.stack[-1] if self.stack else ""
+        self.trace.p.where = module or "the model"
+        call = Call(
+            self.trace.p, func._schema.name, tuple(args), kwargs, out, self.of, self.sizes, self.trace.events, module
+        )
+        known = RULES.get(call.name) or (pointwise if torch.Tag.pointwise in func.tags else None)
+        before = len(self.trace.events)
+        if known is not None:
+            result = known(call)
+            outs = list(out) if isinstance(out, (tuple, list)) else [out]
+            made = list(result) if isinstance(result, (tuple, list)) else [result]
+            for tensor, layout in zip(outs, made):
+                if isinstance(tensor, Tensor):
+                    self.set(tensor, layout if layout is not None else Layout(tuple(tensor.shape)))
+        else:
+            self._freeze_all(call)
+        for event in self.trace.events[before:]:
+            self.trace.reads.setdefault((event.weight, ""), set()).add(module)
+        return out
+
+    def _freeze_all(self, call: Call) -> None:
+        operation = call.name.removeprefix("aten::")
+        live = [x for x in call.tensors if x.blocks]
+        for layout in live:
+            self.trace.p.freeze(layout, f"used by `{operation}`, an operation without a rule")
+        if live:
+            self.trace.unknown.setdefault(operation, set()).add(self.trace.p.where)
+        for tensor in tensors_in(call.out):
+            self.set(tensor, Layout(tuple(tensor.shape)))
+        for tensor in call.args:  # it may have been written in place
+            if isinstance(tensor, Tensor) and id(tensor) not in self.numbers:
+                self.set(tensor, Layout(tuple(tensor.shape)))
+
+
+class _Leaks(TorchFunctionMode):
+    """Values taken out to Python or NumPy: what happens to them there cannot be seen."""
+
+    OUT = frozenset({"numpy", "tolist", "item", "__array__", "__float__", "__int__", "__bool__", "__dlpack__"})
+
+    def __init__(self, watcher: _Watcher) -> None:
+        super().__init__()
+        self.watcher = watcher
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in self.OUT and args and isinstance(args[0], Tensor):
+            layout = self.watcher.of(args[0])
+            if layout.blocks:
+                trace = self.watcher.trace
+                trace.p.freeze(layout, f"values taken out to Python by .{name}()")
+                trace.leaked.add(trace.p.where)
+        return func(*args, **(kwargs or {}))
+
+
+def trace(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    inputs: bool,
+    hand: bool,
+    even: Collection[str] = (),
+) -> Trace:
+    """Run the model once on the example, in eval mode and without gradients, and see what it does.
+
+    ``inputs``: give the features of floating-point inputs atoms, so that they can be gated. ``hand``: hand-placed
+    gates are there; then a slice may also be left out where a module reads it (see ``Copy``). ``even``: grouped
+    convolutions to cut evenly inside their groups instead of by whole groups.
+    """
+    p = Propagation()
+    p.even = set(even)
+    found = Trace(p, collect(model, p))
+    watcher = _Watcher(found, hand)
+    if inputs:
+        for tensor in (*tensors_in(args), *tensors_in(kwargs)):
+            if tensor.is_floating_point() and tensor.ndim > 1:
+                shape = tuple(tensor.shape)
+                atoms = p.atoms.new(int(np.prod(shape[1:])))
+                found.inputs.append(atoms)
+                watcher.set(tensor, p.clean(shape, [Block(tuple(range(1, len(shape))), atoms.reshape(shape[1:]))]))
+    with _hooked(model, watcher), quiet_kernels(), torch.no_grad(), _Leaks(watcher), watcher:
+        output = model(*args, **kwargs)
+    p.where = "the model"
+    for tensor in tensors_in(output):
+        p.freeze(watcher.of(tensor), "reaches the model's output")
+    p.settle_splits()
+    return found
+
+
+@contextlib.contextmanager
+def quiet_kernels() -> Iterator[None]:
+    """Fused kernels off, so that operations arrive one by one; the user's settings come back."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    mkldnn, cudnn = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    torch._C._set_mkldnn_enabled(False)
+    torch._C._set_cudnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        torch._C._set_mkldnn_enabled(mkldnn)
+        torch._C._set_cudnn_enabled(cudnn)
+
+
+@contextlib.contextmanager
+def _hooked(model: nn.Module, watcher: _Watcher) -> Iterator[None]:
+    """Hooks that keep the stack of running modules, in eval mode; all is put back afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    handles = []
+    for path, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(_enter(watcher, path), with_kwargs=True))
+        handles.append(module.register_forward_hook(_leave(watcher, path)))
+    model.eval()
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _enter(watcher: _Watcher, path: str) -> Callable[..., Any]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        found = watcher.trace
+        watcher.stack.append(path)
+        found.calls[path] = found.calls.get(path, 0) + 1
+        if args and isinstance(args[0], Tensor):
+            if isinstance(module, Gate):
+                return None
+            layout = watcher.of(args[0])
+            if _is_leaf(module) and len(args) == 1 and not kwargs:
+                made = _boundary(watcher, path, layout)
+                if made is not None:
+                    tensor = args[0].detach().clone() if not isinstance(module, nn.Identity) else args[0]
+                    watcher.set(tensor, made)
+                    found.entries.setdefault(path, []).append(made)
+                    return (tensor,), kwargs
+            found.entries.setdefault(path, []).append(layout)
+        return None
+
+    return hook
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    return not any(True for _ in module.children())
+
+
+def _boundary(watcher: _Watcher, path: str, layout: Layout) -> Layout | None:
+    """Fresh atoms on the axis a leaf module works along, joined to the old ones by a ``Copy``."""
+    found, p = watcher.trace, watcher.trace.p
+    if not layout.blocks or layout.weight >= 0:
+        return None
+    if not watcher.hand:
+        mine = np.concatenate(found.inputs) if found.inputs else np.zeros(0, dtype=np.int64)
+        if not np.isin(layout.all(), mine).all():
+            return None
+    blocks = []
+    for block in layout.blocks:
+        if len(block.dims) > 1:
+            blocks.append(block)
+            continue
+        after = p.atoms.new(len(block.atoms))
+        found.copies.append(Copy(path, block.dims[0], block.atoms, after))
+        blocks.append(Block(block.dims, after))
+    return Layout(layout.shape, tuple(blocks))
+
+
+def _leave(watcher: _Watcher, path: str) -> Callable[..., Any]:
+    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        watcher.stack.pop()
+        found = watcher.trace
+        if isinstance(module, Gate) and isinstance(output, Tensor):
+            layout = watcher.of(args[0])
+            layout, atoms = found.p.only(layout, module.dim % len(layout.shape), "gated along one of its axes")
+            dim = module.dim % len(layout.shape)
+            if atoms is None:
+                atoms = found.p.atoms.new(layout.shape[dim])
+                found.p.atoms.freeze(atoms, f"a tensor of fixed size (in {path})")
+            after = found.p.atoms.new(len(atoms))
+            found.gates.append(GateUse(path, atoms, after))
+            rest = tuple(b for b in layout.blocks if dim not in b.dims)
+            watcher.set(output, found.p.clean(layout.shape, (*rest, Block((dim,), after))))
+        elif isinstance(output, Tensor):
+            found.exits.setdefault(path, []).append(watcher.of(output))
+        return None
+
+    return hook
