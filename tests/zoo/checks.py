@@ -133,6 +133,8 @@ def share_bound(entry: Entry, model: nn.Module) -> float:
     sizes = {name: tensor.numel() for name, tensor in layer_weights(model)}
     named = {id(tensor): name for name, tensor in model.named_parameters()}
     names = {name: named[id(tensor)] for name, tensor in layer_weights(model)}  # a tied weight by its first name
+    for pattern in entry.fixed:
+        assert any(re.search(pattern, name) for name in names.values()), f"{entry.name}: nothing is named {pattern}"
     fixed = sum(size for name, size in sizes.items() if any(re.search(f, names[name]) for f in entry.fixed))
     return fixed / sum(sizes.values()) + 0.02
 

@@ -217,7 +217,7 @@ ENTRIES = [
         configured("GPTNeoXForCausalLM", "GPTNeoXConfig", **NEOX),
         ids(2, 7),
         IDS,
-        ("embed_out",),
+        ("lm_head",),
         EITHER,
     ),
     entry(

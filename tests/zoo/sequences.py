@@ -182,7 +182,7 @@ ENTRIES = [
         Attention,
         series(2, 7),
         (series(3, 5),),
-        ("^read", "^attention"),
+        ("^read", "in_proj"),
         promise=EITHER,
         source="torch",
     ),

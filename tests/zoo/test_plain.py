@@ -55,6 +55,8 @@ def test_export(name):
     it, small = cut(name)
     inputs = it.inputs
     args, kwargs = ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
+    if name == "Llama":
+        kwargs["use_cache"] = False  # the cache it returns by default is no type that torch.export knows
     with torch.no_grad():
         program = torch.export.export(small, args, kwargs, strict=False)
         got = flat(program.module()(*args, **kwargs))

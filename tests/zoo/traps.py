@@ -102,6 +102,29 @@ class UntakenBranch(nn.Module):
         return self.head(torch.relu(layer(h)))
 
 
+class Scaled(nn.Module):
+    """A layer with a scale of its own per unit, which it applies to large batches only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.scale = nn.Parameter(torch.zeros(16, 20)), nn.Parameter(torch.ones(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.linear(x, self.weight)
+        return h * self.scale if x.shape[0] > 100 else h
+
+
+class HalfRead(nn.Module):
+    """Cutting the units of `odd` would leave behind its scale, which the example never reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.odd, self.second, self.head = Scaled(), nn.Linear(16, 24), nn.Linear(24, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.second(torch.relu(self.odd(x)))))
+
+
 class Unreached(nn.Module):
     """A whole auxiliary head that the forward pass of the example does not touch."""
 
@@ -152,7 +175,8 @@ TRAPS: list[tuple[Entry, tuple[str, ...]]] = [
     (trap("Maxout by a literal reshape", Maxout, rows(4)), ("wide",)),
     (trap("value taken out to Python", ThroughPython, rows(4)), ("first",)),
     (trap("value taken out to NumPy", ThroughNumpy, rows(4)), ("first",)),
-    (trap("branch the example does not take", UntakenBranch, rows(4)), ("first",)),
+    (trap("branch the example does not take", UntakenBranch, rows(4)), ("rare",)),
+    (trap("layer the example reads in part", HalfRead, rows(4)), ("odd",)),
     (trap("layer the example never reaches", Unreached, rows(4)), ("spare",)),
     (trap("mean over channels", ChannelMean, images(3, 6)), ("mix",)),
     (trap("sort over units", Sorted, rows(4)), ("first",)),

@@ -246,7 +246,9 @@ def phantom_layers(
                 changed = shapes.get(path, {}).get("weight", tuple(info.tensor.shape))
                 found[path] = {"kind": "bias", "width": int(changed[1 - dim])}
             elif not read and name in ("weight", "bias") and info.tensor.ndim <= 2:
-                if found.get(path, {}).get("kind") == "bias" or (info.tensor.ndim == 1 and not hasattr(module, "weight")):
+                if found.get(path, {}).get("kind") == "bias" or (
+                    info.tensor.ndim == 1 and not hasattr(module, "weight")
+                ):
                     return None
                 if isinstance(module, (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.PReLU)):
                     return None
