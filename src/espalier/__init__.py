@@ -4,6 +4,7 @@ from espalier.compact.store import load, save
 from espalier.cost import Cost, Form
 from espalier.gates.attach import attach
 from espalier.gates.gate import Gate
+from espalier.gates.recalibrate import recalibrate
 from espalier.space import (
     BadInput,
     BadMask,
@@ -34,5 +35,6 @@ __all__ = [
     "Unreachable",
     "attach",
     "load",
+    "recalibrate",
     "save",
 ]

@@ -39,10 +39,23 @@ class Keeping:
             silent = bool(layer.reads) and any(bool((r >= 0).all()) and not self.opened[r].any() for r in layer.reads)
             if silent and not layer.anchored and not self.opened[layer.read_by].any():
                 self.dead |= self._written(structure.trace.tensors[layer.weight])
+        while self.dead and self._spread():
+            pass
         self._dead = np.array(sorted(self.dead), dtype=np.int64)
 
+    def _spread(self) -> bool:
+        """What only enters a module from dead classes is dead as well; whether that added any."""
+        size = len(self.dead)
+        fed: dict[int, bool] = {}
+        for copy in self.structure.trace.copies:
+            for a, b in zip(self.atoms.roots(copy.before).tolist(), self.atoms.roots(copy.after).tolist()):
+                fed[b] = fed.get(b, True) and a in self.dead
+        self.dead |= {b for b, dead in fed.items() if dead and self.structure.entry[b] < 0}
+        return len(self.dead) > size
+
     def _written(self, info: TensorInfo) -> set[int]:
-        own = info.atoms[0] if not self.atoms.read[info.atoms[0]].any() else info.atoms[1]
+        summed = self.structure.trace.p.summed
+        own = np.concatenate([a for dim, a in enumerate(info.atoms) if (info.number, dim) not in summed])
         roots = self.atoms.roots(own)
         return {int(r) for r in roots[self.structure.entry[roots] < 0]}
 
@@ -246,11 +259,8 @@ def phantom_layers(
                 changed = shapes.get(path, {}).get("weight", tuple(info.tensor.shape))
                 found[path] = {"kind": "bias", "width": int(changed[1 - dim])}
             elif not read and name in ("weight", "bias") and info.tensor.ndim <= 2:
-                if found.get(path, {}).get("kind") == "bias" or (
-                    info.tensor.ndim == 1 and not hasattr(module, "weight")
-                ):
-                    return None
-                if isinstance(module, (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.PReLU)):
+                norms = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.PReLU)
+                if found.get(path, {}).get("kind") == "bias" or isinstance(module, norms):
                     return None
                 width = len(own) // group.size
                 found[path] = {

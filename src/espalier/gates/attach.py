@@ -12,7 +12,7 @@ from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
 from espalier.gates.masking import MARK, strip
 from espalier.gates.structure import GateGroup, Structure, finish
-from espalier.gates.trace import Trace, trace
+from espalier.gates.trace import Trace, tensors_in, trace
 from espalier.gates.verify import Trial, isolated_random, verified
 from espalier.space import BadInput, BadType, NoGates
 
@@ -43,6 +43,9 @@ def attach(
     if not isinstance(model, nn.Module):
         raise BadType(f"attach takes a torch.nn.Module, not {type(model).__name__}")
     args, kwargs = _arguments(example_inputs)
+    for tensor in (*tensors_in(args), *tensors_in(kwargs)):
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise BadInput("example_inputs hold infinite values or NaN, under which nothing can be compared")
     _check_names(model, kinds, ignore)
     mark = model.__dict__.get(MARK)
     if mark is not None:
@@ -118,12 +121,22 @@ def _unusable(group: GateGroup, seen: Trace, ignore: Collection[str]) -> str:
     for name in ignore:
         if any(path == name or path.startswith(name + ".") for path in writers):
             return f"ignored, as asked ({name})"
+    return _unseen(group, seen)
+
+
+def _unseen(group: GateGroup, seen: Trace) -> str:
+    """A parameter the example never used, in a layer that would be cut or beside it and as wide: it may belong too."""
+    names = {name.rpartition("[")[0]: int(name[:-1].rpartition("[")[2]) for name in (*group.writes, *group.reads)}
+    widths = {info.tensor.shape[names[info.name]] for info in seen.tensors if info.name in names}
+    paths = {name.rpartition(".")[0] for name in names}
+    parents = {path.rpartition(".")[0] for path in paths}
     for info in seen.tensors:
-        if info.touched or info.tensor.ndim == 0:
+        if info.touched or not info.is_parameter:
             continue
         for path, _ in info.places:
-            if path in writers and not isinstance(info.tensor, type(None)) and info.is_parameter:
-                return f"{info.name} was never used by the example, so how it would be cut is unknown"
+            beside = path.rpartition(".")[0] in parents and info.tensor.ndim > 1
+            if path in paths or (beside and widths & set(info.tensor.shape[:2])):
+                return f"{info.name} was never used by the example, and may read or write these units too"
     return ""
 
 

@@ -32,9 +32,14 @@ def cost_of(structure: Structure, kind: str) -> Cost:
             if info.is_parameter and (kind == "parameters" or info.number in weights):
                 total = total + _tensor(structure, info.number, ())
     elif kind == "macs":
+        uses: dict[int, float] = {}
         for event in structure.trace.events:
-            if event.uses:
+            if event.rows and event.uses:
                 total = total + _tensor(structure, event.weight, event.rows) * event.uses
+            elif event.uses:
+                uses[event.weight] = uses.get(event.weight, 0.0) + event.uses
+        for number, times in uses.items():
+            total = total + _tensor(structure, number, ()) * times
     else:
         raise BadInput(f"a cost is one of {', '.join(KINDS)}, not {kind!r}")
     return total.over(space)
@@ -43,7 +48,7 @@ def cost_of(structure: Structure, kind: str) -> Cost:
 def _tensor(structure: Structure, number: int, rows: tuple[Array, ...]) -> Cost:
     """The number of elements of one tensor, times the number of rows it is applied to."""
     d = structure.space.d
-    axes = [structure.entries(number, dim) for dim in range(structure.trace.tensors[number].tensor.ndim)]
+    axes = _axes(structure, number)
     axes += [structure.follow(atoms.reshape(-1)) for atoms in rows]
     scale = math.prod(len(axis) for axis in axes if not (axis >= 0).any())
     if scale == 0:
@@ -52,6 +57,22 @@ def _tensor(structure: Structure, number: int, rows: tuple[Array, ...]) -> Cost:
     branch = structure.trace.tensors[number].places[0][0]
     forms += [Form.run(e, e + 1) for path, e in structure.branches.items() if _inside(branch, path)]
     return Cost.product(forms or [Form((), 1.0)], d=d, scale=float(scale))
+
+
+def _axes(structure: Structure, number: int) -> list[Array]:
+    """The entries of each axis of a tensor, as far as they have to be counted.
+
+    A layer that reads through gates alone, and whose whole output one hand-placed gate reads, needs no factor for
+    that gate: where it is closed, the canonical mask closes the layer's own gates too. The cost of connections is then
+    linear, as in the paper.
+    """
+    axes = [structure.entries(number, dim) for dim in range(structure.trace.tensors[number].tensor.ndim)]
+    layer = next((layer for layer in structure.layers if layer.weight == number), None)
+    if structure.placed and layer is not None and any(bool((reads >= 0).all()) for reads in layer.reads):
+        for dim, axis in enumerate(axes):
+            if (number, dim) not in structure.trace.p.summed and len(axis) and (axis == axis[0]).all():
+                axes[dim] = np.full(len(axis), -1)
+    return axes
 
 
 def _inside(path: str, module: str) -> bool:

@@ -54,8 +54,10 @@ class Gate(nn.Module):
                 f"this Gate holds {self.bits} bits over {self.width} indices of dimension {self.dim}, "
                 f"but its input is of shape {tuple(x.shape)}; give it sizes that add up to {x.shape[self.dim]}"
             )
-        after = x.ndim - 1 - self.dim % x.ndim
-        return x * self.espalier_mask.to(x.dtype).reshape(-1, *(1,) * after)
+        dim = self.dim % x.ndim
+        mask = self.espalier_mask.to(x.dtype)
+        lead = mask.shape[:-1] + (1,) * (dim - mask.ndim + 1)  # one mask for each image, when there are several
+        return x * mask.reshape(*(lead if mask.ndim > 1 else ()), -1, *(1,) * (x.ndim - 1 - dim))
 
     def extra_repr(self) -> str:
         same = len(set(self.sizes)) == 1

@@ -53,6 +53,7 @@ class Propagation:
     def __init__(self) -> None:
         self.atoms = Atoms()
         self.splits: list[Array] = []
+        self.summed: set[tuple[int, int]] = set()  # (tensor, dimension) of parameters that layers sum over
         self.even: set[str] = set()  # grouped convolutions cut evenly inside their groups
         self.where = "the model"  # the module now running, for reasons
 

@@ -28,44 +28,33 @@ MARK = "_espalier_attached"
 ACTIVE = "_espalier_masked"  # on the root: whether a mask is set, for the weights that masks act on
 
 
-@dataclass(frozen=True, eq=False)
 class Spot:
-    """One mask buffer: its module, its name, its shape, and which entry each of its values is (-1: always one)."""
+    """One mask buffer: its module, its name, its shape, and which entry each of its values is (-1: always one).
 
-    path: str
-    buffer: str
-    shape: tuple[int, ...]
-    entries: Array
-    raw: tuple[tuple[str, str], ...] = ()  # for a masked weight: the places that hold it
+    All that :meth:`value` needs is laid out here as plain integers and a tensor, so that ``gated.call`` traces under
+    ``torch.compile`` without a look at NumPy.
+    """
 
-    @property
-    def name(self) -> str:
-        return f"{self.path}.{self.buffer}" if self.path else self.buffer
+    def __init__(
+        self, path: str, buffer: str, shape: tuple[int, ...], entries: Array, raw: tuple[tuple[str, str], ...] = ()
+    ) -> None:
+        self.path, self.buffer, self.shape = path, buffer, shape
+        self.name = f"{path}.{buffer}" if path else buffer
+        self.width = len(entries)
+        self.raw = raw  # for a masked weight: the places that hold it
+        self.raw_names = tuple(f"{owner}.{name}" if owner else name for owner, name in raw)
+        first = int(entries[0])
+        is_run = first >= 0 and np.array_equal(entries, np.arange(first, first + len(entries)))
+        self.run = (first, first + len(entries)) if is_run else None  # a stretch of the mask needs no index
+        self.index = torch.as_tensor(np.ascontiguousarray(entries), dtype=torch.int64)
+        self.index_buffer = f"{buffer}_index"
 
-    @functools.cached_property
-    def run(self) -> tuple[int, int] | None:
-        """The stretch of the mask this buffer is, when it is one: slicing then needs no index."""
-        first = int(self.entries[0])
-        if first >= 0 and np.array_equal(self.entries, np.arange(first, first + len(self.entries))):
-            return first, first + len(self.entries)
-        return None
-
-    def value(self, mask: Tensor) -> Tensor:
-        """mask: ``(d)``. Returns the buffer's value, on the mask's device."""
+    def value(self, mask: Tensor, module: nn.Module) -> Tensor:
+        """mask: ``(d)``, on the device of ``module``, which holds this buffer. Returns the buffer's value."""
         if self.run is not None:
             return mask[self.run[0] : self.run[1]].reshape(self.shape)
         extended = torch.cat([mask, torch.ones_like(mask[:1])])  # entry -1, the last, is always one
-        return extended[self.index(mask.device)].reshape(self.shape)
-
-    def index(self, device: torch.device) -> Tensor:
-        found = self._indices.get(device)
-        if found is None:
-            found = self._indices[device] = torch.as_tensor(self.entries, device=device)
-        return found
-
-    @functools.cached_property
-    def _indices(self) -> dict[torch.device, Tensor]:
-        return {}
+        return extended[module._buffers[self.index_buffer]].reshape(self.shape)
 
 
 @dataclass(eq=False)
@@ -73,6 +62,7 @@ class Installed:
     """What was added to a model, so that it can be taken away again."""
 
     spots: list[Spot]
+    modules: list[nn.Module]  # of each spot
     handles: list[RemovableHandle]
     added: list[tuple[nn.Module, str]]
 
@@ -130,17 +120,19 @@ def install(model: nn.Module, structure: Structure) -> Installed:
     """Add buffers and hooks."""
     spots = spots_of(structure)
     reference = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+    modules = [model.get_submodule(spot.path) for spot in spots]
     handles: list[RemovableHandle] = []
     added: list[tuple[nn.Module, str]] = []
-    for spot in spots:
-        module = model.get_submodule(spot.path)
+    for spot, module in zip(spots, modules):
+        if spot.run is None:
+            module.register_buffer(spot.index_buffer, spot.index.to(reference.device), persistent=False)
+            added.append((module, spot.index_buffer))
         if isinstance(module, Gate):
             continue
         like = reference
         if spot.buffer == BUFFER:
             like = next((p for p in module.parameters(recurse=False) if p.is_floating_point()), reference)
-        count = 1 if spot.shape == () else len(spot.entries)
-        ones = torch.ones(count, dtype=like.dtype, device=like.device).reshape(spot.shape)
+        ones = torch.ones(spot.width, dtype=like.dtype, device=like.device).reshape(spot.shape)
         module.register_buffer(spot.buffer, ones, persistent=False)
         added.append((module, spot.buffer))
         if spot.buffer == "espalier_branch":
@@ -152,7 +144,7 @@ def install(model: nn.Module, structure: Structure) -> Installed:
         places = [(spot.buffer, spot.raw) for spot in raw]
         handles.append(model.register_forward_pre_hook(functools.partial(_mask_weights, places), with_kwargs=True))
         handles.append(model.register_forward_hook(_restore_weights, always_call=True))
-    return Installed(spots, handles, added)
+    return Installed(spots, modules, handles, added)
 
 
 def _mask_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -214,17 +206,16 @@ def _restore_weights(module: nn.Module, args: tuple[Any, ...], output: Any) -> N
 
 def set_mask(model: nn.Module, installed: Installed, mask: Tensor | None) -> None:
     """Copy a mask ``(d)`` into the buffers; None: ones."""
-    modules = dict(model.named_modules())
     values: dict[torch.device, Tensor] = {}
-    for spot in installed.spots:
-        buffer = modules[spot.path]._buffers[spot.buffer]
+    for spot, module in zip(installed.spots, installed.modules):
+        buffer = module._buffers[spot.buffer]
         assert buffer is not None
         if mask is None:
             buffer.fill_(1.0)
             continue
         if buffer.device not in values:
             values[buffer.device] = mask.detach().to(buffer.device)
-        buffer.copy_(spot.value(values[buffer.device]).reshape(buffer.shape))
+        buffer.copy_(spot.value(values[buffer.device], module).reshape(buffer.shape))
     # all open: the weights themselves, since a fresh copy of equal numbers may be multiplied in another order
     model.__dict__[ACTIVE] = mask is not None and bool((mask != 1).any())
 
@@ -232,16 +223,17 @@ def set_mask(model: nn.Module, installed: Installed, mask: Tensor | None) -> Non
 def with_mask(installed: Installed, tensors: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
     """Parameters and buffers for ``functional_call``, under a mask ``(d)``; pure."""
     values = dict(tensors)
-    for spot in installed.spots:
-        if not spot.raw:
-            values[spot.name] = spot.value(mask)
+    for spot, module in zip(installed.spots, installed.modules):
+        if not spot.raw_names:
+            values[spot.name] = spot.value(mask, module)
             continue
-        names = [f"{path}.{name}" if path else name for path, name in spot.raw]
-        given = next((name for name in names if name in values), None)
-        if given is None:
-            raise BadInput(f"the mask acts on {names[0]}, which is not among the parameters given")
-        masked = values[given] * spot.value(mask).to(values[given].dtype)
-        values.update({name: masked for name in names if name in values})
+        given = [name for name in spot.raw_names if name in values]
+        if not given:
+            raise BadInput(f"the mask acts on {spot.raw_names[0]}, which is not among the parameters given")
+        weight = values[given[0]]
+        masked = weight * spot.value(mask, module).to(weight.dtype)
+        for name in given:
+            values[name] = masked
     return values
 
 

@@ -17,6 +17,8 @@ def contract(call: Call, a: Layout, ka: int, b: Layout, kb: int) -> tuple[Layout
     if a.weight < 0 and b.weight < 0:
         why = "two activations are multiplied and summed over the axis"
         return p.mixed(a, ka, why), p.mixed(b, kb, why)
+    for layout, dim in ((a, ka), (b, kb)):
+        note_sum(call, layout, dim)
     a, x = p.only(a, ka, "read by a product over one of its axes")
     b, y = p.only(b, kb, "read by a product over one of its axes")
     if x is not None and y is not None:
@@ -27,6 +29,13 @@ def contract(call: Call, a: Layout, ka: int, b: Layout, kb: int) -> tuple[Layout
         return _drop(a, ka), _drop(b, kb)
     why = "read together with the model's input, or a tensor of fixed size"
     return p.mixed(a, ka, why), p.mixed(b, kb, why)
+
+
+def note_sum(call: Call, layout: Layout, dim: int) -> None:
+    """Which dimensions of a parameter a layer sums over; the others are what it writes."""
+    block = layout.at(dim)
+    if layout.weight >= 0 and block is not None:
+        call.p.summed |= {(layout.weight, int(d)) for d in np.unique(call.p.atoms.dim[block.atoms])}
 
 
 def _drop(layout: Layout, dim: int) -> Layout:
@@ -137,6 +146,8 @@ def convolution(call: Call) -> Result:
     bias = call.args[2]
     transposed, groups = bool(call.args[6]), int(call.args[8])
     x = p.mixed_all(x, range(2, len(x.shape)), "convolved over")
+    for dim in (*range(2, len(w.shape)), *((1,) if groups > 1 else ())):
+        note_sum(call, w, dim)
     w = p.mixed_all(w, range(2, len(w.shape)), "a kernel's extent")
     spatial = call.of(call.args[0]).shape[2:] if transposed else call.shape()[2:]
     event_rows = Layout((x.shape[0], *spatial), tuple(b for b in x.blocks if b.dims == (0,)))

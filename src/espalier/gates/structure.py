@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -122,63 +123,45 @@ def finish(structure: Structure, model: nn.Module) -> Structure:
 
 
 def _layers(structure: Structure) -> None:
-    """Layers, and which layers write each entry."""
+    """Layers, and which of them write each entry."""
     trace = structure.trace
     grouped = {event.weight: event.grouped for event in trace.events}
     onward = _onward(structure)
     for number, is_grouped in grouped.items():
-        info = trace.tensors[number]
-        reads, read_by, anchored, open_end = [], [np.zeros(0, dtype=np.int64)], False, False
-        for dim, own in enumerate(info.atoms):
-            if trace.atoms.read[own].any():
+        reads, read_by, anchored = [], set[int](), False
+        for dim, own in enumerate(trace.tensors[number].atoms):
+            if (number, dim) in trace.p.summed:
                 reads.append(structure.entries(number, dim))
-                continue
-            if len(own) == 1 or (dim >= 2 and info.tensor.ndim > 2):
-                open_end = open_end or dim == 0
                 continue
             for root in np.unique(trace.atoms.roots(own)):
                 through = onward(int(root))
-                if through is None:
-                    anchored = anchored or dim == 0 or bool(structure.entry[root] < 0 and not _fixed(structure, root))
-                    open_end = True
-                else:
-                    read_by.append(np.array(sorted(through), dtype=np.int64))
-        anchored = anchored or (open_end and not any(len(r) for r in read_by))
-        layer = Layer(number, tuple(reads), np.unique(np.concatenate(read_by)), anchored, is_grouped)
-        structure.layers.append(layer)
-        for entry in layer.read_by:
-            if not is_grouped:
-                structure.produced.setdefault(int(entry), set()).add(number)
-    _sources(structure, grouped, onward)
+                anchored = anchored or through is None
+                read_by |= through or set()
+        found = np.array(sorted(read_by), dtype=np.int64)
+        structure.layers.append(Layer(number, tuple(reads), found, anchored, is_grouped))
+        for entry in read_by if not is_grouped else ():
+            structure.produced.setdefault(entry, set()).add(number)
+    _sources(structure, set(grouped), onward)
+
+
+def _sources(structure: Structure, layers: set[int], onward: Callable[[int], set[int] | None]) -> None:
+    """Entries fed by something other than a layer: a table, the model's input."""
+    trace = structure.trace
+    fed = [own for info in trace.tensors for own in info.atoms if info.tensor.ndim > 1 and info.number not in layers]
+    fed += trace.inputs
+    for own in fed:
+        for root in np.unique(trace.atoms.roots(own[~trace.atoms.read[own]])):
+            structure.sources |= {entry: True for entry in onward(int(root)) or ()}
+    for use in trace.gates:
+        fixed = trace.atoms.frozen(use.before) & (trace.atoms.tensor[trace.atoms.roots(use.before)] < 0)
+        structure.sources |= {int(entry): True for entry in structure.placed[use.module][fixed]}
 
 
 def _fixed(structure: Structure, root: int) -> bool:
     return bool(structure.trace.atoms.reason[root] >= 0)
 
 
-def _sources(structure: Structure, grouped: dict[int, bool], onward: object) -> None:
-    """Entries fed by something other than a layer that can be cut off: a table, a layer that reads the input."""
-    trace = structure.trace
-    assert callable(onward)
-    for info in trace.tensors:
-        one_dimensional = info.tensor.ndim < 2
-        if one_dimensional or (info.number in grouped and (grouped[info.number] or _reads(structure, info.number))):
-            continue
-        for own in info.atoms:
-            for root in np.unique(trace.atoms.roots(own[~trace.atoms.read[own]])):
-                for entry in onward(int(root)) or ():
-                    structure.sources[int(entry)] = True
-    for atoms in trace.inputs:
-        for entry in np.unique(structure.follow(atoms)):
-            structure.sources[int(entry)] = True
-
-
-def _reads(structure: Structure, number: int) -> bool:
-    trace = structure.trace
-    return any(bool(trace.atoms.read[own].any()) for own in trace.tensors[number].atoms)
-
-
-def _onward(structure: Structure):  # type: ignore[no-untyped-def]
+def _onward(structure: Structure) -> Callable[[int], set[int] | None]:
     """A function from a class to the entries through which it is read; None: it is needed in any case."""
     trace = structure.trace
     atoms = trace.atoms

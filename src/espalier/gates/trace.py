@@ -74,7 +74,7 @@ class Trace:
     unknown: dict[str, set[str]] = field(default_factory=dict)  # operation without a rule -> modules
     leaked: set[str] = field(default_factory=set)
     calls: dict[str, int] = field(default_factory=dict)
-    products: list[tuple[int, float]] = field(default_factory=list)  # attention-like products: reserved
+    batch: int = 0  # the length of the first input's first dimension
 
     @property
     def atoms(self) -> Any:
@@ -128,6 +128,7 @@ class _Watcher(TorchDispatchMode):
         self.layouts: dict[int, Layout] = {}
         self.alive: list[Tensor] = []  # ids stay unique only while their tensors live
         self.stack: list[str] = []
+        self.paused = False  # inside a hand-placed gate, whose meaning is known
         self.numbers = {id(t.tensor): t for t in trace.tensors}
         self.sizes = {t.number: t.tensor.numel() for t in trace.tensors}
         for info in trace.tensors:
@@ -155,6 +156,8 @@ class _Watcher(TorchDispatchMode):
         if args and isinstance(args[0], Tensor):
             self.of(args[0])  # known before `transpose_` and the like change the shape under the same tensor
         out = func(*args, **kwargs)
+        if self.paused:
+            return out
         module = self.stack[-1] if self.stack else ""
         self.trace.p.where = module or "the model"
         call = Call(
@@ -228,6 +231,7 @@ def trace(
     p.even = set(even)
     found = Trace(p, collect(model, p))
     watcher = _Watcher(found, hand)
+    found.batch = next((t.shape[0] for t in (*tensors_in(args), *tensors_in(kwargs)) if t.ndim), 0)
     if inputs:
         for tensor in (*tensors_in(args), *tensors_in(kwargs)):
             if tensor.is_floating_point() and tensor.ndim > 1:
@@ -285,6 +289,7 @@ def _enter(watcher: _Watcher, path: str) -> Callable[..., Any]:
         found.calls[path] = found.calls.get(path, 0) + 1
         if args and isinstance(args[0], Tensor):
             if isinstance(module, Gate):
+                watcher.paused = True
                 return None
             layout = watcher.of(args[0])
             if _is_leaf(module) and len(args) == 1 and not kwargs:
@@ -329,6 +334,7 @@ def _leave(watcher: _Watcher, path: str) -> Callable[..., Any]:
         watcher.stack.pop()
         found = watcher.trace
         if isinstance(module, Gate) and isinstance(output, Tensor):
+            watcher.paused = False
             layout = watcher.of(args[0])
             layout, atoms = found.p.only(layout, module.dim % len(layout.shape), "gated along one of its axes")
             dim = module.dim % len(layout.shape)

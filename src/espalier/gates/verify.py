@@ -148,7 +148,9 @@ def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
         same = (x == y) | (x.isnan() & y.isnan())
         if bool(same.all()):
             continue
-        gap = (x - y)[~same].abs().max().item() / max(x[x.isfinite()].abs().max().item(), 1e-12)
+        finite = x[x.isfinite()]
+        largest = finite.abs().max().item() if len(finite) else 0.0
+        gap = (x - y)[~same].abs().max().item() / max(largest, 1e-12)
         worst = max(worst, gap) if gap == gap else float("inf")
     return worst
 

@@ -1,0 +1,65 @@
+"""Recalibration: BatchNorm's running statistics estimated anew, for the structure that will be used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from espalier.space import BadInput, BadType
+
+
+def recalibrate(model: nn.Module, data: Any, *, batch_size: int = 256) -> None:
+    """Re-estimate BatchNorm's running statistics by a cumulative mean over one pass of the data.
+
+    ``data``: inputs as one tensor ``(N, ..)``; or ``(inputs, targets)`` tensors; or an iterable of batches, each a
+    tensor, a tuple whose first item is the inputs, or a dict of keyword arguments. Everything but BatchNorm runs in
+    eval mode; afterwards modes and momenta are as before. Inside ``gated.masked(mask)`` the statistics are the mask's.
+    """
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+    modes = {module: module.training for module in model.modules()}
+    momenta = {norm: norm.momentum for norm in norms}
+    if not norms:
+        return
+    device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    seen = 0
+    model.eval()
+    try:
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # a cumulative mean
+            norm.train()
+        with torch.no_grad():
+            for batch in _batches(data, batch_size):
+                if isinstance(batch, dict):
+                    model(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()})
+                else:
+                    model(batch.to(device))
+                seen += 1
+    finally:
+        for norm, momentum in momenta.items():
+            norm.momentum = momentum
+        for module, mode in modes.items():
+            module.training = mode
+    if not seen:
+        raise BadInput("recalibrate needs data: there was no batch")
+
+
+def _batches(data: Any, batch_size: int) -> Iterator[Tensor | dict[str, Any]]:
+    if isinstance(data, Tensor):
+        yield from data.split(batch_size)
+    elif isinstance(data, tuple) and data and all(isinstance(part, Tensor) for part in data):
+        yield from data[0].split(batch_size)
+    elif isinstance(data, Iterable):
+        for batch in data:
+            if isinstance(batch, (tuple, list)) and batch:
+                batch = batch[0]
+            if not isinstance(batch, (Tensor, dict)):
+                raise BadType(
+                    f"a batch is a tensor, a tuple that begins with one, or a dict, not {type(batch).__name__}"
+                )
+            yield batch
+    else:
+        raise BadType(f"data are tensors or an iterable of batches, not {type(data).__name__}")

@@ -1,0 +1,103 @@
+"""gated.call: pure, and clean to trace."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import grad, vmap
+
+import espalier
+from espalier.models import MLP
+
+
+def several_runs(gated, masks_dims=0):
+    def loss(params, mask, x, y):
+        return F.cross_entropy(gated.call(params, mask, x), y)
+
+    def over_masks(params, masks, x, y):
+        return vmap(loss, in_dims=(None, 0, None, None))(params, masks, x, y).mean()
+
+    return vmap(grad(over_masks), in_dims=(0, 0, None, None))
+
+
+MODELS = {
+    "placed": lambda: MLP(6, (5, 4), 3),
+    "found": lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)),
+    "indexed": lambda: nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3), nn.Flatten(), nn.Linear(16, 3)),
+}
+
+
+def setting(name):
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    x, y = torch.randn(8, 6), torch.randint(3, (8,))
+    gated = espalier.attach(model, x)
+    runs, samples = 2, 3
+    params = {n: torch.stack([p.detach() * s for s in (1.0, 0.5)]) for n, p in model.named_parameters()}
+    masks = (torch.rand(runs, samples, gated.d) < 0.6).float()
+    return model, gated, params, masks, x, y
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_runs_of_gradients_over_masks_equal_plain_autograd(name):
+    model, gated, params, masks, x, y = setting(name)
+    gradients = several_runs(gated)(params, masks, x, y)
+    for run in range(2):
+        with torch.no_grad():
+            for n, p in model.named_parameters():
+                p.copy_(params[n][run])
+        model.zero_grad()
+        for mask in masks[run]:
+            with gated.masked(mask):
+                (F.cross_entropy(model(x), y) / 3).backward()
+        for n, p in model.named_parameters():
+            assert torch.allclose(gradients[n][run], p.grad, atol=1e-6), n
+
+
+@pytest.mark.parametrize("name", ["placed", "found"])
+def test_compiles_as_one_graph(name):
+    _, gated, params, masks, x, y = setting(name)
+    step = several_runs(gated)
+    compiled = torch.compile(step, fullgraph=True, dynamic=False, backend="aot_eager")
+    expected, got = step(params, masks, x, y), compiled(params, masks, x, y)
+    for n in params:
+        assert torch.allclose(expected[n], got[n], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_call_touches_no_numpy(name, monkeypatch):
+    _, gated, params, masks, x, _ = setting(name)
+    one = {n: p[0] for n, p in params.items()}
+    expected = gated.call(one, masks[0, 0], x)
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("NumPy on the path of gated.call")
+
+    for function in (
+        "array_equal",
+        "arange",
+        "where",
+        "asarray",
+        "array",
+        "concatenate",
+        "flatnonzero",
+        "broadcast_to",
+    ):
+        monkeypatch.setattr(np, function, refuse)
+    assert torch.equal(gated.call(one, masks[0, 0], x), expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_new_mask_does_not_recompile(name):
+    model, gated, _, masks, x, _ = setting(name)
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(model, backend=counter)
+    outs = []
+    for mask in masks.reshape(-1, gated.d):
+        with gated.masked(mask):
+            outs.append(compiled(x))
+            assert torch.allclose(outs[-1], model(x), atol=1e-6)
+    assert counter.frame_count == 1
+    assert not torch.equal(outs[0], outs[1])
