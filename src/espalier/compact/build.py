@@ -92,12 +92,14 @@ def build_plan(
     _placed(structure, keep, layers)
     _selected(structure, keep, layers)
     _emptied(structure, modules, keep, layers)
-    for path, entry in structure.branches.items():
-        if not keep.opened[entry]:
-            layers[path] = {"kind": "nothing"}
     empty = [g for g in structure.groups if g.name in phantoms and not keep.opened[_where(structure, g)].any()]
     for group in empty:
         layers.update(phantom_layers(structure, modules, group, shapes) or {})
+    closed = [path for path, entry in structure.members.items() if not keep.opened[entry]]
+    for path in closed:
+        stand_in = branch_layer(modules[path], shapes.get(path, {}), layers.get(path))
+        assert stand_in is not None, path
+        layers[path] = stand_in
     attributes: dict[str, int] = {}
     for path, changed in shapes.items():
         if path not in layers or layers[path]["kind"] == "select":
@@ -229,6 +231,27 @@ def _norm_attributes(module: nn.Module, channels: int) -> list[tuple[str, int]]:
         per_group = module.num_channels // module.num_groups
         return [("num_channels", channels), ("num_groups", channels // per_group)]
     return [("num_features", channels)]
+
+
+def branch_layer(
+    module: nn.Module, shapes: Mapping[str, tuple[int, ...]], planned: Mapping[str, Any] | None = None
+) -> Mapping[str, Any] | None:
+    """What stands for a layer of a closed residual branch: zeros without weights. None: there is nothing that could."""
+    if planned is not None and planned["kind"] == "zeros":
+        return planned
+    weight = getattr(module, "weight", None)
+    if isinstance(module, (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU)):
+        return {"kind": "identity"}
+    shape = shapes.get("weight", () if weight is None else tuple(weight.shape))
+    if isinstance(module, nn.modules.conv._ConvNd) and not module.transposed:
+        reach = _reach(module)
+        return {"kind": "zeros", "width": shape[0], "dim": -1 - len(reach), "reach": reach, "lookup": False}
+    buffers = [name for name in module._buffers if not name.startswith("espalier_")]
+    if len(shape) == 2 and set(module._parameters) <= {"weight", "bias"} and not buffers:
+        out = 0 if isinstance(module, nn.Linear) else 1
+        lookup = isinstance(module, nn.Embedding)
+        return {"kind": "zeros", "width": shape[out], "dim": -1, "reach": [], "lookup": lookup}
+    return None
 
 
 def phantom_layers(

@@ -80,10 +80,3 @@ class Bias(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         shape = (*x.shape[:-1], self.width)
         return x.new_zeros(shape) if self.bias is None else self.bias.expand(shape)
-
-
-class Nothing(nn.Module):
-    """Zeros like the input, in place of a residual branch that is closed."""
-
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return torch.zeros_like(x)

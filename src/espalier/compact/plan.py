@@ -39,7 +39,7 @@ class Plan:
 
     ``tensors``: name -> dimension -> runs of indices that stay. ``attributes``: "module.attribute" -> value.
     ``layers``: module -> the change of the layer itself, ``{"kind": ..}`` with what that kind needs:
-    ``select`` before it, ``identity``, ``fill``, ``zeros``, ``bias`` or ``nothing`` in its place.
+    ``select`` before it; ``identity``, ``fill``, ``zeros`` or ``bias`` in its place.
     """
 
     tensors: Mapping[str, Mapping[int, Runs]]

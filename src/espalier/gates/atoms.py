@@ -51,7 +51,7 @@ class Atoms:
                 break
             found = further
         self.parent[atoms] = found
-        return found
+        return np.asarray(found)
 
     def tie(self, a: Array, b: Array) -> None:
         """Atoms at equal places go together (the arrays broadcast)."""

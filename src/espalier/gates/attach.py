@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
+from espalier.gates.canonical import canonical, severed
 from espalier.gates.find import find_groups, structure_of
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
@@ -38,7 +41,7 @@ def attach(
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> gated = attach(model, torch.randn(3, 4))
     >>> gated.space
-    Space([Bits(name='0', size=8, least=0)])
+    Space([Bits(name='0', size=8, least=1)])
     """
     if not isinstance(model, nn.Module):
         raise BadType(f"attach takes a torch.nn.Module, not {type(model).__name__}")
@@ -76,7 +79,7 @@ def _attach_found(
         seen = trace(model, args, kwargs, inputs=inputs, hand=False, even=even)
     refused: dict[str, str] = {}
     groups = []
-    for group in find_groups(seen, kinds):
+    for group in find_groups(seen, kinds, dict(model.named_modules())):
         problem = _unusable(group, seen, ignore)
         if problem:
             refused[group.name] = problem
@@ -93,10 +96,25 @@ def _attach_found(
         refused |= wrong
     if not groups:
         raise NoGates(_nothing(seen, refused))
+    groups = connected(groups, build)
     adapted, phantoms = (trial.adapted, trial.phantoms) if trial else ((), ())
     names = {group.name for group in groups}
     adapted = [a for a in adapted if not a.group or a.group in names]
     return Gated(model, build(groups), adapted=adapted, phantoms=phantoms, refused=refused)
+
+
+def connected(groups: Sequence[GateGroup], build: Callable[[Sequence[GateGroup]], Structure]) -> list[GateGroup]:
+    """The groups, with ``least`` 1 where closing a whole one would cut every path from input to output."""
+    free = [replace(group, least=0) for group in groups]
+    structure = build(free)
+    result, start = [], 0
+    for group in groups:
+        mask = np.ones(structure.space.d)
+        mask[start : start + group.size] = 0
+        start += group.size
+        cut = severed(structure, canonical(structure, structure.space, mask) != 0)
+        result.append(replace(group, least=1) if cut else group)
+    return result
 
 
 def _stuck(model: nn.Module, seen: Trace) -> list[str]:
@@ -115,6 +133,8 @@ def _stuck(model: nn.Module, seen: Trace) -> list[str]:
 
 
 def _unusable(group: GateGroup, seen: Trace, ignore: Collection[str]) -> str:
+    if group.kind == "branches":
+        return ""
     if group.size < 2:
         return "a single unit: closing it would empty the layer"
     writers = [name.rpartition(".")[0] for name in group.writes]

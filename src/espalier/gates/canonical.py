@@ -30,6 +30,7 @@ def canonical(structure: Structure, space: Space, mask: Array) -> Array:
     while True:
         empty = {n for n, layer in layers.items() if any(_all_closed(reads, opened) for reads in layer.reads)}
         dead = {n for n, layer in layers.items() if not layer.anchored and not opened[layer.read_by].any()}
+        dead |= {n for n, layer in layers.items() if layer.branch >= 0 and not opened[layer.branch]}
         if not empty and not dead:
             break
         if not read_through:
@@ -45,7 +46,13 @@ def canonical(structure: Structure, space: Space, mask: Array) -> Array:
                 opened[entry] = False
         if int(opened.sum()) == before:
             break
-    return opened.astype(mask.dtype)
+    return np.asarray(opened, dtype=mask.dtype)
+
+
+def severed(structure: Structure, opened: Array) -> bool:
+    """Whether under a mask ``(d)`` of booleans every layer that the output needs reads nothing."""
+    needed = [layer for layer in structure.layers if layer.anchored and not layer.grouped]
+    return bool(needed) and all(any(_all_closed(reads, opened) for reads in layer.reads) for layer in needed)
 
 
 def _all_closed(entries: Array, opened: Array) -> bool:

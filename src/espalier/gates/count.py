@@ -54,8 +54,8 @@ def _tensor(structure: Structure, number: int, rows: tuple[Array, ...]) -> Cost:
     if scale == 0:
         return Cost.product([Form.run(0, d, 0.0)], d=d)
     forms = [form_of(axis) for axis in axes if (axis >= 0).any()]
-    branch = structure.trace.tensors[number].places[0][0]
-    forms += [Form.run(e, e + 1) for path, e in structure.branches.items() if _inside(branch, path)]
+    branch = structure.members.get(structure.trace.tensors[number].places[0][0], -1)
+    forms += [Form.run(branch, branch + 1)] if branch >= 0 else []
     return Cost.product(forms or [Form((), 1.0)], d=d, scale=float(scale))
 
 
@@ -73,10 +73,6 @@ def _axes(structure: Structure, number: int) -> list[Array]:
             if (number, dim) not in structure.trace.p.summed and len(axis) and (axis == axis[0]).all():
                 axes[dim] = np.full(len(axis), -1)
     return axes
-
-
-def _inside(path: str, module: str) -> bool:
-    return path == module or path.startswith(module + ".")
 
 
 def form_of(entries: Array) -> Form:

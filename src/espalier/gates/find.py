@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
+from torch import nn
 
+from espalier.compact.build import branch_layer
 from espalier.gates.atoms import Array
 from espalier.gates.structure import GateGroup, Selection, Structure
 from espalier.gates.trace import Trace
@@ -13,7 +15,7 @@ from espalier.gates.trace import Trace
 Member = tuple[int, int, bool]  # tensor, dimension, whether it is read there
 
 
-def find_groups(trace: Trace, kinds: Collection[str]) -> list[GateGroup]:
+def find_groups(trace: Trace, kinds: Collection[str], modules: Mapping[str, nn.Module]) -> list[GateGroup]:
     """Every live class that some layer sums over, grouped by who writes it and who reads it.
 
     Grouping by both keeps units of two kinds apart even where one layer reads them side by side.
@@ -51,7 +53,30 @@ def find_groups(trace: Trace, kinds: Collection[str]) -> list[GateGroup]:
     found.sort(key=lambda group: min(int(unit[0]) for unit in group.units))
     if "inputs" in kinds:
         found = _input_groups(trace, from_input) + found
+    if "branches" in kinds:
+        found += _branch_groups(trace, modules)
     return named(found)
+
+
+def _branch_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateGroup]:
+    """Residual additions whose branch can be left out whole: one gate each.
+
+    Every module of the branch must run once, hold its tensors alone, and have a stand-in without weights.
+    """
+    shared = {path for info in trace.tensors if len(info.places) > 1 for path, _ in info.places}
+    found: list[GateGroup] = []
+    taken: set[str] = set()
+    for branch in trace.branches:
+        held = [path for path in dict.fromkeys(branch.members) if any(True for _ in modules[path].parameters())]
+        fits = all(trace.calls[path] == 1 and path not in shared for path in held)
+        if not held or not fits or trace.calls[branch.module] != 1 or taken & set(held):
+            continue
+        if any(branch_layer(modules[path], {}) is None for path in held):
+            continue
+        taken |= set(held)
+        unit = np.zeros(0, dtype=np.int64)
+        found.append(GateGroup(f"{branch.module}+", "branches", (unit,), tuple(held), (branch.module,), 0))
+    return found
 
 
 def kind_of(trace: Trace, members: Sequence[Member], joined: bool) -> str:
@@ -134,7 +159,13 @@ def structure_of(trace: Trace, groups: Sequence[GateGroup]) -> Structure:
         for offset, unit in enumerate(group.units):
             entry[trace.atoms.roots(unit)] = start + offset
         start += group.size
+    for atoms in trace.inputs:  # the input arrives whole; what is left out is left out where it is read
+        entry[trace.atoms.roots(atoms)] = -1
     structure = Structure(trace, list(groups), entry)
+    for group, first in zip(groups, np.cumsum([0, *(g.size for g in groups)])):
+        if group.kind == "branches":
+            structure.branches[group.reads[0]] = int(first)
+            structure.members |= {path: int(first) for path in group.writes}
     for copy in trace.copies:
         before, after = structure.follow(copy.before), structure.follow(copy.after)
         if (after >= 0).any():

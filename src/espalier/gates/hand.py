@@ -7,11 +7,13 @@ can be left out by an index selection. A class follows an entry when that entry 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from torch import nn
 
+from espalier.gates.canonical import canonical, severed
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
 from espalier.gates.structure import GateGroup, Structure, finish
@@ -31,6 +33,7 @@ def attach_placed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     _refuse_before_batch_norm(model, seen)
     structure = placed_structure(seen, gates)
     finish(structure, model)
+    structure.groups = _kept_connected(structure)
     if check:
         trial = Trial(model, args, kwargs)
         masks = random_masks(structure, None, np.random.default_rng(17), 4)
@@ -38,6 +41,24 @@ def attach_placed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         if problem:
             raise BadInput(_culprit(trial, structure, problem))
     return Gated(model, structure)
+
+
+def _kept_connected(structure: Structure) -> list[GateGroup]:
+    """The groups, with ``least`` 1 where closing one cuts every path and what it gates is read through it alone.
+
+    That is a layer of units. A layer of connections whose sources others read as well may be emptied.
+    """
+    result, start = [], 0
+    for group in structure.groups:
+        own = np.arange(start, start + group.size)
+        start += group.size
+        mask = np.ones(structure.space.d)
+        mask[own] = 0
+        sources = [layer for layer in structure.layers if np.isin(own, layer.read_by).any()]
+        alone = bool(sources) and all(np.isin(layer.read_by, own).all() for layer in sources)
+        cut = alone and severed(structure, canonical(structure, structure.space, mask) != 0)
+        result.append(replace(group, least=1) if cut else group)
+    return result
 
 
 def _culprit(trial: Trial, structure: Structure, problem: str) -> str:
@@ -89,7 +110,7 @@ def placed_structure(seen: Trace, gates: dict[str, Gate]) -> Structure:
 def _described(structure: Structure, group: GateGroup) -> GateGroup:
     """The group with the names of the parameter axes that follow it."""
     entries = set(structure.placed[group.name if group.name in structure.placed else ""].tolist())
-    writes, reads = [], []
+    writes, reads = list[str](), list[str]()
     atoms = structure.trace.atoms
     for info in structure.trace.tensors:
         for dim, own in enumerate(info.atoms):

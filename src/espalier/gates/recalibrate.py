@@ -49,9 +49,9 @@ def recalibrate(model: nn.Module, data: Any, *, batch_size: int = 256) -> None:
 
 def _batches(data: Any, batch_size: int) -> Iterator[Tensor | dict[str, Any]]:
     if isinstance(data, Tensor):
-        yield from data.split(batch_size)
+        yield from torch.split(data, batch_size)
     elif isinstance(data, tuple) and data and all(isinstance(part, Tensor) for part in data):
-        yield from data[0].split(batch_size)
+        yield from torch.split(data[0], batch_size)
     elif isinstance(data, Iterable):
         for batch in data:
             if isinstance(batch, (tuple, list)) and batch:

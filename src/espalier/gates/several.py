@@ -46,7 +46,7 @@ def sequential(gated: Gated, tensors: Mapping[str, Tensor], masks: Tensor, *args
 
 
 def by_vmap(gated: Gated, tensors: Mapping[str, Tensor], masks: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """All masks at once through ``vmap``: what does not depend on the mask is computed once. masks: ``(samples, d)``."""
+    """All masks ``(samples, d)`` at once through ``vmap``: what does not depend on the mask is computed once."""
     count = masks.shape[0]
     own = {name: v.expand(count, *v.shape).clone() for name, v in _running(gated, tensors).items()}
 
@@ -107,7 +107,7 @@ def _per_mask_norms(model: nn.Module, count: int) -> Iterator[None]:
     """While inside, BatchNorm in train mode normalises the images of each mask apart."""
     norms = [m for m in model.modules() if isinstance(m, BATCH_NORMS) and m.training]
     for norm in norms:
-        norm.forward = _PerMask(norm, count)
+        object.__setattr__(norm, "forward", _PerMask(norm, count))
     try:
         yield
     finally:

@@ -40,6 +40,7 @@ class Layer:
     read_by: Array  # entries through which its output is read
     anchored: bool  # its output is needed whatever the mask says
     grouped: bool
+    branch: int = -1  # the entry of the residual branch it lies in
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +76,8 @@ class Structure:
     gate_dims: dict[str, int] = field(default_factory=dict)  # hand-placed gate -> dimension
     norms: dict[str, Array] = field(default_factory=dict)  # norm without tensors -> entries of its channels
     notes: list[str] = field(default_factory=list)
-    branches: dict[str, int] = field(default_factory=dict)  # module -> entry of its output as a residual branch
+    branches: dict[str, int] = field(default_factory=dict)  # module whose output a branch gate masks -> entry
+    members: dict[str, int] = field(default_factory=dict)  # leaf module that runs only for a branch -> entry
     sources: dict[int, bool] = field(default_factory=dict)  # entry -> carries information whatever the mask says
     produced: dict[int, set[int]] = field(default_factory=dict)  # entry -> numbers of the layers that write it
 
@@ -85,13 +87,10 @@ class Structure:
 
     def entries(self, tensor: int, dim: int) -> Array:
         """Per index of a tensor's dimension the entry it follows, -1: always kept."""
-        return self.entry[self.trace.atoms.roots(self.trace.tensors[tensor].atoms[dim])]
+        return self.follow(self.trace.tensors[tensor].atoms[dim])
 
     def follow(self, atoms: Array) -> Array:
-        return self.entry[self.trace.atoms.roots(atoms)]
-
-    def start(self, name: str) -> int:
-        return self.space.slices[name].start
+        return np.asarray(self.entry[self.trace.atoms.roots(atoms)])
 
 
 def kept(entries: Array, mask: Array) -> Array:
@@ -138,7 +137,8 @@ def _layers(structure: Structure) -> None:
                 anchored = anchored or through is None
                 read_by |= through or set()
         found = np.array(sorted(read_by), dtype=np.int64)
-        structure.layers.append(Layer(number, tuple(reads), found, anchored, is_grouped))
+        branch = structure.members.get(trace.tensors[number].places[0][0], -1)
+        structure.layers.append(Layer(number, tuple(reads), found, anchored, is_grouped, branch))
         for entry in read_by if not is_grouped else ():
             structure.produced.setdefault(entry, set()).add(number)
     _sources(structure, set(grouped), onward)
@@ -151,7 +151,7 @@ def _sources(structure: Structure, layers: set[int], onward: Callable[[int], set
     fed += trace.inputs
     for own in fed:
         for root in np.unique(trace.atoms.roots(own[~trace.atoms.read[own]])):
-            structure.sources |= {entry: True for entry in onward(int(root)) or ()}
+            structure.sources |= dict.fromkeys(onward(int(root)) or (), True)
     for use in trace.gates:
         fixed = trace.atoms.frozen(use.before) & (trace.atoms.tensor[trace.atoms.roots(use.before)] < 0)
         structure.sources |= {int(entry): True for entry in structure.placed[use.module][fixed]}

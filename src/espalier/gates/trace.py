@@ -58,6 +58,14 @@ class GateUse:
     after: np.ndarray
 
 
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """A residual addition: the module whose output is added, and the leaf modules that ran only for it."""
+
+    module: str
+    members: tuple[str, ...]
+
+
 @dataclass(eq=False)
 class Trace:
     """All that one forward pass told: tied atoms, products, and what modules read."""
@@ -74,6 +82,8 @@ class Trace:
     unknown: dict[str, set[str]] = field(default_factory=dict)  # operation without a rule -> modules
     leaked: set[str] = field(default_factory=set)
     calls: dict[str, int] = field(default_factory=dict)
+    branches: list[Branch] = field(default_factory=list)
+    order: list[tuple[int, str]] = field(default_factory=list)  # (time, leaf module) in the order of execution
     batch: int = 0  # the length of the first input's first dimension
 
     @property
@@ -119,15 +129,20 @@ def collect(model: nn.Module, p: Propagation) -> list[TensorInfo]:
     return list(found.values())
 
 
-class _Watcher(TorchDispatchMode):
+class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Applies the rule of each operation to the layouts of its operands."""
 
     def __init__(self, trace: Trace, hand: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.trace, self.hand = trace, hand
         self.layouts: dict[int, Layout] = {}
         self.alive: list[Tensor] = []  # ids stay unique only while their tensors live
         self.stack: list[str] = []
+        self.time = 0
+        self.made: dict[int, int] = {}  # tensor -> when it was made
+        self.results: dict[int, list[tuple[str, int]]] = {}  # tensor -> modules that returned it, and when they began
+        self.began: list[int] = []
+        self.parents: dict[int, tuple[int, ...]] = {}  # tensor -> the tensors it was made from
         self.paused = False  # inside a hand-placed gate, whose meaning is known
         self.numbers = {id(t.tensor): t for t in trace.tensors}
         self.sizes = {t.number: t.tensor.numel() for t in trace.tensors}
@@ -158,6 +173,13 @@ class _Watcher(TorchDispatchMode):
         out = func(*args, **kwargs)
         if self.paused:
             return out
+        self.time += 1
+        if func._schema.name in ("aten::add", "aten::add_"):
+            self._note_addition(args)
+        parents = tuple(id(tensor) for tensor in (*tensors_in(args), *tensors_in(kwargs)))
+        for tensor in tensors_in(out):
+            self.parents[id(tensor)] = (*self.parents.get(id(tensor), ()), *parents)
+            self.made[id(tensor)] = self.time
         module = self.stack[-1] if self.stack else ""
         self.trace.p.where = module or "the model"
         call = Call(
@@ -171,12 +193,35 @@ class _Watcher(TorchDispatchMode):
             made = list(result) if isinstance(result, (tuple, list)) else [result]
             for tensor, layout in zip(outs, made):
                 if isinstance(tensor, Tensor):
-                    self.set(tensor, layout if layout is not None else Layout(tuple(tensor.shape)))
+                    self.set(tensor, layout if isinstance(layout, Layout) else Layout(tuple(tensor.shape)))
         else:
             self._freeze_all(call)
         for event in self.trace.events[before:]:
             self.trace.reads.setdefault((event.weight, ""), set()).add(module)
         return out
+
+    def _note_addition(self, args: tuple[Any, ...]) -> None:
+        """A tensor added to one that it was made from: what ran in between, and ends in a module's result, is a branch."""
+        if len(args) < 2 or not all(isinstance(t, Tensor) for t in args[:2]) or args[0].shape != args[1].shape:
+            return
+        for skip, branch in ((args[0], args[1]), (args[1], args[0])):
+            since, until = self.made.get(id(skip), 0), self.made.get(id(branch), 0)
+            ends = [path for path, began in self.results.get(id(branch), ()) if began >= since]
+            members = tuple(path for time, path in self.trace.order if since <= time < until)
+            if since < until and ends and members and self._made_from(id(branch), id(skip)):
+                self.trace.branches.append(Branch(ends[-1], members))
+
+    def _made_from(self, tensor: int, origin: int) -> bool:
+        """Whether one tensor was computed from another."""
+        seen, todo = {tensor}, [tensor]
+        while todo:
+            for parent in self.parents.get(todo.pop(), ()):
+                if parent == origin:
+                    return True
+                if parent not in seen and self.made.get(parent, 0) > self.made.get(origin, 0):
+                    seen.add(parent)
+                    todo.append(parent)
+        return False
 
     def _freeze_all(self, call: Call) -> None:
         operation = call.name.removeprefix("aten::")
@@ -286,6 +331,9 @@ def _enter(watcher: _Watcher, path: str) -> Callable[..., Any]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         found = watcher.trace
         watcher.stack.append(path)
+        watcher.began.append(watcher.time)
+        if _is_leaf(module):
+            found.order.append((watcher.time, path))
         found.calls[path] = found.calls.get(path, 0) + 1
         if args and isinstance(args[0], Tensor):
             if isinstance(module, Gate):
@@ -293,7 +341,7 @@ def _enter(watcher: _Watcher, path: str) -> Callable[..., Any]:
                 return None
             layout = watcher.of(args[0])
             if _is_leaf(module) and len(args) == 1 and not kwargs:
-                made = _boundary(watcher, path, layout)
+                made = _boundary(watcher, path, module, layout)
                 if made is not None:
                     tensor = args[0].detach().clone() if not isinstance(module, nn.Identity) else args[0]
                     watcher.set(tensor, made)
@@ -309,7 +357,7 @@ def _is_leaf(module: nn.Module) -> bool:
     return not any(True for _ in module.children())
 
 
-def _boundary(watcher: _Watcher, path: str, layout: Layout) -> Layout | None:
+def _boundary(watcher: _Watcher, path: str, module: nn.Module, layout: Layout) -> Layout | None:
     """Fresh atoms on the axis a leaf module works along, joined to the old ones by a ``Copy``."""
     found, p = watcher.trace, watcher.trace.p
     if not layout.blocks or layout.weight >= 0:
@@ -318,6 +366,8 @@ def _boundary(watcher: _Watcher, path: str, layout: Layout) -> Layout | None:
         mine = np.concatenate(found.inputs) if found.inputs else np.zeros(0, dtype=np.int64)
         if not np.isin(layout.all(), mine).all():
             return None
+    if isinstance(module, nn.modules.conv._ConvNd):  # of an input image whole channels can be left out
+        layout, _ = p.only(layout, len(layout.shape) - len(module.kernel_size) - 1, "convolved over")
     blocks = []
     for block in layout.blocks:
         if len(block.dims) > 1:
@@ -332,6 +382,10 @@ def _boundary(watcher: _Watcher, path: str, layout: Layout) -> Layout | None:
 def _leave(watcher: _Watcher, path: str) -> Callable[..., Any]:
     def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         watcher.stack.pop()
+        began = watcher.began.pop()
+        first = output[0] if isinstance(output, tuple) and output else output
+        if isinstance(first, Tensor):
+            watcher.results.setdefault(id(first), []).append((path, began))
         found = watcher.trace
         if isinstance(module, Gate) and isinstance(output, Tensor):
             watcher.paused = False

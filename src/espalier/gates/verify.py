@@ -131,7 +131,8 @@ class Trial:
 @contextlib.contextmanager
 def isolated_random() -> Iterator[None]:
     """Whatever is drawn inside leaves the user's random state as it was."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = list(range(torch.cuda.device_count())) if started else []
     with torch.random.fork_rng(devices=devices):
         yield
 
@@ -170,9 +171,9 @@ def random_masks(structure: Structure, only: GateGroup | None, rng: np.random.Ge
             if only is None or group.name == only.name:
                 share = (0.5, 0.85, 0.2)[i % 3]
                 mask = (rng.random(group.size) >= share).astype(np.float64)
-                if mask.all():
+                if mask.all() and (only is not None or group.kind != "branches"):
                     mask[rng.integers(group.size)] = 0.0
-                if not mask.any():
+                if not mask.any() and group.kind != "branches":
                     mask[rng.integers(group.size)] = 1.0
             parts.append(mask)
         masks.append(np.concatenate(parts))

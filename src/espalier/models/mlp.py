@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -25,7 +26,7 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         widths = [inputs, *hidden]
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:]))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
         self.gates = nn.ModuleList(Gate(width, dim=-1) for width in hidden)
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(widths[-1], outputs)
