@@ -1,4 +1,4 @@
-"""All architectures of the zoo that must be exact, or exact or refused by name."""
+"""All architectures of the zoo that must be exact."""
 
 from . import configured, convolutional, sequences
 from .entry import Entry

@@ -140,22 +140,35 @@ def share_bound(entry: Entry, model: nn.Module) -> float:
 
 
 def kept(subject: Subject, mask: Tensor) -> dict[str, Tensor]:
-    """For each parameter of the compact model, the flat index in the uncut parameter of each of its elements.
+    """Where each element of each compact parameter comes from: its place among all elements of the uncut parameters.
 
-    Found without trusting any plan: the uncut parameters are made to hold their own positions while the model is cut.
-    Element -1: a zero that the cut wrote itself.
+    Found without trusting any plan or name: the uncut parameters are made to hold their own places while the model is
+    cut. Place -1: a zero that the cut wrote itself.
     """
     model = subject.model
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    before = [parameter.detach().clone() for parameter in model.parameters()]
     unit = 2.0**-20  # small numbers, so that nothing overflows should the cut run the model
+    start = 1
     with torch.no_grad():
         for parameter in model.parameters():
-            positions = torch.arange(1, parameter.numel() + 1, dtype=parameter.dtype)
-            parameter.copy_(positions.reshape(parameter.shape) * unit)
+            places = torch.arange(start, start + parameter.numel(), dtype=parameter.dtype)
+            parameter.copy_(places.reshape(parameter.shape) * unit)
+            start += parameter.numel()
         small = subject.gated.compact(mask)
-        for name, parameter in model.named_parameters():
-            parameter.copy_(before[name])
+        for parameter, value in zip(model.parameters(), before):
+            parameter.copy_(value)
     return {name: (parameter.detach() / unit).round().long() - 1 for name, parameter in small.named_parameters()}
+
+
+def rows_kept(subject: Subject, mask: Tensor) -> dict[str, tuple[int, int]]:
+    """For each uncut parameter, how many of its rows (first dimension) have an element in the compact model, of all."""
+    places = torch.cat([where.reshape(-1) for where in kept(subject, mask).values()])
+    found, start = {}, 0
+    for name, parameter in subject.model.named_parameters():
+        inside = places[(places >= start) & (places < start + parameter.numel())] - start
+        found[name] = (len(torch.unique(inside // parameter[0].numel())), len(parameter))
+        start += parameter.numel()
+    return found
 
 
 def gradients(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
@@ -176,23 +189,17 @@ def gradient_mismatch(subject: Subject, mask: Tensor) -> tuple[float, float]:
     Both relative to the largest gradient.
     """
     with subject.gated.masked(subject.gated.canonical(mask)):
-        expected = gradients(subject.model, subject.inputs)
+        expected = torch.cat([g.reshape(-1) for g in gradients(subject.model, subject.inputs).values()])
     found = gradients(subject.gated.compact(mask), subject.inputs)
-    where = kept(subject, mask)
-    scale = max(float(g.abs().max()) for g in expected.values() if g.numel())
-    apart, outside = 0.0, 0.0
-    for name, full in expected.items():
-        rest = full.reshape(-1).clone()
-        if name in found:
-            index = where[name].reshape(-1)
-            real = index >= 0
-            sliced = full.reshape(-1)[index[real]]
-            if sliced.numel():
-                apart = max(apart, float((found[name].reshape(-1)[real] - sliced).abs().max()))
-            rest[index[real]] = 0.0
-        if rest.numel():
-            outside = max(outside, float(rest.abs().max()))
-    return apart / scale, outside / scale
+    scale = expected.abs().max()
+    rest, apart = expected.clone(), 0.0
+    for name, where in kept(subject, mask).items():
+        own = where >= 0
+        difference = found[name][own] - expected[where[own]]
+        if difference.numel():
+            apart = max(apart, float(difference.abs().max()))
+        rest[where[own]] = 0.0
+    return apart / float(scale), float(rest.abs().max() / scale)
 
 
 def reload_mismatch(subject: Subject, mask: Tensor) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .convolutional import EITHER, images
+from .convolutional import images
 from .entry import Entry, Inputs
 
 TEXT = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
@@ -66,8 +66,8 @@ def two_towers(batch: int, length: int):
     return make
 
 
-def entry(name, family, make, example, others, fixed=(), promise="exact"):
-    return Entry(name, family, make, example, tuple(others), tuple(fixed), promise, source="transformers")
+def entry(name, family, make, example, others, fixed=()):
+    return Entry(name, family, make, example, tuple(others), tuple(fixed), source="transformers")
 
 
 GPT2 = {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32} | ENDS
@@ -182,7 +182,6 @@ ENTRIES = [
         ids(2, 7),
         IDS,
         ("^classifier",),
-        EITHER,
     ),
     entry(
         "Mistral",
@@ -191,7 +190,6 @@ ENTRIES = [
         ids(2, 7),
         IDS,
         ("lm_head",),
-        EITHER,
     ),
     entry(
         "Whisper",
@@ -200,7 +198,6 @@ ENTRIES = [
         speech(2),
         (speech(3),),
         ("conv2",),
-        EITHER,
     ),
     entry(
         "ALBERT, one layer shared",
@@ -209,7 +206,6 @@ ENTRIES = [
         ids(2, 7),
         IDS,
         ("embedding_hidden_mapping", "classifier"),
-        EITHER,
     ),
     entry(
         "GPT-NeoX, interleaved query-key-value",
@@ -218,11 +214,8 @@ ENTRIES = [
         ids(2, 7),
         IDS,
         ("lm_head",),
-        EITHER,
     ),
-    entry(
-        "OPT", "transformer", configured("OPTForCausalLM", "OPTConfig", **OPT), ids(2, 7), IDS, ("embed_tok",), EITHER
-    ),
+    entry("OPT", "transformer", configured("OPTForCausalLM", "OPTConfig", **OPT), ids(2, 7), IDS, ("embed_tok",)),
     entry(
         "Qwen3, normed queries and keys",
         "transformer",
@@ -230,7 +223,6 @@ ENTRIES = [
         ids(2, 7),
         IDS,
         ("lm_head",),
-        EITHER,
     ),
     entry(
         "EfficientNet",
@@ -246,7 +238,6 @@ ENTRIES = [
         pixels(3, 32),
         (pixels(2, 40),),
         (),
-        EITHER,
     ),
     entry(
         "CLIP, two towers",
@@ -261,6 +252,5 @@ ENTRIES = [
         two_towers(2, 7),
         (two_towers(3, 5),),
         ("patch_embedding", "projection"),
-        EITHER,
     ),
 ]

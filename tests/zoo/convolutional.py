@@ -303,18 +303,17 @@ def conv3d() -> nn.Sequential:
 
 SIZES = (images(3, 8), images(2, 12))
 BRANCHES = ("units", "channels", "heads", "branches")
-EITHER = "exact or refused"
 ENTRIES = [
     Entry("MLP", "mlp", mlp, rows(4), (rows(7),)),
     Entry("VGG-BN", "cnn", vgg_bn, images(4, 16), (images(3, 16), images(2, 24))),
     Entry("ResNet-20", "cnn", resnet, images(4, 8), SIZES),
-    Entry("ResNet-20, zero-padded shortcuts", "cnn", lambda: resnet(padded=True), images(4, 8), SIZES, promise=EITHER),
-    Entry("WideResNet", "cnn", wide_resnet, images(4, 8), SIZES, promise=EITHER),
+    Entry("ResNet-20, zero-padded shortcuts", "cnn", lambda: resnet(padded=True), images(4, 8), SIZES),
+    Entry("WideResNet", "cnn", wide_resnet, images(4, 8), SIZES),
     Entry("DenseNet-40", "cnn", densenet, images(3, 8), SIZES),
     Entry("MobileNet with squeeze-excite", "cnn", mobilenet_se, images(4, 16), (images(3, 16), images(2, 24))),
     Entry("U-Net", "cnn", UNet, images(2, 8), (images(3, 8), images(2, 12))),
-    Entry("Inception-like", "cnn", inception, images(4, 8), SIZES, promise=EITHER),
-    Entry("ShuffleNet-like", "cnn", shufflenet, images(4, 8), SIZES, promise=EITHER),
+    Entry("Inception-like", "cnn", inception, images(4, 8), SIZES),
+    Entry("ShuffleNet-like", "cnn", shufflenet, images(4, 8), SIZES),
     Entry("MLP, inputs too", "mlp", mlp, rows(4), (rows(7),), kinds=("units", "inputs")),
     Entry("ResNet-20, branches too", "cnn", resnet, images(4, 8), SIZES, kinds=BRANCHES),
     Entry("Conv1d and transposed", "cnn", conv1d, images(3, 16, 2, 1), (images(2, 24, 2, 1),)),

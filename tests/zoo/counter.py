@@ -47,7 +47,7 @@ def layer_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     seen: set[int] = set()
     for prefix, module in model.named_modules():
         names: list[str] = []
-        if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd, nn.Bilinear)) or type(module).__name__ == "Conv1D":
+        if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)) or type(module).__name__ == "Conv1D":
             names = ["weight"]
         elif isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
             names = [name for name, _ in module.named_parameters(recurse=False) if name.startswith("weight")]
@@ -67,9 +67,13 @@ def by_layers(model: nn.Module) -> Count:
 
 @dataclass
 class _Watch(TorchDispatchMode):
-    """Follows parameters through views and copies, and adds up the products they enter."""
+    """Follows parameters through views, copies and computations of parameters alone; adds up the products they enter.
 
-    owners: dict[int, tuple[int, Tensor]]  # id of a tensor -> which parameter it is; the tensor keeps its id taken
+    A weight is what stands in a product or a convolution against something that is not made of parameters alone: a
+    parameter, or a tensor computed from parameters (a normalised weight).
+    """
+
+    owners: dict[int, tuple[int, Tensor]]  # id of a tensor -> which weight it is; the tensor keeps its id taken
     sizes: list[int]
     read: set[int] = field(default_factory=set)
     macs: int = 0
@@ -84,11 +88,24 @@ class _Watch(TorchDispatchMode):
 
     def multiply(self, left: Any, right: Any, count: int) -> None:
         weights = [which for which in (self.owner(left), self.owner(right)) if which is not None]
-        if weights:
+        if len(weights) == 1:
             self.read.update(weights)
             self.macs += count
-        else:
+        elif not weights:
             self.attention += count
+
+    def hand_on(self, packet: Any, args: Any, out: Any) -> None:
+        """Views and copies of a weight are that weight; what is computed from weights alone is a new one."""
+        tensors = [value for value in tree_leaves(args) if isinstance(value, Tensor)]
+        owned = [self.owner(value) for value in tensors]
+        if not owned or None in owned:
+            return
+        for tensor in tree_leaves(out):
+            which = owned[0]
+            if packet not in SAME_ELEMENTS:
+                which = len(self.sizes)
+                self.sizes.append(tensor.numel())
+            self.owners[id(tensor)] = (which, tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -105,10 +122,7 @@ class _Watch(TorchDispatchMode):
             self.attention += prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
         elif "_native_multi_head" in packet.__name__ or "_rnn" in packet.__name__ or "lstm" in packet.__name__:
             raise NotImplementedError(f"{func} hides its products; count it with gradients enabled, in float64")
-        elif packet in SAME_ELEMENTS and self.owner(args[0]) is not None:
-            which = self.owner(args[0])
-            for tensor in tree_leaves(out):
-                self.owners[id(tensor)] = (which, tensor)
+        self.hand_on(packet, args, out)
         return out
 
 

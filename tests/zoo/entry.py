@@ -1,4 +1,4 @@
-"""One architecture of the zoo: how to build it, what to feed it, and what is promised of it."""
+"""One architecture of the zoo: how to build it, what to feed it, and what no gate can cut in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Entry:
 
     ``others``: inputs of other batch, sequence or image sizes. ``fixed``: patterns of the names of parameters that no
     gate can cut (a residual stream under a norm ties both of their axes); what they weigh is the bound of the smallest
-    share. ``promise``: "exact", or "exact or refused" where refusing by name is an honest answer too.
+    share.
     """
 
     name: str
@@ -28,7 +28,6 @@ class Entry:
     example: Callable[[], Inputs]
     others: tuple[Callable[[], Inputs], ...] = ()
     fixed: tuple[str, ...] = ()
-    promise: Literal["exact", "exact or refused"] = "exact"
     kinds: tuple[str, ...] = ("units", "channels", "heads")
     source: Literal["own", "torch", "transformers"] = "own"
 

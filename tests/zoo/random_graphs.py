@@ -212,5 +212,4 @@ def random_graph(seed: int) -> Entry:
         lambda: Builder(seed, spatial).build(),
         inputs(5),
         (inputs(3),),
-        promise="exact or refused",
     )

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .convolutional import BRANCHES, EITHER
+from .convolutional import BRANCHES
 from .entry import Entry
 
 
@@ -145,7 +145,7 @@ ENTRIES = [
     Entry("LSTM", "rnn", lambda: Recurrent(nn.LSTM), tokens(3, 6), IDS, source="torch"),
     Entry("LSTM, both ways", "rnn", lambda: Recurrent(nn.LSTM, 1, True), tokens(3, 6), IDS, source="torch"),
     Entry("LSTM cell by hand", "rnn", CellByHand, tokens(3, 6), IDS),
-    Entry("GRU", "rnn", lambda: Recurrent(nn.GRU), tokens(3, 6), IDS, promise=EITHER, source="torch"),
+    Entry("GRU", "rnn", lambda: Recurrent(nn.GRU), tokens(3, 6), IDS, source="torch"),
     Entry("small GPT, tied embeddings", "transformer", GPT, tokens(2, 7), IDS, (r"^token",)),
     Entry("small GPT, branches too", "transformer", GPT, tokens(2, 7), IDS, (r"^token",), kinds=BRANCHES),
     Entry(
@@ -163,7 +163,6 @@ ENTRIES = [
         series(2, 7),
         (series(3, 5),),
         (r"self_attn", "^head"),
-        promise=EITHER,
         source="torch",
     ),
     Entry(
@@ -173,7 +172,6 @@ ENTRIES = [
         series(2, 7),
         (series(3, 5),),
         (r"self_attn", "^head"),
-        promise=EITHER,
         source="torch",
     ),
     Entry(
@@ -183,7 +181,6 @@ ENTRIES = [
         series(2, 7),
         (series(3, 5),),
         ("^read", "in_proj"),
-        promise=EITHER,
         source="torch",
     ),
 ]

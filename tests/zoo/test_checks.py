@@ -87,8 +87,8 @@ def test_kept_elements_are_those_of_the_mask_and_the_model_is_left_as_it_was():
     before = {name: value.clone() for name, value in it.model.state_dict().items()}
     keep = MASK.nonzero().flatten()
     where = kept(it, MASK)
-    assert torch.equal(where["0.bias"], keep)
-    assert torch.equal(where["3.weight"], torch.arange(5 * D).reshape(5, D)[:, keep])
+    assert torch.equal(where["0.bias"], 20 * D + keep)  # after the 20 x D elements of the first weight
+    assert torch.equal(where["3.weight"], 23 * D + torch.arange(5 * D).reshape(5, D)[:, keep])
     assert all(torch.equal(value, before[name]) for name, value in it.model.state_dict().items())
 
 

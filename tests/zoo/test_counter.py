@@ -60,6 +60,13 @@ def test_raw_parameter_and_einsum_are_seen():
     assert (seen.weights, seen.macs) == (24, 5 * 24)
 
 
+def test_a_normalised_weight_counts_as_the_weight_it_makes():
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(5, 7)).double()
+    seen = by_operations(layer, double(3, 5))
+    assert (seen.weights, seen.macs, seen.parameters) == (35, 3 * 35, 35 + 7 + 7)
+    assert by_layers(layer).weights == 35
+
+
 def test_multihead_attention_in_eval_mode_takes_no_hidden_path():
     layer = nn.MultiheadAttention(8, 2, batch_first=True).double().eval()
     x = double(2, 5, 8)

@@ -56,7 +56,7 @@ def test_export(name):
     inputs = it.inputs
     args, kwargs = ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
     if name == "Llama":
-        kwargs["use_cache"] = False  # the cache it returns by default is no type that torch.export knows
+        kwargs = {**kwargs, "use_cache": False}  # the cache it returns by default is no type that torch.export knows
     with torch.no_grad():
         program = torch.export.export(small, args, kwargs, strict=False)
         got = flat(program.module()(*args, **kwargs))
@@ -112,10 +112,8 @@ def test_trains_on(name):
     assert losses[2] < losses[0]
 
 
-@SOME
+@pytest.mark.parametrize("name", [name for name in FEW if name != "LSTM"])  # torch.compile steps over stock RNNs
 def test_a_new_mask_causes_no_recompilation(name):
-    if name == "LSTM":
-        pytest.skip("torch.compile steps over stock recurrent layers, gated or not")
     it = Subject.of(BY_NAME[name])
     it.model.eval()
     torch._dynamo.reset()

@@ -164,7 +164,7 @@ CONVNEXT2 = {"hidden_sizes": [8, 12, 16, 24], "depths": [1, 1, 1, 1], "num_label
 
 
 def trap(name: str, make, example) -> Entry:
-    return Entry(name, "cnn", make, example, promise="exact or refused")
+    return Entry(name, "cnn", make, example)
 
 
 # Architecture, and the parts that must not be gated (names as the user knows them).
