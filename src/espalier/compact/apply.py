@@ -27,6 +27,9 @@ def apply_plan(model: nn.Module, plan: Plan, *, share: bool = False) -> nn.Modul
     for name, dims in plan.tensors.items():
         if name not in named:
             raise BadInput(f"the plan cuts {name}, which this model does not have; it is not the model it was made for")
+        shape = tuple(named[name].shape)
+        if shape != plan.shapes.get(name, shape):
+            raise BadInput(f"the plan cuts {name} of shape {plan.shapes[name]}, but here it is of shape {shape}")
         memo[id(named[name])] = _cut(named[name], name, dims)
     for tensor in named.values():
         if id(tensor) not in memo:

@@ -112,8 +112,9 @@ def build_plan(
             attributes[f"{path}.{name}" if path else name] = value
     for item in adapted:
         attributes[f"{item.path}.{item.attribute}" if item.path else item.attribute] = _value(structure, keep, item)
-    unchanged = {name: v for name, v in attributes.items() if _current(modules, name) != v}
-    return Plan(tensors, unchanged, layers)
+    changed_ = {name: v for name, v in attributes.items() if _current(modules, name) != v}
+    before = {info.name: tuple(info.tensor.shape) for info in structure.trace.tensors if info.name in tensors}
+    return Plan(tensors, changed_, layers, before)
 
 
 def _where(structure: Structure, group: GateGroup) -> slice:

@@ -37,17 +37,18 @@ def from_runs(runs: Sequence[Sequence[int]]) -> list[int]:
 class Plan:
     """How a model becomes its compact model. Names are those of the uncut model.
 
-    ``tensors``: name -> dimension -> runs of indices that stay. ``attributes``: "module.attribute" -> value.
-    ``layers``: module -> the change of the layer itself, ``{"kind": ..}`` with what that kind needs:
-    ``select`` before it; ``identity``, ``fill``, ``zeros`` or ``bias`` in its place.
+    ``tensors``: name -> dimension -> runs of indices that stay; ``shapes``: name -> shape before.
+    ``attributes``: "module.attribute" -> value. ``layers``: module -> the change of the layer itself, ``{"kind": ..}``
+    with what that kind needs: ``select`` before it; ``identity``, ``fill``, ``zeros`` or ``bias`` in its place.
     """
 
     tensors: Mapping[str, Mapping[int, Runs]]
     attributes: Mapping[str, int] = field(default_factory=dict)
     layers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("tensors", "attributes", "layers"):
+        for name in ("tensors", "attributes", "layers", "shapes"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def to_dict(self) -> dict[str, Any]:
@@ -58,6 +59,7 @@ class Plan:
                 name: {str(dim): [list(run) for run in runs] for dim, runs in dims.items()}
                 for name, dims in self.tensors.items()
             },
+            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "attributes": dict(self.attributes),
             "layers": {name: json.loads(json.dumps(dict(layer))) for name, layer in self.layers.items()},
         }
@@ -77,9 +79,10 @@ class Plan:
             }
             attributes = {str(name): int(value) for name, value in data["attributes"].items()}
             layers = {str(name): dict(layer) for name, layer in data["layers"].items()}
+            shapes = {str(name): tuple(int(n) for n in shape) for name, shape in data["shapes"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Corrupt(f"this plan of a compact model is damaged: {error!r}") from None
-        return cls(tensors, attributes, layers)
+        return cls(tensors, attributes, layers, shapes)
 
     def __str__(self) -> str:
         lines = []

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from espalier.gates.approve import approved
 from espalier.gates.canonical import canonical, severed
 from espalier.gates.find import find_groups, structure_of
 from espalier.gates.gate import Gate
@@ -16,7 +17,7 @@ from espalier.gates.gated import Gated
 from espalier.gates.masking import MARK, strip
 from espalier.gates.structure import GateGroup, Structure, finish
 from espalier.gates.trace import Trace, tensors_in, trace
-from espalier.gates.verify import Trial, isolated_random, verified
+from espalier.gates.verify import Trial, isolated_random
 from espalier.space import BadInput, BadType, NoGates
 
 KINDS = ("units", "channels", "heads", "branches", "inputs")
@@ -92,7 +93,7 @@ def _attach_found(
     trial = None
     if check and groups:
         trial = Trial(model, args, kwargs)
-        groups, wrong = verified(trial, groups, build)
+        groups, wrong = approved(trial, groups, build)
         refused |= wrong
     if not groups:
         raise NoGates(_nothing(seen, refused))

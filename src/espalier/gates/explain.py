@@ -44,9 +44,21 @@ def explain(gated: Gated, mask: Array | None) -> str:
         cost = gated.cost(kind)
         full, now = cost(torch.ones_like(theta)).item(), cost(theta).item()
         lines.append(f"{kind:<40}{full:>13,.0f}{now:>13,.0f}{now / max(full, 1):>8.1%}")
-    lines.append("macs: linear and convolution on the example inputs; attention products are apart.")
+    if structure.trace.products:
+        full, now = (_products(gated, m) for m in (np.ones(space.d), opened))
+        lines.append(f"{'products of two activations (attention)':<40}{full:>13,.0f}{now:>13,.0f}{now / full:>8.1%}")
+    lines.append("macs: linear maps and convolutions, on the example inputs as given (whole batch)")
     lines += _not_gated(gated)
     return "\n".join(lines)
+
+
+def _products(gated: Gated, opened: Array) -> float:
+    """Multiplications between activations, which are in no cost: stated apart."""
+    total = 0.0
+    for event in gated.structure.trace.products:
+        kept = [np.where(e < 0, True, opened[e] != 0).sum() for e in map(gated.structure.follow, event.rows)]
+        total += event.uses * float(np.prod(kept))
+    return total
 
 
 def _axes(gated: Gated, number: int) -> list[Array]:

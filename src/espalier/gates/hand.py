@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from espalier.gates.approve import random_masks
 from espalier.gates.canonical import canonical, severed
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
 from espalier.gates.structure import GateGroup, Structure, finish
 from espalier.gates.trace import Trace, trace
-from espalier.gates.verify import Trial, random_masks
+from espalier.gates.verify import Trial
 from espalier.space import BadInput
 
 
@@ -64,7 +65,7 @@ def _kept_connected(structure: Structure) -> list[GateGroup]:
 def _culprit(trial: Trial, structure: Structure, problem: str) -> str:
     rng = np.random.default_rng(18)
     for group in structure.groups:
-        alone = trial.disagreement(structure, random_masks(structure, group, rng, 2))
+        alone = trial.disagreement(structure, random_masks(structure, {group.name}, rng, 2))
         if alone:
             return f"the gate {group.name!r} cannot be compacted exactly: {alone}; place it at a consumer's input"
     return f"these gates cannot be compacted exactly together: {problem}"

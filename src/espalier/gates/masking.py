@@ -103,7 +103,7 @@ def _input_axis(structure: Structure, reader: Reader) -> int | None:
     trace = structure.trace
     path = trace.tensors[reader.tensor].places[0][0]
     layouts = trace.entries.get(path, [])
-    if not path or len(layouts) != trace.calls.get(path) or trace.reads.get((reader.tensor, "")) != {path}:
+    if not path or len(layouts) != trace.calls.get(path) or trace.reads.get(reader.tensor) != {path}:
         return None
     axes = set()
     for layout in layouts:
@@ -223,6 +223,8 @@ def set_mask(model: nn.Module, installed: Installed, mask: Tensor | None) -> Non
 def with_mask(installed: Installed, tensors: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
     """Parameters and buffers for ``functional_call``, under a mask ``(d)``; pure."""
     values = dict(tensors)
+    if values:
+        mask = mask.to(next(iter(values.values())).device)
     for spot, module in zip(installed.spots, installed.modules):
         if not spot.raw_names:
             values[spot.name] = spot.value(mask, module)

@@ -1,4 +1,4 @@
-"""Rules by operation, second part: products with parameters, convolution, attention, embedding and norms."""
+"""Rules by operation, third part: products with parameters, convolution, attention, embedding and norms."""
 
 from __future__ import annotations
 
@@ -135,7 +135,16 @@ def _batched(call: Call, a: Layout, b: Layout) -> Layout:
         used(call, a, math.prod(a.shape), b2, [2])
     else:
         used(call, b, math.prod(b.shape), a2, [1])
+    if a.weight < 0 and b.weight < 0:
+        apart(call, out, a.shape[2])
     return out
+
+
+def apart(call: Call, out: Layout, depth: int) -> None:
+    """Note a product of two activations: ``depth`` multiplications for each element of ``out``."""
+    over = {d for block in out.blocks for d in block.dims}
+    times = depth * math.prod(n for d, n in enumerate(out.shape) if d not in over)
+    call.events.append(Event(-1, float(times), tuple(block.atoms for block in out.blocks), call.module))
 
 
 @rule("convolution", "_convolution", "mkldnn_convolution", "cudnn_convolution", "convolution_overrideable")
@@ -250,6 +259,8 @@ def attention(call: Call) -> Result:
         k, v = (_repeated(call, x, n - 3, rep) for x in (k, v))
     scores = p.merged([batch(q, 1), batch(k, 1)], (*lead, 1, 1), "attended together")
     out = p.merged([scores, batch(v, v.shape[-1])], (*lead, 1, v.shape[-1]), "attended together")
+    length, depth = k.shape[n - 2], q.shape[n - 1] + v.shape[n - 1]
+    apart(call, p.clean((*lead, q.shape[n - 2], 1), scores.blocks), length * depth)
     mask = next((t for t in (call.arg(5, "attn_mask"), call.arg(3, "attn_bias")) if hasattr(t, "shape")), None)
     if mask is not None:
         layout = call.of(mask)
@@ -257,10 +268,7 @@ def attention(call: Call) -> Result:
     result = p.clean(call.shape(0) if isinstance(call.out, (tuple, list)) else call.shape(), out.blocks)
     if not isinstance(call.out, (tuple, list)):
         return result
-    p_rest: list[Layout | None] = [None] * (len(call.out) - 1)
-    if hasattr(call.out[1], "shape") and tuple(call.out[1].shape)[: n - 2] == lead:
-        p_rest[0] = p.clean(tuple(call.out[1].shape), scores.blocks)
-    return [result, *p_rest]
+    return [result, *[None] * (len(call.out) - 1)]
 
 
 def _outer(call: Call, layout: Layout) -> tuple[Block, ...]:
@@ -341,6 +349,32 @@ def group_norm(call: Call) -> Result:
     return _first(call, x)
 
 
+@rule("_thnn_fused_gru_cell")
+def fused_gru_cell(call: Call) -> Result:
+    """CUDA's GRU step: three tiles of gates, tied with the hidden state and with each other."""
+    p = call.p
+    shape = call.shape(0)
+    gates = p.merged([call.of(t) for t in call.args[:2]], call.of(call.args[0]).shape, "added")
+    for value in call.args[3:5]:
+        if hasattr(value, "shape"):
+            gates = p.merged([gates, call.of(value)], gates.shape, "added")
+    return [_tiled(call, gates, 3, call.of(call.args[2]), shape), None]
+
+
+def _tiled(call: Call, gates: Layout, count: int, state: Layout, shape: tuple[int, ...]) -> Layout:
+    """Equal tiles of the last axis, tied with each other and with the state they update."""
+    p = call.p
+    block = gates.at(len(gates.shape) - 1)
+    if block is None or len(block.dims) > 1:
+        p.freeze(gates, "combined with a tensor of fixed size")
+        p.freeze(state, "combined with a tensor of fixed size")
+        return Layout(shape)
+    tiles = block.atoms.reshape(count, -1)
+    p.atoms.tie(tiles[:1], tiles)
+    last = wrap(-1, len(shape))
+    return p.merged([Layout(shape, (Block((last,), tiles[0]),)), state], shape, "combined")
+
+
 @rule("_thnn_fused_lstm_cell")
 def fused_lstm_cell(call: Call) -> Result:
     """CUDA's LSTM step: four tiles of gates, tied with the cell and with each other."""
@@ -350,12 +384,5 @@ def fused_lstm_cell(call: Call) -> Result:
     for value in call.args[3:5]:
         if hasattr(value, "shape"):
             gates = p.merged([gates, call.of(value)], gates.shape, "added")
-    block = gates.at(len(gates.shape) - 1)
-    cell = call.of(call.args[2])
-    if block is None:
-        p.freeze(cell, "combined with a tensor of fixed size")
-        return [Layout(shape), Layout(shape), None]
-    tiles = block.atoms.reshape(4, -1)
-    p.atoms.tie(tiles[:1], tiles)
-    out = p.merged([Layout(shape, (Block((wrap(-1, len(shape)),), tiles[0]),)), cell], shape, "combined")
+    out = _tiled(call, gates, 4, call.of(call.args[2]), shape)
     return [out, out, None]

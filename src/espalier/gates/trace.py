@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from espalier.gates import products as _products  # noqa: F401  (its rules register themselves)
+from espalier.gates import moves as _moves  # noqa: F401  (rules register themselves)
+from espalier.gates import products as _products  # noqa: F401
 from espalier.gates.gate import Gate
 from espalier.gates.layout import Block, Layout, Propagation
 from espalier.gates.rules import RULES, Call, Event, pointwise
-
-NORMS_WITHOUT_TENSORS = (nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
 
 
 @dataclass(eq=False)
@@ -72,8 +71,9 @@ class Trace:
 
     p: Propagation
     tensors: list[TensorInfo]
-    events: list[Event] = field(default_factory=list)
-    reads: dict[tuple[int, str], set[str]] = field(default_factory=dict)  # (tensor, owner) -> modules that used it
+    events: list[Event] = field(default_factory=list)  # products with parameters
+    products: list[Event] = field(default_factory=list)  # products of two activations, as in attention
+    reads: dict[int, set[str]] = field(default_factory=dict)  # weight -> modules that multiplied with it
     entries: dict[str, list[Layout]] = field(default_factory=dict)  # module -> layouts of its first argument
     exits: dict[str, list[Layout]] = field(default_factory=dict)
     copies: list[Copy] = field(default_factory=list)
@@ -196,12 +196,14 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.set(tensor, layout if isinstance(layout, Layout) else Layout(tuple(tensor.shape)))
         else:
             self._freeze_all(call)
+        self.trace.products += [event for event in self.trace.events[before:] if event.weight < 0]
+        self.trace.events[before:] = [event for event in self.trace.events[before:] if event.weight >= 0]
         for event in self.trace.events[before:]:
-            self.trace.reads.setdefault((event.weight, ""), set()).add(module)
+            self.trace.reads.setdefault(event.weight, set()).add(module)
         return out
 
     def _note_addition(self, args: tuple[Any, ...]) -> None:
-        """A tensor added to one that it was made from: what ran in between, and ends in a module's result, is a branch."""
+        """A tensor added to one it was made from: what ran in between and ends in a module's result is a branch."""
         if len(args) < 2 or not all(isinstance(t, Tensor) for t in args[:2]) or args[0].shape != args[1].shape:
             return
         for skip, branch in ((args[0], args[1]), (args[1], args[0])):
@@ -232,8 +234,8 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.trace.unknown.setdefault(operation, set()).add(self.trace.p.where)
         for tensor in tensors_in(call.out):
             self.set(tensor, Layout(tuple(tensor.shape)))
-        for tensor in call.args:  # it may have been written in place
-            if isinstance(tensor, Tensor) and id(tensor) not in self.numbers:
+        for tensor in tensors_in(call.args):  # it may have been written in place
+            if id(tensor) not in self.numbers:
                 self.set(tensor, Layout(tuple(tensor.shape)))
 
 

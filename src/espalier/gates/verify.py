@@ -1,29 +1,25 @@
-"""Never silently wrong: every group is tried out, masked against cut, before its gates are offered."""
+"""Trying out a cut: masked against cut, on a copy of the model in float64 with random parameters."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from espalier.compact.apply import apply_plan
-from espalier.compact.build import Adapted, build_plan, phantom_layers
+from espalier.compact.build import Adapted, build_plan
 from espalier.gates.atoms import Array
 from espalier.gates.canonical import canonical
 from espalier.gates.masking import install, set_mask
-from espalier.gates.structure import GateGroup, Structure
+from espalier.gates.structure import Structure
 from espalier.gates.trace import tensors_in
 
 TOLERANCE = 1e-6  # relative, in float64; what is inexact is so by far more, and some models round to float32 inside
-Build = Callable[[Sequence[GateGroup]], Structure]
 
 
 def to_float64(value: Any) -> Any:
@@ -49,7 +45,7 @@ class Trial:
         self.args, self.kwargs = to_float64(args), to_float64(kwargs)
         self.modules = dict(self.model.named_modules())
         self._perturb()
-        self.modes = [False] + ([True] if self._repeats(True) else [])
+        self.modes = self._modes()
         self.adapted: list[Adapted] = []
         self.phantoms: list[str] = []
 
@@ -86,6 +82,13 @@ class Trial:
             with torch.no_grad():
                 for buffer, value in held:
                     buffer.copy_(value)
+
+    def _modes(self) -> list[bool]:
+        """Eval mode, and train mode where that runs, is not random, and differs."""
+        if not self._repeats(True):
+            return [False]
+        same = distance(self.run(self.model, False), self.run(self.model, True)) == 0.0
+        return [False] if same else [False, True]
 
     def _repeats(self, training: bool) -> bool:
         """Whether the model runs in this mode and gives the same twice under different random numbers."""
@@ -159,128 +162,3 @@ def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
 def _short(error: Exception) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:90] if text else ''}"
-
-
-def random_masks(structure: Structure, only: GateGroup | None, rng: np.random.Generator, count: int) -> list[Array]:
-    """Masks that close about half, or nearly all, of one group's gates or of every group's."""
-    masks = []
-    for i in range(count):
-        parts = []
-        for group in structure.groups:
-            mask = np.ones(group.size)
-            if only is None or group.name == only.name:
-                share = (0.5, 0.85, 0.2)[i % 3]
-                mask = (rng.random(group.size) >= share).astype(np.float64)
-                if mask.all() and (only is not None or group.kind != "branches"):
-                    mask[rng.integers(group.size)] = 0.0
-                if not mask.any() and group.kind != "branches":
-                    mask[rng.integers(group.size)] = 1.0
-            parts.append(mask)
-        masks.append(np.concatenate(parts))
-    return masks
-
-
-def verified(trial: Trial, groups: Sequence[GateGroup], build: Build) -> tuple[list[GateGroup], dict[str, str]]:
-    """The groups that are exact, alone and together, and for each refused one why."""
-    rng = np.random.default_rng(17)
-    left, refused = list(groups), dict[str, str]()
-    while left:
-        structure = build(left)
-        if not trial.disagreement(structure, random_masks(structure, None, rng, 3)):
-            break
-        wrong = {}
-        for group in left:
-            problem = trial.disagreement(structure, random_masks(structure, group, rng, 2))
-            if problem and not _adapt(trial, structure, group, random_masks(structure, group, rng, 2)):
-                wrong[group.name] = problem
-        if not wrong:
-            problem = trial.disagreement(structure, random_masks(structure, None, rng, 3))
-            if not problem:
-                break
-            name = _first_wrong(trial, left, build, rng)
-            wrong = {name: f"together with others: {problem}"}
-        refused |= wrong
-        left = [group for group in left if group.name not in wrong]
-    return [_emptiable(trial, left, build, i) for i in range(len(left))], refused
-
-
-def _first_wrong(trial: Trial, groups: Sequence[GateGroup], build: Build, rng: np.random.Generator) -> str:
-    """The first group that, added to those before it, makes joint masks disagree."""
-    for count in range(1, len(groups) + 1):
-        structure = build(groups[:count])
-        if trial.disagreement(structure, random_masks(structure, None, rng, 4)):
-            return groups[count - 1].name
-    return groups[-1].name
-
-
-def _adapt(trial: Trial, structure: Structure, group: GateGroup, masks: Sequence[Array]) -> bool:
-    """Find the integer attributes that have to follow the cut; accepted only when the outputs then agree."""
-    candidates = _candidates(trial, structure, group)
-    for count in range(1, min(len(candidates), 4) + 1):
-        for chosen in itertools.islice(itertools.combinations(candidates, count), 40):
-            if len({(c.path, c.attribute) for c in chosen}) == count and not trial.disagreement(
-                structure, masks, chosen
-            ):
-                trial.adapted += chosen
-                return True
-    return False
-
-
-def _candidates(trial: Trial, structure: Structure, group: GateGroup) -> list[Adapted]:
-    """Integers of the modules that write or read the group, and of those around them, equal to a gated length."""
-    trace = structure.trace
-    lengths = {group.size}
-    axes: list[tuple[int, int]] = []
-    paths: list[str] = []
-    mine = {int(r) for unit in group.units for r in trace.atoms.roots(unit)}
-    for info in trace.tensors:
-        for dim, own in enumerate(info.atoms):
-            roots = trace.atoms.roots(own)
-            inside = int(np.isin(roots, list(mine)).sum())
-            if inside:
-                axes.append((info.number, dim))
-                lengths |= {inside // k for k in (1, 2, 3, 4) if inside % (k * group.size) == 0}
-                paths += [path for path, _ in info.places]
-    around: dict[str, None] = {}
-    for path in paths:
-        while path:
-            around[path] = None
-            path = path.rpartition(".")[0]
-    around[""] = None
-    found = []
-    for path in sorted(around, key=lambda p: -p.count(".") - bool(p)):
-        module = trial.modules[path]
-        for name, value in vars(module).items():
-            if type(value) is not int or value < 1:
-                continue
-            if value in lengths and value % group.size == 0:
-                found.append(Adapted(path, name, group=group.name, per_unit=value // group.size))
-            else:
-                for number, dim in axes:
-                    if value == len(trace.tensors[number].atoms[dim]):
-                        found.append(Adapted(path, name, tensor=number, dim=dim))
-                        break
-    return [c for c in found if not _has_known_size(trial.modules[c.path])]
-
-
-def _has_known_size(module: nn.Module) -> bool:
-    known = (nn.Linear, nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.Embedding, nn.RNNBase)
-    return isinstance(module, (*known, nn.GroupNorm, nn.LayerNorm))
-
-
-def _emptiable(trial: Trial, groups: Sequence[GateGroup], build: Build, i: int) -> GateGroup:
-    """The group with ``least`` 0 where closing all its gates runs and is exact, else 1."""
-    group = groups[i]
-    if group.least == 0 or group.kind == "channels":
-        return group
-    trying = [replace(g, least=0) if g is group else g for g in groups]
-    structure = build(trying)
-    mask = np.concatenate([np.zeros(g.size) if g.name == group.name else np.ones(g.size) for g in trying])
-    if not trial.disagreement(structure, [mask]):
-        return trying[i]
-    if phantom_layers(structure, trial.modules, group, {}) is not None:
-        trial.phantoms.append(group.name)
-        if not trial.disagreement(structure, [mask]):
-            return trying[i]
-        trial.phantoms.remove(group.name)
-    return group

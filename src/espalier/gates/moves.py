@@ -1,0 +1,219 @@
+"""Rules by operation, second part: views, splits, joins and lookups, which move indices about."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from espalier.gates.layout import Block, Layout
+from espalier.gates.rules import Call, Result, dims_of, rule, spatial, wrap
+
+
+@rule("view", "_unsafe_view", "reshape", "unflatten", "flatten", "_reshape_alias", "view_copy")
+def view(call: Call) -> Result:
+    return call.p.reshaped(call.x, call.shape())
+
+
+@rule("t", "numpy_T", "mT")
+def transpose_all(call: Call) -> Result:
+    return call.p.permuted(call.x, list(range(len(call.x.shape)))[::-1])
+
+
+@rule("transpose", "swapaxes", "transpose_")
+def transpose(call: Call) -> Result:
+    order = list(range(len(call.x.shape)))
+    a, b = (wrap(call.args[i], len(order)) for i in (1, 2)) if order else (0, 0)
+    if order:
+        order[a], order[b] = order[b], order[a]
+    return call.p.permuted(call.x, order)
+
+
+@rule("permute")
+def permute(call: Call) -> Result:
+    return call.p.permuted(call.x, [wrap(d, len(call.x.shape)) for d in call.args[1]])
+
+
+@rule("unsqueeze", "unsqueeze_")
+def unsqueeze(call: Call) -> Result:
+    shape = call.shape()
+    new = wrap(call.args[1], len(shape))
+    return call.p.renumbered(call.x, shape, {d: d + (d >= new) for d in range(len(shape) - 1)})
+
+
+@rule("squeeze", "squeeze_")
+def squeeze(call: Call) -> Result:
+    x = call.x
+    chosen = dims_of(call.arg(1, "dim"), len(x.shape))
+    return call.p.without(x, [d for d in chosen if x.shape[d] == 1])
+
+
+@rule("expand", "broadcast_to", "expand_copy")
+def expand(call: Call) -> Result:
+    x, shape = call.x, call.shape()
+    shift = len(shape) - len(x.shape)
+    return call.p.renumbered(x, shape, {d: d + shift for d in range(len(x.shape))})
+
+
+@rule("repeat")
+def repeat(call: Call) -> Result:
+    """Tiles: along a repeated axis the same atoms come again."""
+    x, shape = call.x, call.shape()
+    shift = len(shape) - len(x.shape)
+    blocks = []
+    for block in x.blocks:
+        times = [shape[d + shift] // x.shape[d] for d in block.dims]
+        blocks.append(Block(tuple(d + shift for d in block.dims), np.tile(block.atoms, times)))
+    return call.p.clean(shape, blocks)
+
+
+@rule("select")
+def select(call: Call) -> Result:
+    x = call.x
+    dim = wrap(call.args[1], len(x.shape))
+    return call.p.without(call.p.mixed(x, dim, "one index picked"), [dim])
+
+
+@rule("unbind")
+def unbind(call: Call) -> Result:
+    x = call.x
+    dim = wrap(call.arg(1, "dim", 0), len(x.shape))
+    return [call.p.without(call.p.mixed(x, dim, "taken apart by unbind"), [dim])] * len(call.out)
+
+
+@rule("slice", "narrow")
+def slice_(call: Call) -> Result:
+    x, shape = call.x, call.shape()
+    if shape == x.shape:
+        return x
+    dim = next(d for d in range(len(shape)) if shape[d] != x.shape[d])
+    x = call.p.mixed(x, dim, "sliced at fixed places")
+    return call.p.clean(shape, x.blocks, x.weight)
+
+
+@rule("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "chunk", "unsafe_chunk", "tensor_split")
+def split(call: Call) -> Result:
+    """Equal tiles of an axis keep the same units each, so that they stay equal; unequal ones fix the axis."""
+    x = call.x
+    dim = wrap(call.arg(2, "dim", 0), len(x.shape))
+    sizes = [tuple(out.shape)[dim] for out in call.out]
+    block = x.at(dim)
+    if len(sizes) == 1 or block is None:
+        return [call.p.clean(tuple(out.shape), x.blocks, x.weight) for out in call.out]
+    if len(block.dims) > 1 or len(set(sizes)) > 1:
+        x = call.p.mixed(x, dim, "split at fixed places")
+        return [call.p.clean(tuple(out.shape), x.blocks, x.weight) for out in call.out]
+    tiles = block.atoms.reshape(len(sizes), -1)
+    call.p.atoms.tie(tiles[:1], tiles)
+    return [call.p.taken(x, dim, slice(i * sizes[0], (i + 1) * sizes[0])) for i in range(len(sizes))]
+
+
+@rule("glu")
+def glu(call: Call) -> Result:
+    x = call.x
+    dim = wrap(call.arg(1, "dim", -1), len(x.shape))
+    half = x.shape[dim] // 2
+    block = x.at(dim)
+    if block is not None and len(block.dims) == 1:
+        call.p.atoms.tie(block.atoms[:half], block.atoms[half:])
+    else:
+        x = call.p.mixed(x, dim, "split at fixed places")
+    return call.p.taken(x, dim, slice(0, half))
+
+
+@rule("cat", "concatenate")
+def cat(call: Call) -> Result:
+    """Along the joined axis the atoms follow one another; elsewhere the operands are tied."""
+    p = call.p
+    dim = wrap(call.arg(1, "dim", 0), len(call.shape()))
+    layouts = [call.of(t) for t in call.args[0] if tuple(t.shape) != (0,)]
+    parts = []
+    if any(layout.at(dim) is not None for layout in layouts):
+        for i, layout in enumerate(layouts):
+            layouts[i], atoms = p.only(layout, dim, "joined with others by cat")
+            if atoms is None:
+                atoms = p.atoms.new(layout.shape[dim])
+                p.atoms.freeze(atoms, f"joined by cat with a tensor of fixed size (in {p.where})")
+            parts.append(atoms)
+    narrow = [
+        Layout((*x.shape[:dim], 1, *x.shape[dim + 1 :]), tuple(b for b in x.blocks if dim not in b.dims))
+        for x in layouts
+    ]
+    shape = call.shape()
+    joined = p.merged(narrow, (*shape[:dim], 1, *shape[dim + 1 :]), "joined by cat")
+    blocks = (*joined.blocks, Block((dim,), np.concatenate(parts))) if parts else joined.blocks
+    return p.clean(shape, blocks)
+
+
+@rule("stack")
+def stack(call: Call) -> Result:
+    dim = wrap(call.arg(1, "dim", 0), len(call.shape()))
+    layouts = [call.of(t) for t in call.args[0]]
+    joined = call.p.merged(layouts, layouts[0].shape, "stacked")
+    shape = call.shape()
+    return call.p.renumbered(joined, shape, {d: d + (d >= dim) for d in range(len(shape) - 1)})
+
+
+@rule("roll", "flip")
+def roll(call: Call) -> Result:
+    x = call.x
+    dims = dims_of(call.arg(2, "dims") if call.name == "aten::roll" else call.arg(1, "dims"), len(x.shape))
+    return call.p.mixed_all(x, dims, "rolled or flipped")
+
+
+@rule("constant_pad_nd", "pad")
+def pad(call: Call) -> Result:
+    """Padded channels are new and fixed; the old ones keep their atoms between them."""
+    p, x, amounts = call.p, call.x, call.args[1]
+    if min(amounts, default=0) < 0:
+        return spatial(call)
+    for k in range(len(amounts) // 2):
+        dim = len(x.shape) - 1 - k
+        before, after = amounts[2 * k], amounts[2 * k + 1]
+        shape = (*x.shape[:dim], x.shape[dim] + before + after, *x.shape[dim + 1 :])
+        blocks = x.blocks
+        if before or after:
+            x, atoms = p.only(x, dim, "padded")
+            blocks = x.blocks
+            if atoms is not None:
+                ends = p.atoms.new(before + after)
+                p.atoms.freeze(ends, f"zeros padded onto the channels (in {p.where})")
+                padded = np.concatenate([ends[:before], atoms, ends[before:]])
+                blocks = (*(b for b in x.blocks if dim not in b.dims), Block((dim,), padded))
+        x = p.clean(shape, blocks)
+    return x
+
+
+@rule("index", "_unsafe_index")
+def index(call: Call) -> Result:
+    """Advanced indexing: indexed dimensions are fixed, the others move along."""
+    p, x, indices = call.p, call.x, list(call.args[1])
+    for given in indices:
+        if given is not None:
+            p.freeze(call.of(given), "used as an index")
+    used = [d for d, given in enumerate(indices) if given is not None]
+    if any(given is not None and given.dtype in (torch.bool, torch.uint8) for given in indices):
+        p.freeze(x, "picked by a boolean mask")
+        return Layout(call.shape())
+    x = p.mixed_all(x, used, "looked up by index")
+    wide = max(given.ndim for given in indices if given is not None)
+    first = used[0] if used == list(range(used[0], used[-1] + 1)) else 0
+    left = [d for d in range(len(x.shape)) if d not in used]
+    before = [d for d in left if d < first] if first == used[0] else []
+    place = {d: (i if i < len(before) else i + wide) for i, d in enumerate(left)}
+    return p.clean(call.shape(), [Block(tuple(place[d] for d in b.dims), b.atoms) for b in x.blocks])
+
+
+@rule("index_select")
+def index_select(call: Call) -> Result:
+    x = call.x
+    dim = wrap(call.args[1], len(x.shape))
+    return call.p.clean(call.shape(), call.p.mixed(x, dim, "looked up by index").blocks)
+
+
+@rule("pixel_shuffle")
+def pixel_shuffle(call: Call) -> Result:
+    *lead, channels, high, wide = call.x.shape
+    r, k = call.args[1], len(lead)
+    x = call.p.reshaped(call.x, (*lead, channels // (r * r), r, r, high, wide))
+    order = [*range(k), k, k + 3, k + 1, k + 4, k + 2]
+    return call.p.reshaped(call.p.permuted(x, order), call.shape())
