@@ -90,10 +90,18 @@ def compact_output(small: nn.Module, inputs: Inputs, train: bool) -> Tensor:
         return flat(call(small, inputs))
 
 
-def mismatch(subject: Subject, mask: Tensor, inputs: Inputs, train: bool) -> float:
-    """Law 5: how far ``masked(canonical(m))`` and ``compact(m)`` are apart."""
-    expected = masked_output(subject, subject.gated.canonical(mask), inputs, train)
-    return relative(compact_output(subject.gated.compact(mask), inputs, train), expected)
+def mismatch(subject: Subject, mask: Tensor, *several: Inputs) -> tuple[float, float]:
+    """Law 5: how far ``masked(canonical(m))`` and ``compact(m)`` are apart at most, in eval and in train mode.
+
+    ``several``: inputs to compare them on; the example's if there are none.
+    """
+    canonical, small = subject.gated.canonical(mask), subject.gated.compact(mask)
+    worst = [0.0, 0.0]
+    for inputs in several or (subject.inputs,):
+        for train in (False, True):
+            expected = masked_output(subject, canonical, inputs, train)
+            worst[train] = max(worst[train], relative(compact_output(small, inputs, train), expected))
+    return worst[0], worst[1]
 
 
 def effect(subject: Subject, mask: Tensor) -> float:

@@ -30,8 +30,7 @@ def test_odd_layer(entry):
         return
     drawn = masks(it.gated, 3)
     for mask in drawn:
-        for train in (False, True):
-            assert mismatch(it, mask, it.inputs, train) <= TOLERANCE
+        assert max(mismatch(it, mask)) <= TOLERANCE
     for mask in (it.ones, drawn[1], drawn[-1]):
         for kind, numbers in roads(it, mask).items():
             assert len(set(numbers)) == 1, (kind, numbers)

@@ -64,9 +64,8 @@ def sweep(it: Subject, number: int) -> None:
     for mask in masks(it.gated, number):
         canonical = it.gated.canonical(mask)
         assert torch.equal(it.gated.canonical(canonical), canonical), "canonical is not a fixed point"
-        for train in (False, True):
-            worst = mismatch(it, mask, it.inputs, train)
-            assert worst <= TOLERANCE, f"{worst:.1e} at {int(mask.sum())} of {it.gated.d} gates, train={train}"
+        worst = mismatch(it, mask)
+        assert max(worst) <= TOLERANCE, f"eval, train: {worst} at {int(mask.sum())} of {it.gated.d} gates"
 
 
 @ALL
@@ -96,7 +95,7 @@ def test_other_sizes_than_the_example(name):
 @ALL
 def test_three_roads_to_one_cost(name):
     it = subject(name)
-    for mask in [it.ones, *masks(it.gated, 3, seed=1)]:
+    for mask in [it.ones, *masks(it.gated, 2, seed=1)]:
         for kind, numbers in roads(it, mask).items():
             assert numbers == pytest.approx([numbers[-1]] * len(numbers), rel=1e-12), (kind, int(mask.sum()))
 
