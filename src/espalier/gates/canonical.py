@@ -26,24 +26,18 @@ def canonical(structure: Structure, space: Space, mask: Array) -> Array:
         if group.least:
             fixed[where.start + np.flatnonzero(opened[where])[: group.least]] = True
     layers = {layer.weight: layer for layer in structure.layers}
-    read_through: dict[int, list[int]] = {}
     while True:
         empty = {n for n, layer in layers.items() if any(_all_closed(reads, opened) for reads in layer.reads)}
         dead = {n for n, layer in layers.items() if not layer.anchored and not opened[layer.read_by].any()}
         dead |= {n for n, layer in layers.items() if layer.branch >= 0 and not opened[layer.branch]}
         if not empty and not dead:
             break
-        if not read_through:
-            read_through = _readers(structure)
-        gone = empty | dead
         before = int(opened.sum())
-        for entry in np.flatnonzero(opened & ~fixed):
-            readers = read_through.get(int(entry), [])
-            writers = structure.produced.get(int(entry), set())
-            unread = bool(readers) and all(n in dead for n in readers)
-            silent = bool(writers) and writers <= gone and not structure.sources.get(int(entry), False)
+        for readers, writers, source, entries in structure.flows:
+            unread = bool(readers) and readers <= dead
+            silent = bool(writers) and writers <= empty | dead and not source
             if unread or silent:
-                opened[entry] = False
+                opened[entries[~fixed[entries]]] = False
         if int(opened.sum()) == before:
             break
     return np.asarray(opened, dtype=mask.dtype)
@@ -57,12 +51,3 @@ def severed(structure: Structure, opened: Array) -> bool:
 
 def _all_closed(entries: Array, opened: Array) -> bool:
     return bool((entries >= 0).all() and not opened[entries].any())
-
-
-def _readers(structure: Structure) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for layer in structure.layers:
-        for reads in layer.reads:
-            for entry in np.unique(reads[reads >= 0]):
-                found.setdefault(int(entry), []).append(layer.weight)
-    return found

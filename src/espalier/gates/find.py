@@ -156,8 +156,8 @@ def structure_of(trace: Trace, groups: Sequence[GateGroup]) -> Structure:
     entry = np.full(trace.atoms.count, -1)
     start = 0
     for group in groups:
-        for offset, unit in enumerate(group.units):
-            entry[trace.atoms.roots(unit)] = start + offset
+        numbers = np.repeat(np.arange(start, start + group.size), [len(unit) for unit in group.units])
+        entry[trace.atoms.roots(np.concatenate(group.units))] = numbers
         start += group.size
     for atoms in trace.inputs:  # the input arrives whole; what is left out is left out where it is read
         entry[trace.atoms.roots(atoms)] = -1

@@ -35,6 +35,7 @@ def attach_placed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     structure = placed_structure(seen, gates)
     finish(structure, model)
     structure.groups = _kept_connected(structure)
+    structure.__dict__.pop("space", None)  # its `least` changed
     if check:
         trial = Trial(model, args, kwargs)
         masks = random_masks(structure, None, np.random.default_rng(17), 4)
@@ -104,7 +105,7 @@ def placed_structure(seen: Trace, gates: dict[str, Gate]) -> Structure:
     flow.backward()
     structure = Structure(seen, groups, flow.entry, placed=placed)
     structure.gate_dims = {path: gate.dim for path, gate in gates.items()}
-    structure.groups = [_described(structure, group) for group in groups]
+    structure.groups[:] = [_described(structure, group) for group in groups]
     return structure
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -81,7 +82,22 @@ class Structure:
     sources: dict[int, bool] = field(default_factory=dict)  # entry -> carries information whatever the mask says
     produced: dict[int, set[int]] = field(default_factory=dict)  # entry -> numbers of the layers that write it
 
-    @property
+    @functools.cached_property
+    def flows(self) -> list[tuple[frozenset[int], frozenset[int], bool, Array]]:
+        """Entries by who reads and who writes them: ``(readers, writers, is a source, entries)`` each."""
+        readers: dict[int, set[int]] = {}
+        for layer in self.layers:
+            for reads in layer.reads:
+                for entry in np.unique(reads[reads >= 0]).tolist():
+                    readers.setdefault(entry, set()).add(layer.weight)
+        found: dict[tuple[frozenset[int], frozenset[int], bool], list[int]] = {}
+        for entry in range(self.space.d):
+            source = self.sources.get(entry, False)
+            key = (frozenset(readers.get(entry, ())), frozenset(self.produced.get(entry, ())), source)
+            found.setdefault(key, []).append(entry)
+        return [(*key, np.array(entries)) for key, entries in found.items()]
+
+    @functools.cached_property
     def space(self) -> Space:
         return Space([Bits(g.name, g.size, g.least) for g in self.groups])
 
@@ -132,7 +148,7 @@ def _layers(structure: Structure) -> None:
             if (number, dim) in trace.p.summed:
                 reads.append(structure.entries(number, dim))
                 continue
-            for root in np.unique(trace.atoms.roots(own)):
+            for root in _representatives(structure, own):
                 through = onward(int(root))
                 anchored = anchored or through is None
                 read_by |= through or set()
@@ -150,11 +166,19 @@ def _sources(structure: Structure, layers: set[int], onward: Callable[[int], set
     fed = [own for info in trace.tensors for own in info.atoms if info.tensor.ndim > 1 and info.number not in layers]
     fed += trace.inputs
     for own in fed:
-        for root in np.unique(trace.atoms.roots(own[~trace.atoms.read[own]])):
+        for root in _representatives(structure, own[~trace.atoms.read[own]]):
             structure.sources |= dict.fromkeys(onward(int(root)) or (), True)
     for use in trace.gates:
         fixed = trace.atoms.frozen(use.before) & (trace.atoms.tensor[trace.atoms.roots(use.before)] < 0)
         structure.sources |= {int(entry): True for entry in structure.placed[use.module][fixed]}
+
+
+def _representatives(structure: Structure, atoms: Array) -> Array:
+    """Classes of these atoms: each one, or, where entries alone decide, one for each entry and one for none."""
+    roots = np.unique(structure.trace.atoms.roots(atoms))
+    if structure.trace.copies or structure.trace.gates:
+        return roots
+    return roots[np.unique(structure.entry[roots], return_index=True)[1]]
 
 
 def _fixed(structure: Structure, root: int) -> bool:
