@@ -1,10 +1,9 @@
 """Espalier: train a neural network and shape it in the same loop."""
 
-from espalier.compact.store import load, save
+from espalier.compact import load, save
 from espalier.cost import Cost, Form
-from espalier.gates.attach import attach
-from espalier.gates.gate import Gate
-from espalier.gates.recalibrate import recalibrate
+from espalier.gates import Gate, attach, recalibrate
+from espalier.search import Search
 from espalier.space import (
     BadInput,
     BadMask,
@@ -31,6 +30,7 @@ __all__ = [
     "Form",
     "Gate",
     "NoGates",
+    "Search",
     "Space",
     "Unreachable",
     "attach",

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from espalier.compact.layers import Bias, Fill, Select, Zeros
 from espalier.compact.plan import Plan, from_runs
-from espalier.gates.gate import Gate
-from espalier.gates.masking import strip
 from espalier.space import BadInput
 
 
@@ -35,7 +33,6 @@ def apply_plan(model: nn.Module, plan: Plan, *, share: bool = False) -> nn.Modul
         if id(tensor) not in memo:
             memo[id(tensor)] = tensor if share else _copied(tensor, tensor.detach().clone())
     small = copy.deepcopy(model, memo)
-    strip(small)
     for name, value in plan.attributes.items():
         path, _, attribute = name.rpartition(".")
         module = _module(small, path)
@@ -53,9 +50,6 @@ def apply_plan(model: nn.Module, plan: Plan, *, share: bool = False) -> nn.Modul
                 if held is shared and held is not layer and holder is not layer:
                     holder._modules[key] = layer
     for module in list(small.modules()):
-        for key, held in list(module._modules.items()):
-            if isinstance(held, Gate):
-                module._modules[key] = nn.Identity()
         if isinstance(module, nn.RNNBase):
             module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
     object.__setattr__(small, "espalier_plan", plan.to_dict())

@@ -88,7 +88,7 @@ class Cost:
     _expectations: dict[torch.device, Expectation] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
-    def linear(cls, c: Sequence[float] | np.ndarray | Tensor) -> Cost:
+    def linear(cls, c: object) -> Cost:
         """``sum_i c_i m_i``, the paper's cost."""
         values = _vector(c, "the cost")
         _check_weights(values, "the cost of a gate")
@@ -137,11 +137,13 @@ class Cost:
 
     def __call__(self, theta: Tensor) -> Tensor:
         """theta or mask: ``(*B, d)``. Returns the (expected) cost ``(*B)``, float64."""
-        return self.on(theta.device).value(self._entries(theta))
+        theta = self._entries(theta)
+        return self.on(theta.device).value(theta)
 
     def gradient(self, theta: Tensor) -> Tensor:
         """theta or mask: ``(*B, d)``. Returns dcost/dtheta ``(*B, d)``, float64; at a mask, what each gate adds."""
-        return self.on(theta.device).gradient(self._entries(theta))
+        theta = self._entries(theta)
+        return self.on(theta.device).gradient(theta)
 
     def _entries(self, theta: Tensor) -> Tensor:
         if not isinstance(theta, Tensor):
@@ -151,9 +153,11 @@ class Cost:
         return theta.to(torch.float64)
 
 
-def _vector(values: Sequence[float] | np.ndarray | Tensor, what: str) -> np.ndarray:
+def _vector(values: object, what: str) -> np.ndarray:
     try:
-        array = np.array(values.detach().cpu() if isinstance(values, Tensor) else values, dtype=np.float64)
+        if isinstance(values, Tensor):
+            values = values.detach().cpu().double().numpy()
+        array = np.array(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise BadType(f"{what} is a one-dimensional list of numbers: {error}") from None
     if array.ndim != 1 or not len(array):

@@ -1,4 +1,8 @@
-"""Gates on any model: placed by hand or found, masked at their consumers, counted exactly.
+"""Gates on any model: placed by hand or found, masked at their consumers, counted exactly."""
 
-Gates and compact are one layer whose files use each other, so neither package imports its files here.
-"""
+from espalier.gates.attach import attach
+from espalier.gates.gate import Gate
+from espalier.gates.gated import Gated
+from espalier.gates.recalibrate import recalibrate
+
+__all__ = ["Gate", "Gated", "attach", "recalibrate"]

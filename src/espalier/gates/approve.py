@@ -13,8 +13,8 @@ from itertools import combinations, islice
 import numpy as np
 from torch import nn
 
-from espalier.compact.build import Adapted, phantom_layers
 from espalier.gates.atoms import Array
+from espalier.gates.cutting import Adapted, phantom_layers
 from espalier.gates.structure import GateGroup, Structure
 from espalier.gates.verify import Trial
 

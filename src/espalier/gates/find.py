@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from torch import nn
 
-from espalier.compact.build import branch_layer
 from espalier.gates.atoms import Array
+from espalier.gates.cutting import branch_layer
+from espalier.gates.record import Trace
 from espalier.gates.structure import GateGroup, Selection, Structure
-from espalier.gates.trace import Trace
 
 Member = tuple[int, int, bool]  # tensor, dimension, whether it is read there
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from espalier.compact.apply import apply_plan
-from espalier.compact.build import Adapted, build_plan
 from espalier.compact.plan import Plan
 from espalier.cost import Cost
 from espalier.gates.canonical import canonical
 from espalier.gates.count import cost_of
+from espalier.gates.cutting import Adapted, build_plan
 from espalier.gates.explain import explain
-from espalier.gates.masking import ACTIVE, MARK, Mark, install, set_mask, with_mask
+from espalier.gates.masking import ACTIVE, MARK, Mark, install, set_mask, strip, with_mask
 from espalier.gates.structure import Structure, as_array
 from espalier.space import BadInput, BadMask, Space
 
@@ -114,7 +114,7 @@ class Gated:
 
     def compact(self, mask: Tensor) -> nn.Module:
         """The plain, smaller module for a mask ``(d)``; the user's model is untouched."""
-        return apply_plan(self.model, self.plan(mask))
+        return strip(apply_plan(self.model, self.plan(mask)))
 
     def cost(self, kind: str = "weights") -> Cost:
         """The cost of a mask: "weights", "macs", "units" or "parameters". Exact for canonical masks."""

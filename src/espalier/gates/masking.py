@@ -239,7 +239,7 @@ def with_mask(installed: Installed, tensors: Mapping[str, Tensor], mask: Tensor)
     return values
 
 
-def strip(model: nn.Module) -> None:
+def strip(model: nn.Module) -> nn.Module:
     """Take every trace of gates off a copy of a gated model; hand-placed gates stay."""
     for name in (MARK, ACTIVE, "_espalier_saved"):
         model.__dict__.pop(name, None)
@@ -255,6 +255,7 @@ def strip(model: nn.Module) -> None:
             for name in [n for n in module._buffers if n == "espalier_branch" or n.startswith(BUFFER)]:
                 del module._buffers[name]
                 module._non_persistent_buffers_set.discard(name)
+    return model
 
 
 class Mark:

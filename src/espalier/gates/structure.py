@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from espalier.gates.atoms import Array
-from espalier.gates.trace import Trace
+from espalier.gates.record import Trace
 from espalier.space import Bits, Space
 
 NORMS = (nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)

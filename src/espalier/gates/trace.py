@@ -3,260 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from espalier.gates import moves as _moves  # noqa: F401  (rules register themselves)
-from espalier.gates import products as _products  # noqa: F401
 from espalier.gates.gate import Gate
 from espalier.gates.layout import Block, Layout, Propagation
-from espalier.gates.rules import RULES, Call, Event, pointwise
-
-
-@dataclass(eq=False)
-class TensorInfo:
-    """One parameter or buffer: its number, every place it is held in, and its own atoms by dimension."""
-
-    number: int
-    tensor: Tensor
-    places: list[tuple[str, str]]  # (module path, attribute)
-    atoms: list[np.ndarray]
-    is_parameter: bool
-    touched: bool = False
-
-    @property
-    def name(self) -> str:
-        path, attribute = self.places[0]
-        return f"{path}.{attribute}" if path else attribute
-
-
-@dataclass(frozen=True, eq=False)
-class Copy:
-    """A boundary at which a slice may be left out: ``before`` enters ``module``, ``after`` is what it reads."""
-
-    module: str
-    dim: int
-    before: np.ndarray
-    after: np.ndarray
-
-
-@dataclass(frozen=True, eq=False)
-class GateUse:
-    """One call of a hand-placed gate: atoms before and after it."""
-
-    module: str
-    before: np.ndarray
-    after: np.ndarray
-
-
-@dataclass(frozen=True, eq=False)
-class Branch:
-    """A residual addition: the module whose output is added, and the leaf modules that ran only for it."""
-
-    module: str
-    members: tuple[str, ...]
-
-
-@dataclass(eq=False)
-class Trace:
-    """All that one forward pass told: tied atoms, products, and what modules read."""
-
-    p: Propagation
-    tensors: list[TensorInfo]
-    events: list[Event] = field(default_factory=list)  # products with parameters
-    products: list[Event] = field(default_factory=list)  # products of two activations, as in attention
-    reads: dict[int, set[str]] = field(default_factory=dict)  # weight -> modules that multiplied with it
-    entries: dict[str, list[Layout]] = field(default_factory=dict)  # module -> layouts of its first argument
-    exits: dict[str, list[Layout]] = field(default_factory=dict)
-    copies: list[Copy] = field(default_factory=list)
-    gates: list[GateUse] = field(default_factory=list)
-    inputs: list[np.ndarray] = field(default_factory=list)  # atoms of input features, when asked for
-    unknown: dict[str, set[str]] = field(default_factory=dict)  # operation without a rule -> modules
-    leaked: set[str] = field(default_factory=set)
-    calls: dict[str, int] = field(default_factory=dict)
-    branches: list[Branch] = field(default_factory=list)
-    order: list[tuple[int, str]] = field(default_factory=list)  # (time, leaf module) in the order of execution
-    batch: int = 0  # the length of the first input's first dimension
-
-    @property
-    def atoms(self) -> Any:
-        return self.p.atoms
-
-    def by_name(self, name: str) -> TensorInfo:
-        return next(t for t in self.tensors if t.name == name)
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors of a module's result: nested lists, tuples, mappings and dataclasses; caches are not results."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            if key != "past_key_values":
-                yield from tensors_in(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for f in dataclasses.fields(value):
-            yield from tensors_in(getattr(value, f.name))
-
-
-def collect(model: nn.Module, p: Propagation) -> list[TensorInfo]:
-    """Parameters and buffers, tied ones once, with fresh atoms."""
-    found: dict[int, TensorInfo] = {}
-    for path, module in model.named_modules():
-        held = [(n, t, True) for n, t in module._parameters.items()] + [
-            (n, t, False) for n, t in module._buffers.items()
-        ]
-        for name, tensor, is_parameter in held:
-            if tensor is None or (name.startswith("espalier_") and not is_parameter):
-                continue
-            if id(tensor) in found:
-                found[id(tensor)].places.append((path, name))
-                continue
-            number = len(found)
-            atoms = [p.atoms.new(n, number, d) for d, n in enumerate(tensor.shape)]
-            found[id(tensor)] = TensorInfo(number, tensor, [(path, name)], atoms, is_parameter)
-    return list(found.values())
-
-
-class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Applies the rule of each operation to the layouts of its operands."""
-
-    def __init__(self, trace: Trace, hand: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.trace, self.hand = trace, hand
-        self.layouts: dict[int, Layout] = {}
-        self.alive: list[Tensor] = []  # ids stay unique only while their tensors live
-        self.stack: list[str] = []
-        self.time = 0
-        self.made: dict[int, int] = {}  # tensor -> when it was made
-        self.results: dict[int, list[tuple[str, int]]] = {}  # tensor -> modules that returned it, and when they began
-        self.began: list[int] = []
-        self.parents: dict[int, tuple[int, ...]] = {}  # tensor -> the tensors it was made from
-        self.paused = False  # inside a hand-placed gate, whose meaning is known
-        self.numbers = {id(t.tensor): t for t in trace.tensors}
-        self.sizes = {t.number: t.tensor.numel() for t in trace.tensors}
-        for info in trace.tensors:
-            blocks = [Block((d,), atoms) for d, atoms in enumerate(info.atoms) if len(atoms) > 1]
-            self.set(
-                info.tensor, Layout(tuple(info.tensor.shape), tuple(blocks), info.number if info.is_parameter else -1)
-            )
-
-    def set(self, tensor: Tensor, layout: Layout) -> None:
-        self.layouts[id(tensor)] = layout
-        self.alive.append(tensor)
-
-    def of(self, tensor: Tensor) -> Layout:
-        info = self.numbers.get(id(tensor))
-        if info is not None:
-            info.touched = True
-        found = self.layouts.get(id(tensor))
-        if found is None:
-            found = Layout(tuple(tensor.shape))
-            self.set(tensor, found)
-        return found
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if args and isinstance(args[0], Tensor):
-            self.of(args[0])  # known before `transpose_` and the like change the shape under the same tensor
-        out = func(*args, **kwargs)
-        if self.paused:
-            return out
-        self.time += 1
-        if func._schema.name in ("aten::add", "aten::add_"):
-            self._note_addition(args)
-        parents = tuple(id(tensor) for tensor in (*tensors_in(args), *tensors_in(kwargs)))
-        for tensor in tensors_in(out):
-            self.parents[id(tensor)] = (*self.parents.get(id(tensor), ()), *parents)
-            self.made[id(tensor)] = self.time
-        module = self.stack[-1] if self.stack else ""
-        self.trace.p.where = module or "the model"
-        call = Call(
-            self.trace.p, func._schema.name, tuple(args), kwargs, out, self.of, self.sizes, self.trace.events, module
-        )
-        known = RULES.get(call.name) or (pointwise if torch.Tag.pointwise in func.tags else None)
-        before = len(self.trace.events)
-        if known is not None:
-            result = known(call)
-            outs = list(out) if isinstance(out, (tuple, list)) else [out]
-            made = list(result) if isinstance(result, (tuple, list)) else [result]
-            for tensor, layout in zip(outs, made):
-                if isinstance(tensor, Tensor):
-                    self.set(tensor, layout if isinstance(layout, Layout) else Layout(tuple(tensor.shape)))
-        else:
-            self._freeze_all(call)
-        self.trace.products += [event for event in self.trace.events[before:] if event.weight < 0]
-        self.trace.events[before:] = [event for event in self.trace.events[before:] if event.weight >= 0]
-        for event in self.trace.events[before:]:
-            self.trace.reads.setdefault(event.weight, set()).add(module)
-        return out
-
-    def _note_addition(self, args: tuple[Any, ...]) -> None:
-        """A tensor added to one it was made from: what ran in between and ends in a module's result is a branch."""
-        if len(args) < 2 or not all(isinstance(t, Tensor) for t in args[:2]) or args[0].shape != args[1].shape:
-            return
-        for skip, branch in ((args[0], args[1]), (args[1], args[0])):
-            since, until = self.made.get(id(skip), 0), self.made.get(id(branch), 0)
-            ends = [path for path, began in self.results.get(id(branch), ()) if began >= since]
-            members = tuple(path for time, path in self.trace.order if since <= time < until)
-            if since < until and ends and members and self._made_from(id(branch), id(skip)):
-                self.trace.branches.append(Branch(ends[-1], members))
-
-    def _made_from(self, tensor: int, origin: int) -> bool:
-        """Whether one tensor was computed from another."""
-        seen, todo = {tensor}, [tensor]
-        while todo:
-            for parent in self.parents.get(todo.pop(), ()):
-                if parent == origin:
-                    return True
-                if parent not in seen and self.made.get(parent, 0) > self.made.get(origin, 0):
-                    seen.add(parent)
-                    todo.append(parent)
-        return False
-
-    def _freeze_all(self, call: Call) -> None:
-        operation = call.name.removeprefix("aten::")
-        live = [x for x in call.tensors if x.blocks]
-        for layout in live:
-            self.trace.p.freeze(layout, f"used by `{operation}`, an operation without a rule")
-        if live:
-            self.trace.unknown.setdefault(operation, set()).add(self.trace.p.where)
-        for tensor in tensors_in(call.out):
-            self.set(tensor, Layout(tuple(tensor.shape)))
-        for tensor in tensors_in(call.args):  # it may have been written in place
-            if id(tensor) not in self.numbers:
-                self.set(tensor, Layout(tuple(tensor.shape)))
-
-
-class _Leaks(TorchFunctionMode):
-    """Values taken out to Python or NumPy: what happens to them there cannot be seen."""
-
-    OUT = frozenset({"numpy", "tolist", "item", "__array__", "__float__", "__int__", "__bool__", "__dlpack__"})
-
-    def __init__(self, watcher: _Watcher) -> None:
-        super().__init__()
-        self.watcher = watcher
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in self.OUT and args and isinstance(args[0], Tensor):
-            layout = self.watcher.of(args[0])
-            if layout.blocks:
-                trace = self.watcher.trace
-                trace.p.freeze(layout, f"values taken out to Python by .{name}()")
-                trace.leaked.add(trace.p.where)
-        return func(*args, **(kwargs or {}))
+from espalier.gates.record import Copy, GateUse, Trace, collect, tensors_in
+from espalier.gates.watch import Leaks, Watcher
 
 
 def trace(
@@ -277,7 +34,7 @@ def trace(
     p = Propagation()
     p.even = set(even)
     found = Trace(p, collect(model, p))
-    watcher = _Watcher(found, hand)
+    watcher = Watcher(found, hand)
     found.batch = next((t.shape[0] for t in (*tensors_in(args), *tensors_in(kwargs)) if t.ndim), 0)
     if inputs:
         for tensor in (*tensors_in(args), *tensors_in(kwargs)):
@@ -286,7 +43,7 @@ def trace(
                 atoms = p.atoms.new(int(np.prod(shape[1:])))
                 found.inputs.append(atoms)
                 watcher.set(tensor, p.clean(shape, [Block(tuple(range(1, len(shape))), atoms.reshape(shape[1:]))]))
-    with _hooked(model, watcher), quiet_kernels(), torch.no_grad(), _Leaks(watcher), watcher:
+    with _hooked(model, watcher), quiet_kernels(), torch.no_grad(), Leaks(watcher), watcher:
         output = model(*args, **kwargs)
     p.where = "the model"
     for tensor in tensors_in(output):
@@ -312,7 +69,7 @@ def quiet_kernels() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _hooked(model: nn.Module, watcher: _Watcher) -> Iterator[None]:
+def _hooked(model: nn.Module, watcher: Watcher) -> Iterator[None]:
     """Hooks that keep the stack of running modules, in eval mode; all is put back afterwards."""
     modes = {module: module.training for module in model.modules()}
     handles = []
@@ -329,7 +86,7 @@ def _hooked(model: nn.Module, watcher: _Watcher) -> Iterator[None]:
             module.training = mode
 
 
-def _enter(watcher: _Watcher, path: str) -> Callable[..., Any]:
+def _enter(watcher: Watcher, path: str) -> Callable[..., Any]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         found = watcher.trace
         watcher.stack.append(path)
@@ -359,7 +116,7 @@ def _is_leaf(module: nn.Module) -> bool:
     return not any(True for _ in module.children())
 
 
-def _boundary(watcher: _Watcher, path: str, module: nn.Module, layout: Layout) -> Layout | None:
+def _boundary(watcher: Watcher, path: str, module: nn.Module, layout: Layout) -> Layout | None:
     """Fresh atoms on the axis a leaf module works along, joined to the old ones by a ``Copy``."""
     found, p = watcher.trace, watcher.trace.p
     if not layout.blocks or layout.weight >= 0:
@@ -381,7 +138,7 @@ def _boundary(watcher: _Watcher, path: str, module: nn.Module, layout: Layout) -
     return Layout(layout.shape, tuple(blocks))
 
 
-def _leave(watcher: _Watcher, path: str) -> Callable[..., Any]:
+def _leave(watcher: Watcher, path: str) -> Callable[..., Any]:
     def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         watcher.stack.pop()
         began = watcher.began.pop()

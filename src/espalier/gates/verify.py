@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from espalier.compact.apply import apply_plan
-from espalier.compact.build import Adapted, build_plan
 from espalier.gates.atoms import Array
 from espalier.gates.canonical import canonical
-from espalier.gates.masking import install, set_mask
+from espalier.gates.cutting import Adapted, build_plan
+from espalier.gates.masking import install, set_mask, strip
+from espalier.gates.record import tensors_in
 from espalier.gates.structure import Structure
-from espalier.gates.trace import tensors_in
 
 TOLERANCE = 1e-6  # relative, in float64; what is inexact is so by far more, and some models round to float32 inside
 
@@ -121,7 +121,7 @@ class Trial:
                 set_mask(self.model, installed, torch.tensor(mask, dtype=torch.float64))
                 for training in self.modes:
                     try:
-                        small = apply_plan(self.model, plan, share=True)
+                        small = strip(apply_plan(self.model, plan, share=True))
                         cut = self.run(small, training)
                     except Exception as error:
                         return f"the cut model does not run: {_short(error)}"

@@ -11,8 +11,8 @@ from torch import nn
 
 from espalier.compact.plan import Plan, Runs, to_runs
 from espalier.gates.atoms import Array
+from espalier.gates.record import TensorInfo
 from espalier.gates.structure import GateGroup, Structure
-from espalier.gates.trace import TensorInfo
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,31 @@
+"""The commands, one file each."""
+
+from __future__ import annotations
+
+import typer
+
+from espalier import __version__
+from espalier.cli.demo import demo
+
+app = typer.Typer(
+    name="espalier",
+    help="Train a neural network and shape it in the same loop: a plain, smaller network at the size you ask for.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(demo)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(f"espalier {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass

@@ -1,0 +1,215 @@
+"""A dataset: training and test inputs as they are stored, their labels, and how to turn inputs into floats."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from espalier.data.batch import standardise
+from espalier.data.split import held_out
+from espalier.space import BadInput, BadType
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Inputs ``(n, *shape)``, uint8 or floating; labels ``(n,)``, int64, from 0 to ``len(classes) - 1``.
+
+    A network reads ``(input * scale - mean) / std``; ``mean`` and ``std`` are float64 and broadcast over one input.
+    ``standard``: the published files, byte for byte (a report may then be called a result on that set).
+
+    >>> data = from_arrays(([[0.0, 2.0], [4.0, 6.0]], [0, 1]), ([[2.0, 4.0]], [1]))
+    >>> data.shape, len(data.classes), data.as_floats().train[0].tolist()
+    ((2,), 2, [[0.0, 2.0], [4.0, 6.0]])
+    """
+
+    name: str
+    train_inputs: Tensor
+    train_labels: Tensor
+    test_inputs: Tensor
+    test_labels: Tensor
+    classes: tuple[str, ...]
+    scale: float
+    mean: Tensor
+    std: Tensor
+    standard: bool = False
+
+    def __post_init__(self) -> None:
+        for part, (inputs, labels) in (("training", self.train), ("test", self.test)):
+            _check_form(part, inputs, labels)
+        if self.train_inputs.shape[1:] != self.test_inputs.shape[1:]:
+            raise BadInput(
+                f"training inputs are of shape {tuple(self.shape)}, test inputs of {tuple(self.test_inputs.shape[1:])}"
+            )
+        for name, value in (("mean", self.mean), ("std", self.std)):
+            try:
+                value.expand(self.shape)
+            except RuntimeError:
+                raise BadInput(
+                    f"{name} of shape {tuple(value.shape)} does not spread over inputs {self.shape}"
+                ) from None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one input."""
+        return tuple(self.train_inputs.shape[1:])
+
+    @property
+    def train(self) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of the training part, as they are stored."""
+        return self.train_inputs, self.train_labels
+
+    @property
+    def test(self) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of the test part, as they are stored."""
+        return self.test_inputs, self.test_labels
+
+    def affine(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """``(gain, shift)`` for :func:`espalier.data.standardise`: ``input * gain + shift`` is what a network reads."""
+        gain = self.scale / self.std
+        return gain.to(dtype), (-self.mean / self.std).to(dtype)
+
+    def as_floats(self, dtype: torch.dtype = torch.float32) -> Dataset:
+        """The same data with the inputs turned into what a network reads; four times the memory of uint8."""
+        gain, shift = self.affine(dtype)
+        return replace(
+            self,
+            train_inputs=standardise(self.train_inputs, gain, shift),
+            test_inputs=standardise(self.test_inputs, gain, shift),
+            scale=1.0,
+            mean=torch.zeros_like(self.mean),
+            std=torch.ones_like(self.std),
+        )
+
+    def flatten(self) -> Dataset:
+        """The same data with every input a vector, for networks that read one."""
+
+        def vector(one: Tensor) -> Tensor:
+            return one.reshape(1) if one.numel() == 1 else one.expand(self.shape).reshape(-1)
+
+        return replace(
+            self,
+            train_inputs=self.train_inputs.flatten(1),
+            test_inputs=self.test_inputs.flatten(1),
+            mean=vector(self.mean),
+            std=vector(self.std),
+        )
+
+    def to(self, device: torch.device | str) -> Dataset:
+        """The same data on a device."""
+        return replace(
+            self,
+            train_inputs=self.train_inputs.to(device),
+            train_labels=self.train_labels.to(device),
+            test_inputs=self.test_inputs.to(device),
+            test_labels=self.test_labels.to(device),
+            mean=self.mean.to(device),
+            std=self.std.to(device),
+        )
+
+    def standardised(self) -> Dataset:
+        """The same data, read with the mean and deviation of its own training part.
+
+        One of each per channel for images ``(C, H, W)``, one per feature otherwise; a feature that never changes is
+        only centred.
+        """
+        inputs = self.train_inputs.to(torch.float64) * self.scale
+        over = (0, 2, 3) if inputs.ndim == 4 else (0,)
+        std, mean = torch.std_mean(inputs, over, correction=0)
+        std = torch.where(std > 0, std, torch.ones_like(std))
+        spread = (-1, 1, 1) if inputs.ndim == 4 else mean.shape
+        return replace(self, mean=mean.reshape(spread), std=std.reshape(spread))
+
+    def take(self, train: Sequence[int] | np.ndarray | Tensor, test: Sequence[int] | np.ndarray | Tensor) -> Dataset:
+        """A dataset made of this one's training part: both parts are given as indices into it, ``(n,)`` each."""
+        device = self.train_labels.device
+        here = torch.as_tensor(np.asarray(train), dtype=torch.int64).to(device)
+        there = torch.as_tensor(np.asarray(test), dtype=torch.int64).to(device)
+        return replace(
+            self,
+            train_inputs=self.train_inputs[here],
+            train_labels=self.train_labels[here],
+            test_inputs=self.train_inputs[there],
+            test_labels=self.train_labels[there],
+            standard=False,
+        )
+
+    def hold_out(self, count: int = 10_000, seed: int = 0) -> Dataset:
+        """The training part alone, cut in two: ``count`` of its examples, by class, become the test part.
+
+        What is tuned is tuned on this; the real test part is not in it.
+        """
+        kept, held = held_out(self.train_labels.cpu().numpy(), count, seed)
+        return replace(self.take(kept, held), name=f"{self.name} (validation: {count} held out, seed {seed})")
+
+    def fingerprint(self) -> str:
+        """SHA-256 over all values, for run directories: two datasets with the same one are the same data."""
+        digest = hashlib.sha256()
+        for tensor in (*self.train, *self.test, self.mean, self.std):
+            digest.update(f"{tuple(tensor.shape)} {tensor.dtype} ".encode())
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        digest.update(f"{self.scale!r} {len(self.classes)}".encode())
+        return digest.hexdigest()
+
+
+Array = Sequence[object] | np.ndarray | Tensor
+
+
+def from_arrays(
+    train: tuple[Array, Array],
+    test: tuple[Array, Array],
+    *,
+    name: str = "arrays",
+    classes: Sequence[str] | None = None,
+    scale: float = 1.0,
+) -> Dataset:
+    """Your own data: ``(inputs, labels)`` twice, as arrays, tensors or lists.
+
+    Inputs ``(n, *shape)`` are uint8 or floating and finite, labels integers from 0. Names of the classes are their
+    numbers unless given. Call ``.standardised()`` on the result to read it with its own mean and deviation.
+    """
+    parts = [_part("training", *train), _part("test", *test)]
+    most = max(int(labels.max()) for _, labels in parts)
+    named = tuple(classes) if classes is not None else tuple(str(k) for k in range(most + 1))
+    if most >= len(named):
+        raise BadInput(f"there is a label {most}, but {len(named)} classes; labels are 0 to {len(named) - 1}")
+    (train_inputs, train_labels), (test_inputs, test_labels) = parts
+    mean = torch.zeros((1,) * (train_inputs.ndim - 1), dtype=torch.float64)
+    return Dataset(
+        name, train_inputs, train_labels, test_inputs, test_labels, named, float(scale), mean, torch.ones_like(mean)
+    )
+
+
+def _part(part: str, inputs: Array, labels: Array) -> tuple[Tensor, Tensor]:
+    x = inputs if isinstance(inputs, Tensor) else torch.as_tensor(np.array(inputs))
+    y = labels if isinstance(labels, Tensor) else torch.as_tensor(np.array(labels))
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise BadType(f"{part} labels are integers, not {y.dtype}")
+    y = y.to(torch.int64)
+    _check_form(part, x, y)
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
+        raise BadInput(f"{part} input {row} is not finite; fill or drop such examples first")
+    if int(y.min()) < 0:
+        raise BadInput(f"{part} labels count from 0; there is a {int(y.min())}")
+    return x, y
+
+
+def _check_form(part: str, inputs: Tensor, labels: Tensor) -> None:
+    if inputs.dtype != torch.uint8 and not inputs.is_floating_point():
+        raise BadType(f"{part} inputs are uint8 or floating, not {inputs.dtype}; use inputs.astype('float32')")
+    if labels.dtype != torch.int64:
+        raise BadType(f"{part} labels are int64, not {labels.dtype}")
+    if inputs.ndim < 2 or labels.ndim != 1:
+        raise BadInput(
+            f"{part} data are inputs (n, *shape) and labels (n,), "
+            f"not of shapes {tuple(inputs.shape)} and {tuple(labels.shape)}"
+        )
+    if len(inputs) != len(labels):
+        raise BadInput(f"{part} data: {len(inputs)} inputs, but {len(labels)} labels")
+    if not inputs.numel():
+        raise BadInput(f"the {part} part is empty: inputs of shape {tuple(inputs.shape)}")

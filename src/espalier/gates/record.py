@@ -1,0 +1,123 @@
+"""What one forward pass tells: tensors and their atoms, products, boundaries, branches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from espalier.gates.atoms import Atoms
+from espalier.gates.layout import Layout, Propagation
+from espalier.gates.rules import Event
+
+
+@dataclass(eq=False)
+class TensorInfo:
+    """One parameter or buffer: its number, every place it is held in, and its own atoms by dimension."""
+
+    number: int
+    tensor: Tensor
+    places: list[tuple[str, str]]  # (module path, attribute)
+    atoms: list[np.ndarray]
+    is_parameter: bool
+    touched: bool = False
+
+    @property
+    def name(self) -> str:
+        path, attribute = self.places[0]
+        return f"{path}.{attribute}" if path else attribute
+
+
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """A boundary at which a slice may be left out: ``before`` enters ``module``, ``after`` is what it reads."""
+
+    module: str
+    dim: int
+    before: np.ndarray
+    after: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class GateUse:
+    """One call of a hand-placed gate: atoms before and after it."""
+
+    module: str
+    before: np.ndarray
+    after: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """A residual addition: the module whose output is added, and the leaf modules that ran only for it."""
+
+    module: str
+    members: tuple[str, ...]
+
+
+@dataclass(eq=False)
+class Trace:
+    """All that one forward pass told: tied atoms, products, and what modules read."""
+
+    p: Propagation
+    tensors: list[TensorInfo]
+    events: list[Event] = field(default_factory=list)  # products with parameters
+    products: list[Event] = field(default_factory=list)  # products of two activations, as in attention
+    reads: dict[int, set[str]] = field(default_factory=dict)  # weight -> modules that multiplied with it
+    entries: dict[str, list[Layout]] = field(default_factory=dict)  # module -> layouts of its first argument
+    exits: dict[str, list[Layout]] = field(default_factory=dict)
+    copies: list[Copy] = field(default_factory=list)
+    gates: list[GateUse] = field(default_factory=list)
+    inputs: list[np.ndarray] = field(default_factory=list)  # atoms of input features, when asked for
+    unknown: dict[str, set[str]] = field(default_factory=dict)  # operation without a rule -> modules
+    leaked: set[str] = field(default_factory=set)
+    calls: dict[str, int] = field(default_factory=dict)
+    branches: list[Branch] = field(default_factory=list)
+    order: list[tuple[int, str]] = field(default_factory=list)  # (time, leaf module) in the order of execution
+    batch: int = 0  # the length of the first input's first dimension
+
+    @property
+    def atoms(self) -> Atoms:
+        return self.p.atoms
+
+    def by_name(self, name: str) -> TensorInfo:
+        return next(t for t in self.tensors if t.name == name)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors of a module's result: nested lists, tuples, mappings and dataclasses; caches are not results."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            if key != "past_key_values":
+                yield from tensors_in(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for f in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, f.name))
+
+
+def collect(model: nn.Module, p: Propagation) -> list[TensorInfo]:
+    """Parameters and buffers, tied ones once, with fresh atoms."""
+    found: dict[int, TensorInfo] = {}
+    for path, module in model.named_modules():
+        held = [(n, t, True) for n, t in module._parameters.items()] + [
+            (n, t, False) for n, t in module._buffers.items()
+        ]
+        for name, tensor, is_parameter in held:
+            if tensor is None or (name.startswith("espalier_") and not is_parameter):
+                continue
+            if id(tensor) in found:
+                found[id(tensor)].places.append((path, name))
+                continue
+            number = len(found)
+            atoms = [p.atoms.new(n, number, d) for d, n in enumerate(tensor.shape)]
+            found[id(tensor)] = TensorInfo(number, tensor, [(path, name)], atoms, is_parameter)
+    return list(found.values())

@@ -1,0 +1,128 @@
+"""Reading the arguments of a search: each error names the value and the way out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from espalier.cost import Cost
+from espalier.space import BadInput, BadType, Space
+
+
+def per_run(value: object, name: str, batch: tuple[int, ...], device: torch.device) -> Tensor:
+    """One number for all runs or one for each: ``(*batch)`` float64."""
+    try:
+        numbers = torch.as_tensor(value, dtype=torch.float64, device=device).detach().clone()
+    except (TypeError, ValueError, RuntimeError):
+        raise BadType(f"{name} is a number, or one for each run, not {value!r}") from None
+    if isinstance(value, bool):
+        raise BadType(f"{name} is a number, not {value!r}")
+    if numbers.shape not in ((), batch):
+        raise BadInput(f"{name} is one number or has the shape of the batch {batch}, not {tuple(numbers.shape)}")
+    wrong = numbers[~numbers.isfinite()]
+    if wrong.numel():
+        raise BadInput(f"{name} is finite, not {wrong.flatten()[0].item()!r}")
+    return numbers.expand(batch).clone()
+
+
+def positive(numbers: Tensor, name: str) -> Tensor:
+    if bool((numbers <= 0).any()):
+        raise BadInput(f"{name} is positive, not {numbers[numbers <= 0].flatten()[0].item()!r}")
+    return numbers
+
+
+def share(numbers: Tensor, name: str) -> Tensor:
+    wrong = numbers[(numbers <= 0) | (numbers > 1)]
+    if wrong.numel():
+        raise BadInput(f"{name} is a share of the full cost in (0, 1], not {wrong.flatten()[0].item()!r}")
+    return numbers
+
+
+def whole(value: object, name: str, least: int, hint: str = "") -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BadType(f"{name} is an integer, not {value!r}")
+    if value < least:
+        raise BadInput(f"{name} is at least {least}, not {value}{hint}")
+    return value
+
+
+def batch_shape(batch: object) -> tuple[int, ...]:
+    if isinstance(batch, int) and not isinstance(batch, bool):
+        batch = (batch,)
+    if not isinstance(batch, Sequence) or isinstance(batch, str):
+        raise BadType(f"batch is the shape of the runs, such as (8,), not {batch!r}")
+    return tuple(whole(size, "a size in batch", 1) for size in batch)
+
+
+def read_cost(cost: object, space: Space) -> Cost | None:
+    """A cost over the space; None where there is none to read and no bit to count."""
+    if cost is None:
+        if not space.bits:
+            return None
+        counts = torch.zeros(space.d, dtype=torch.float64)
+        for _, where in space.bits:
+            counts[where] = 1.0
+        cost = counts
+    if not isinstance(cost, Cost):
+        cost = Cost.linear(cost)
+    if cost.d != space.d:
+        raise BadInput(f"the cost is of {cost.d} entries, the space has {space.d}; give one cost for each entry")
+    return cost.over(space)
+
+
+def read_margin(margin: float | None) -> float | None:
+    if margin is None:
+        return None
+    if isinstance(margin, bool) or not isinstance(margin, (int, float)):
+        raise BadType(f"margin is a number, not {margin!r}")
+    if not (math.isfinite(margin) and 0 <= margin < 0.5):
+        raise BadInput(f"margin is in [0, 0.5), not {margin!r}: theta of a bit stays in [margin, 1 - margin]")
+    return float(margin)
+
+
+def read_device(device: str | torch.device | None) -> torch.device:
+    try:
+        return torch.empty(0, device=device or "cpu").device  # "cuda" gets its index
+    except (RuntimeError, AssertionError) as error:
+        raise BadInput(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+
+
+def read_seed(seed: object) -> int:
+    number = whole(seed, "seed", 0)
+    if number >= 2**63:
+        raise BadInput(f"seed is below 2**63, not {number}")
+    return number
+
+
+def read_initial(initial: object, space: Space, batch: tuple[int, ...], device: torch.device) -> float | Tensor:
+    """A probability for every bit, or theta itself: ``(d)`` or ``(*batch, d)``."""
+    if not isinstance(initial, Tensor):
+        if isinstance(initial, bool) or not isinstance(initial, (int, float)):
+            raise BadType(f"initial is a probability or a tensor of them, not {initial!r}")
+        if not 0 <= initial <= 1:
+            raise BadInput(f"initial is a probability in [0, 1], not {initial!r}")
+        return float(initial)
+    theta = initial.detach().to(device=device, dtype=torch.float64)
+    if theta.shape not in ((space.d,), (*batch, space.d)):
+        raise BadInput(f"initial has shape ({space.d},) or {(*batch, space.d)}, not {tuple(theta.shape)}")
+    wrong = theta[~((theta >= 0) & (theta <= 1))]
+    if wrong.numel():
+        raise BadInput(f"initial holds probabilities in [0, 1], not {wrong[0].item()!r}")
+    for group, where in space.choices:
+        total = theta[..., where].sum(-1)
+        if bool(((total - 1).abs() > 1e-6).any()):
+            raise BadInput(f"initial of choice {group.name!r} adds up to 1, not to {total.flatten()[0].item()!r}")
+    return theta
+
+
+def ramp_length(horizon: object, ramp: object) -> int:
+    """The number of updates over which the expected cost is led to the target."""
+    updates = whole(horizon, "horizon", 1)
+    if isinstance(ramp, bool) or not isinstance(ramp, (int, float)):
+        raise BadType(f"ramp is a share of the horizon, not {ramp!r}")
+    if not 0 < ramp <= 1:
+        raise BadInput(f"ramp is a share of the horizon in (0, 1], not {ramp!r}: the target is reached inside the run")
+    return max(round(ramp * updates), 1)

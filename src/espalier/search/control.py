@@ -1,0 +1,67 @@
+"""The price of cost: a fixed penalty, or the one that leads the expected cost along a ramp to its target.
+
+A step ``theta += lr (U - eps F^-1 g)`` with g = dcost/dtheta changes the expected cost, to first order, by
+``lr (g.U - eps g.F^-1 g)``. Both products are known exactly before the step is taken, so with a target eps is solved
+for, instead of being found by trial as an integral controller would: the loss moves theta along the surface of equal
+expected cost (a projection in the Fisher metric), and the ramp alone moves it across. See docs/target.md.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from espalier.cost import Cost
+from espalier.search import extremes
+from espalier.space import BadInput, Space, Unreachable
+
+
+class Price:
+    """What cost counts for in each run. Holds ``penalty`` ``(*B)``, the eps' in force; the rest never changes."""
+
+    def __init__(self, space: Space, cost: Cost, penalty: Tensor, target: Tensor | None) -> None:
+        self.cost, self.penalty, self.target = cost, penalty, target
+        self.full = extremes.most_expensive(space, cost, penalty.device)  # (d)
+        self.smallest = extremes.cheapest(space, cost, penalty.device)  # (d)
+        self.full_cost, self.smallest_cost = cost(self.full), cost(self.smallest)
+        # eps = eps' / s, s the most that one variable changes: the paper's eps' / max(c).
+        self.scale = extremes.spread(space, cost.gradient(self.full))
+        if not bool(self.scale > 0):
+            raise BadInput("no gate changes this cost, so nothing would be controlled; give another cost")
+        self.counts = target is not None or bool((penalty != 0).any())
+        if target is not None:
+            smallest = (self.smallest_cost / self.full_cost).item()
+            if bool((target < smallest).any()):
+                raise Unreachable(
+                    f"target {target[target < smallest].flatten()[0].item():.6g} is below the smallest reachable share "
+                    f"{smallest:.6g}; targets from {smallest:.6g} to 1 can be met"
+                )
+
+    def start_ramp(self, theta: Tensor, lowest: Tensor, highest: Tensor, length: int) -> None:
+        """From the expected cost of theta ``(*B, d)`` to the target in ``length`` updates.
+
+        lowest, highest: theta ``(d)`` with everything closed and everything open, as far as its bounds let it: an
+        expectation beyond theirs would be asked for in vain.
+        """
+        assert self.target is not None
+        end = torch.clamp(self.target * self.full_cost, self.cost(lowest), self.cost(highest))
+        self.start, self.end, self.length = self.cost(theta), end, length
+
+    def wanted(self, updates: Tensor) -> Tensor:
+        """The expected cost that the ramp asks for after so many updates ``(*B)``."""
+        return self.start + (self.end - self.start) * (updates.to(torch.float64) / self.length).clamp(max=1.0)
+
+    def solve(self, theta: Tensor, updates: Tensor, lr: Tensor, drift: Tensor, grip: Tensor) -> Tensor:
+        """The eps ``(*B)`` after whose step the expected cost is what the ramp asks for.
+
+        drift: ``g.U``, what the loss alone changes per unit of lr; grip: ``g.F^-1 g``, what eps = 1 takes off it.
+        """
+        # Without grip (every gate with a cost at 0 or 1, possible only with margin 0) or without a step there is
+        # nothing to solve; 1 keeps the division finite and the step that uses it is 0.
+        moves = lr > 0
+        missing = self.wanted(updates + 1) - self.cost(theta)
+        eps = (drift - missing / torch.where(moves, lr, 1.0)) / torch.where(grip > 0, grip, 1.0)
+        # What is reported is a running mean over about a hundred updates: a single one holds the noise of the losses.
+        weight = torch.where(moves, (1 / (updates.to(torch.float64) + 1)).clamp(min=0.01), 0.0)
+        self.penalty.lerp_(eps * self.scale, weight)
+        return eps

@@ -1,0 +1,369 @@
+"""The search: a stochastic natural gradient over structures, with a penalty or a target on their expected cost."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from espalier.cost import Cost
+from espalier.search import arguments, selection
+from espalier.search.adapt import Adaptation
+from espalier.search.control import Price
+from espalier.search.distribution import Distribution
+from espalier.search.utility import ranked
+from espalier.space import BadInput, BadMask, BadMaskType, BadType, Corrupt, Diverged, Space
+
+CACHED = 1 << 18  # entries handled at a time on a CPU, so that what a step needs between passes stays in its cache
+
+
+class Search:
+    """Optimises the expectations ``theta`` of masks: ``ask`` for masks, ``tell`` their losses.
+
+    One object holds any number of independent runs: ``batch=(R,)`` puts a leading dimension before everything.
+
+    space: a number of bits, or an :class:`espalier.Space`.
+    cost: what a mask costs, a 1-D tensor of c_i or an :class:`espalier.Cost`; None counts open bits.
+    penalty: how strongly cost counts (eps'), a number or ``(*batch)``; negative grows structures.
+    target: the share of the full cost to end at, instead of a penalty; needs ``horizon``, the updates of the run.
+    samples: masks per update (lambda). learning_rate: of theta, default one over the degrees of freedom.
+    initial: theta at the start. margin: theta of a bit stays in [margin, 1 - margin], default 1 / variables.
+    adaptive: the step size follows ASNG; ``learning_rate`` is then its delta, default 1.
+    ramp: the share of the horizon over which the expected cost is led to the target.
+
+    >>> search = Search(20, penalty=0.1, seed=1)             # twenty bits, each open one costing the same
+    >>> for _ in range(2000):
+    ...     masks = search.ask()                             # (2, 20)
+    ...     losses = (masks[:, :5] == 0).sum(1).float()      # only the first five help
+    ...     search.tell(masks, losses)
+    >>> search.select().int().tolist()
+    [1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+    """
+
+    def __init__(
+        self,
+        space: int | Space,
+        *,
+        cost: Cost | Tensor | Sequence[float] | None = None,
+        penalty: float | Sequence[float] | Tensor | None = None,
+        target: float | Sequence[float] | Tensor | None = None,
+        horizon: int | None = None,
+        samples: int = 2,
+        learning_rate: float | Sequence[float] | Tensor | None = None,
+        initial: float | Tensor = 0.5,
+        margin: float | None = None,
+        adaptive: bool = False,
+        ramp: float = 0.5,
+        seed: int = 0,
+        batch: int | Sequence[int] = (),
+        device: str | torch.device | None = None,
+    ) -> None:
+        self.space = Space.of(space)
+        self.device = arguments.read_device(device)
+        self.batch = arguments.batch_shape(batch)
+        self.samples = arguments.whole(samples, "samples", 2, ": the losses of an update are compared with each other")
+        self._distribution = Distribution(self.space, arguments.read_margin(margin), self.device)
+        theta = arguments.read_initial(initial, self.space, self.batch, self.device)
+        theta = self._distribution.initial(theta) if isinstance(theta, float) else self._distribution.bound(theta)
+        self._theta = theta.expand(*self.batch, self.space.d).clone()
+        if learning_rate is None:
+            learning_rate = 1.0 if adaptive else 1 / self.space.freedom
+        self.learning_rate = arguments.positive(self._numbers(learning_rate, "learning_rate"), "learning_rate")
+        self._adaptation = Adaptation.start(self._theta) if adaptive else None
+        self._price = self._read_price(cost, penalty, target, horizon, ramp)
+        self.updates = torch.zeros(self.batch, dtype=torch.int64, device=self.device)
+        self.diverged = torch.zeros(self.batch, dtype=torch.bool, device=self.device)
+        self._settled: Tensor | None = None
+        self.generator = torch.Generator(self.device).manual_seed(arguments.read_seed(seed))
+        self._asked: weakref.ref[Tensor] | None = None
+        self._draw, self._learn = self._distribution.draw, self._update
+        runs = self._theta.numel() // self.space.d
+        width = self.space.d
+        if self.device.type == "cpu" and self.space.is_bits:
+            width = max(CACHED // (runs * self.samples), 1024)
+        self._parts = [slice(a, min(a + width, self.space.d)) for a in range(0, self.space.d, width)]
+
+    # What the run has come to
+
+    @property
+    def theta(self) -> Tensor:
+        """The expectations of the mask ``(*batch, d)`` float64. The live tensor: clone it to keep it."""
+        return self._theta
+
+    @property
+    def penalty(self) -> Tensor:
+        """The eps' in force ``(*batch)``; with a target, the running mean of what it took."""
+        return torch.zeros_like(self.learning_rate) if self._price is None else self._price.penalty
+
+    @property
+    def cost(self) -> Cost:
+        return self._priced.cost
+
+    @property
+    def target(self) -> Tensor | None:
+        """The share of the full cost to end at ``(*batch)``."""
+        return None if self._price is None else self._price.target
+
+    @property
+    def full_cost(self) -> Tensor:
+        """The cost of the most expensive structure."""
+        return self._priced.full_cost
+
+    @property
+    def settled(self) -> bool:
+        return self._settled is not None
+
+    def mode(self) -> Tensor:
+        """The most probable mask ``(*batch, d)``: a bit open where theta >= 0.5, a choice at its likeliest option."""
+        return self._distribution.mode(self._theta)
+
+    def select(self) -> Tensor:
+        """What ships ``(*batch, d)``: the mode, with ``least`` respected; with a target the best mask by theta whose
+        cost is at most the target, to which no further gate can be added."""
+        if self._settled is not None:
+            return self._settled.clone()
+        price = self._price
+        if price is None or price.target is None:
+            return selection.repaired(self._distribution, self._theta)
+        budget = price.target * price.full_cost
+        return selection.within(self._distribution, price.cost, self._theta, budget, price.full, price.smallest)
+
+    def usage(self) -> Tensor:
+        """Cost of ``select()`` over the full cost ``(*batch)``."""
+        return self._priced.cost(self.select()) / self.full_cost
+
+    def expected_cost(self) -> Tensor:
+        """The exact expectation of the cost under theta ``(*batch)``."""
+        return self._priced.cost(self._theta)
+
+    def gap(self) -> Tensor:
+        """How far the mode is from the target, before the selection, as a share of the full cost ``(*batch)``."""
+        if self.target is None:
+            raise BadInput("gap() needs a target, and this search has none")
+        return self._priced.cost(self.mode()) / self.full_cost - self.target
+
+    def check(self) -> None:
+        """Raise :class:`Diverged` if a run met an update without any finite loss."""
+        if bool(self.diverged.any()):
+            which = f" in runs {self.diverged.nonzero().squeeze(-1).tolist()}" if self.batch else ""
+            after = self.updates[self.diverged].flatten().tolist()
+            raise Diverged(
+                f"every loss of an update was infinite or not a number{which}, after {after} good updates; theta was "
+                "left as it was. Lower the learning rate of the weights, or look at the data"
+            )
+
+    # The loop
+
+    def ask(self) -> Tensor:
+        """Masks ``(*batch, samples, d)`` float32, drawn from theta; the settled one repeated once settled."""
+        shape = (*self.batch, self.samples, self.space.d)
+        if self._settled is not None:
+            masks = self._settled.unsqueeze(-2).expand(shape).clone()
+        else:
+            masks = self.draw(self.noise()) if len(self._parts) == 1 else self._draw_in_parts(shape)
+        self._asked = weakref.ref(masks)
+        self._asked_version = masks._version
+        return masks
+
+    def _draw_in_parts(self, shape: tuple[int, ...]) -> Tensor:
+        masks = torch.empty(shape, dtype=torch.float32, device=self.device)
+        for part in self._parts:
+            noise = self._uniform(part.stop - part.start)
+            self._distribution.draw(self._theta[..., part], noise, out=masks[..., part])
+        return masks
+
+    def tell(self, masks: Tensor, losses: Tensor) -> None:
+        """One update of theta. masks: ``(*batch, samples, d)``, losses: ``(*batch, samples)``, lower is better."""
+        self._check_told(masks, losses)
+        if self._settled is not None:
+            return
+        alive = self.learn(masks, losses)
+        if self.device.type == "cpu" and not self.batch and not bool(alive):
+            self.check()
+
+    # The same in parts, for a step that is compiled or captured: randomness apart, nothing looked at on the host
+
+    def noise(self) -> Tensor:
+        """The randomness of one ``ask``: ``(*batch, samples, n)`` float64, uniform in [0, 1)."""
+        return self._uniform(self.space.n)
+
+    def _uniform(self, variables: int) -> Tensor:
+        # float64: in float32 a probability near the margin would be rounded for d in the millions
+        shape = (*self.batch, self.samples, variables)
+        return torch.rand(shape, dtype=torch.float64, device=self.device, generator=self.generator)
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """The masks ``(*batch, samples, d)`` that this noise draws from theta."""
+        return self._draw(self._theta, noise)
+
+    def learn(self, masks: Tensor, losses: Tensor) -> Tensor:
+        """``tell`` without a look at what is told; not once settled. Returns whether a loss was finite ``(*batch)``."""
+        return self._learn(masks, losses)
+
+    def compile(self) -> None:
+        """Compile the two. It takes seconds, once; on a GPU a search over many gates then takes one pass over theta
+        where the single operations take many. Not needed inside a step that is compiled as a whole."""
+        self._draw = torch.compile(self._distribution.draw, fullgraph=True, dynamic=False)
+        self._learn = torch.compile(self._update, fullgraph=True, dynamic=False)
+
+    def _update(self, masks: Tensor, losses: Tensor) -> Tensor:
+        u, alive = ranked(losses.detach().to(self.device))
+        self.diverged.logical_or_(~alive)
+        slopes = self._price.cost.gradient(self._theta) if self._price is not None and self._price.counts else None
+        lr, eps = self._step_sizes(masks, u, alive, slopes)
+        for part in self._parts:  # Eq. (7): theta += lr (mean_i u_i (M_i - theta) - eps natural gradient of the cost)
+            theta = self._theta[..., part]
+            step = self._utility_part(masks, u, part)
+            if eps is not None and slopes is not None:
+                step = step - eps.unsqueeze(-1) * self._distribution.natural(theta, slopes[..., part])
+            moved = self._distribution.bound(theta + lr.unsqueeze(-1) * step)
+            if not self.space.is_bits:  # holding a choice at its sum of 1 may move a last digit: not without a step
+                moved = torch.where((lr > 0).unsqueeze(-1), moved, theta)
+            theta.copy_(moved)
+        self.updates.add_(alive)
+        return alive
+
+    def _utility_part(self, masks: Tensor, u: Tensor, part: slice) -> Tensor:
+        """``mean_i u_i (M_i - theta)`` for some entries ``(*batch, part)``; as the u_i add up to 0, theta drops out."""
+        return (u.unsqueeze(-1) * masks[..., part]).sum(-2) / self.samples
+
+    def _step_sizes(
+        self, masks: Tensor, u: Tensor, alive: Tensor, slopes: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The learning rate ``(*batch)``, 0 for a run that is not to move, and eps ``(*batch)`` or None."""
+        whole = slice(0, self.space.d)
+        lr = self.learning_rate
+        if self._adaptation is not None:
+            white = self._distribution.whitened(self._theta, self._utility_part(masks, u, whole))
+            norm = white.square().sum(-1).sqrt()
+            norm = torch.where(norm > 1e-9, norm, 0.0)  # all losses, or all masks, the same: nothing to learn from
+            length = self._adaptation.length(lr)
+            lr = torch.where(norm > 0, length / torch.where(norm > 0, norm, 1.0), 0.0)
+            self._adaptation.learn(white, norm, length, self.space.freedom)
+        lr = torch.where(alive, lr, 0.0)
+        if self._price is None or slopes is None:
+            return lr, None
+        if self._price.target is None:
+            return lr, self._price.penalty / self._price.scale
+        drift = grip = torch.zeros_like(lr)
+        for part in self._parts:
+            theta, slope = self._theta[..., part], slopes[..., part]
+            drift = drift + (slope * self._utility_part(masks, u, part)).sum(-1)
+            grip = grip + (slope * self._distribution.natural(theta, slope)).sum(-1)
+        return lr, self._price.solve(self._theta, self.updates, lr, drift, grip)
+
+    def settle(self) -> None:
+        """Fix the structure: from now on ``ask`` repeats ``select()`` and ``tell`` changes nothing."""
+        self._settled = self.select()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that changes, as tensors, with the space's layout as JSON text."""
+        state: dict[str, Any] = {
+            "space": self.space.to_json(),
+            "theta": self._theta.clone(),
+            "updates": self.updates.clone(),
+            "diverged": self.diverged.clone(),
+            "generator": self.generator.get_state(),
+        }
+        if self.target is not None:  # a fixed penalty is a setting, a solved one is part of the state
+            state["penalty"] = self.penalty.clone()
+        if self._adaptation is not None:
+            for name in ("path", "gamma", "shrink"):
+                state[f"adaptation.{name}"] = getattr(self._adaptation, name).clone()
+        if self._settled is not None:
+            state["settled"] = self._settled.clone()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of a search of the same space, batch and kind; refused whole if it is of another."""
+        if not isinstance(state, Mapping):
+            raise BadType(f"a state is what state_dict() returned, not {type(state).__name__}")
+        if state.get("space") != self.space.to_json():
+            raise BadInput(f"this state is of another space: {state.get('space')}, not {self.space.to_json()}")
+        mine = self.state_dict()
+        missing = (mine.keys() ^ state.keys()) - {"settled"}
+        if missing:
+            raise BadInput(
+                f"this state is of another kind of search: they differ in {sorted(missing)} (see `adaptive`, `target`)"
+            )
+        mine.setdefault("settled", torch.empty((*self.batch, self.space.d), dtype=torch.float32))
+        for name, value in state.items():
+            if name == "space":
+                continue
+            if not isinstance(value, Tensor) or value.dtype != mine[name].dtype:
+                raise Corrupt(f"{name!r} in this state is not a tensor of {mine[name].dtype}")
+            if value.shape != mine[name].shape:
+                raise BadInput(
+                    f"{name!r} in this state has shape {tuple(value.shape)}, here {tuple(mine[name].shape)}; "
+                    "it was saved with another batch or on another kind of device"
+                )
+        theta = state["theta"]
+        if not bool(((theta >= 0) & (theta <= 1)).all()):
+            raise Corrupt("theta in this state is not a tensor of probabilities; the file was altered")
+        try:
+            self.generator.set_state(state["generator"].cpu())
+        except RuntimeError as error:
+            raise Corrupt(f"the random generator in this state cannot be restored: {error}") from None
+        self._theta.copy_(state["theta"])
+        if "penalty" in state:
+            self.penalty.copy_(state["penalty"])
+        self.updates.copy_(state["updates"])
+        self.diverged.copy_(state["diverged"])
+        if self._adaptation is not None:
+            for name in ("path", "gamma", "shrink"):
+                getattr(self._adaptation, name).copy_(state[f"adaptation.{name}"])
+        self._settled = state["settled"].to(self.device).clone() if "settled" in state else None
+
+    # Reading what is given
+
+    def _numbers(self, value: object, name: str) -> Tensor:
+        return arguments.per_run(value, name, self.batch, self.device)
+
+    @property
+    def _priced(self) -> Price:
+        if self._price is None:
+            raise BadInput("this search has no cost: its space holds no bits to count; give `cost`")
+        return self._price
+
+    def _read_price(self, cost: object, penalty: object, target: object, horizon: object, ramp: object) -> Price | None:
+        if penalty is not None and target is not None:
+            raise BadInput(f"penalty={penalty!r} and target={target!r} exclude each other; give one of them")
+        if target is not None and horizon is None:
+            raise BadInput(f"target={target!r} needs horizon, the number of updates of the run")
+        if horizon is not None:
+            arguments.whole(horizon, "horizon", 1)
+        read = arguments.read_cost(cost, self.space)
+        if read is None:
+            if penalty is not None or target is not None:
+                raise BadInput("a penalty or target on a space without bits needs `cost`")
+            return None
+        shares = None if target is None else arguments.share(self._numbers(target, "target"), "target")
+        price = Price(self.space, read, self._numbers(0.0 if penalty is None else penalty, "penalty"), shares)
+        if target is not None:
+            bound, closed = self._distribution.bound, price.smallest.clone()
+            for _, where in self.space.bits:
+                closed[where] = 0.0
+            length = arguments.ramp_length(horizon, ramp)
+            price.start_ramp(self._theta, bound(closed), bound(price.full), length)
+        return price
+
+    def _check_told(self, masks: Tensor, losses: Tensor) -> None:
+        self.space.check_mask_form(masks)
+        if masks.dtype != torch.float32:
+            raise BadMaskType(f"masks are float32 as ask() gives them, not {masks.dtype}; use masks.float()")
+        if masks.shape != (*self.batch, self.samples, self.space.d):
+            wanted = (*self.batch, self.samples, self.space.d)
+            raise BadMask(f"masks have shape {tuple(masks.shape)}, not {wanted} as ask() gives them")
+        if not isinstance(losses, Tensor) or not losses.is_floating_point():
+            kind = losses.dtype if isinstance(losses, Tensor) else type(losses).__name__
+            raise BadType(f"losses are a floating-point tensor, not {kind}")
+        if losses.shape != masks.shape[:-1]:
+            raise BadInput(f"losses have shape {tuple(losses.shape)}, not {tuple(masks.shape[:-1])}: one for each mask")
+        if masks.device != self.device:
+            raise BadMask(f"masks are on {masks.device}, the search is on {self.device}; use masks.to(...)")
+        asked = self._asked is not None and self._asked() is masks and masks._version == self._asked_version
+        if self.device.type == "cpu" and not asked:  # looking at values on a GPU would wait for it
+            self.space.check_mask(masks)

@@ -1,0 +1,115 @@
+"""The mask that ships: the most probable one, or the best by theta that a budget allows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from espalier.cost import Cost
+from espalier.search.distribution import Distribution
+from espalier.space import Space
+
+
+def repaired(distribution: Distribution, theta: Tensor) -> Tensor:
+    """The mode ``(*B, d)`` float32, with the likeliest gates opened in groups emptier than ``least``."""
+    return torch.maximum(distribution.mode(theta), least_open(distribution.space, theta))
+
+
+def least_open(space: Space, theta: Tensor) -> Tensor:
+    """``(*B, d)`` float32: the ``least`` likeliest gates of each group, and nothing else."""
+    mask = torch.zeros(theta.shape, dtype=torch.float32, device=theta.device)
+    for group, where in space.bits:
+        if group.least:
+            likeliest = theta[..., where].argsort(dim=-1, descending=True, stable=True)[..., : group.least]
+            mask[..., where] = mask[..., where].scatter(-1, likeliest, 1.0)
+    return mask
+
+
+def within(
+    distribution: Distribution, cost: Cost, theta: Tensor, budget: Tensor, full: Tensor, smallest: Tensor
+) -> Tensor:
+    """The best mask by theta whose cost is at most the budget, ``(*B, d)`` float32.
+
+    Options first: a choice leaves its likeliest option for a cheaper one only as far as the budget demands, the least
+    unlikely changes first, weighed against closing gates by the same ratio of probabilities. Then gates, in order of
+    theta, until no further one fits. theta: ``(*B, d)``, budget: ``(*B)``, full and smallest: ``(d)``, the most and
+    the least expensive structures; the budget allows at least the latter.
+    """
+    flat, limit = theta.reshape(-1, theta.shape[-1]), budget.reshape(-1)
+    price = cost.gradient(full)
+    options = _affordable_options(distribution, cost, flat, limit, price)
+    base = torch.maximum(options, least_open(distribution.space, flat)).to(torch.float64)
+    base = torch.where((cost(base) <= limit).unsqueeze(-1), base, smallest)
+    return _top_up(distribution.space, cost, flat, limit, price, base).to(torch.float32).reshape(theta.shape)
+
+
+def _affordable_options(distribution: Distribution, cost: Cost, theta: Tensor, budget: Tensor, price: Tensor) -> Tensor:
+    """``(R, d)`` float32: one option in every choice, no gates."""
+    space = distribution.space
+    taken = torch.zeros(theta.shape, dtype=torch.float32, device=theta.device)
+    if space.is_bits:
+        return taken
+    loss = torch.zeros_like(
+        theta
+    )  # log of the ratio by which an option is less likely than the likeliest of its choice
+    for _, where in space.choices:
+        loss[:, where] = (theta[:, where].amax(-1, keepdim=True) / theta[:, where]).log()
+    odds = (theta / (1 - theta)).log()
+    least = least_open(space, theta)
+
+    def structure(threshold: Tensor) -> Tensor:  # threshold: (R, 1); what a change may cost in likelihood
+        mask = torch.maximum((odds >= threshold).to(torch.float32), least)
+        for _, where in space.choices:
+            allowed = loss[:, where] <= threshold
+            # the cheapest of those allowed, the likeliest among equally cheap ones
+            rank = torch.where(allowed, price[where], torch.inf)
+            best = rank == rank.amin(-1, keepdim=True)
+            option = torch.where(best, theta[:, where], -1.0).argmax(-1, keepdim=True)
+            mask[:, where] = torch.zeros_like(mask[:, where]).scatter(-1, option, 1.0)
+        return mask
+
+    listed = torch.cat([loss[:, where] for _, where in space.choices], -1).sort(-1).values
+    low = torch.zeros(len(theta), 1, dtype=torch.int64, device=theta.device)
+    high = torch.full_like(low, listed.shape[-1] - 1)
+    while bool((low < high).any()):
+        middle = (low + high) // 2
+        fits = (cost(structure(listed.gather(-1, middle))) <= budget).unsqueeze(-1)
+        low, high = torch.where(fits, low, middle + 1), torch.where(fits, middle, high)
+    chosen = structure(listed.gather(-1, low.clamp(max=listed.shape[-1] - 1)))
+    for _, where in space.choices:
+        taken[:, where] = chosen[:, where]
+    return taken
+
+
+def _top_up(space: Space, cost: Cost, theta: Tensor, budget: Tensor, price: Tensor, mask: Tensor) -> Tensor:
+    """Open gates by descending theta (among equals the cheaper, then the earlier one) until none fits any more.
+
+    Opening a gate never makes another one cheaper, so one that does not fit now never will: each round opens the
+    longest run of the candidates that fits, by bisection, and drops the one after it.
+    """
+    by_price = price.argsort(stable=True)
+    order = by_price[theta[:, by_price].argsort(dim=-1, descending=True, stable=True)]  # (R, d)
+    open_to = torch.zeros(space.d, dtype=torch.bool, device=theta.device)
+    for _, where in space.bits:
+        open_to[where] = True
+    candidates = (mask == 0) & open_to
+    while True:
+        slack = budget - cost(mask)
+        candidates &= (mask == 0) & (cost.gradient(mask) <= slack.unsqueeze(-1))
+        if not bool(candidates.any()):
+            return mask
+        place = torch.empty_like(order).scatter_(-1, order, candidates.gather(-1, order).cumsum(-1))  # 1, 2, ..
+        place.masked_fill_(~candidates, space.d + 1)
+        low = torch.zeros(len(theta), dtype=torch.int64, device=theta.device)
+        high = candidates.sum(-1)
+        while bool((low < high).any()):
+            middle = (low + high + 1) // 2
+            fits = cost(_opened(mask, place, middle)) <= budget
+            low, high = torch.where(fits, middle, low), torch.where(fits, high, middle - 1)
+        mask = _opened(mask, place, low)
+        candidates &= place != (low + 1).unsqueeze(-1)
+
+
+def _opened(mask: Tensor, place: Tensor, count: Tensor) -> Tensor:
+    """mask ``(R, d)`` with the gates at places 1 to count ``(R)`` open."""
+    return torch.where(place <= count.unsqueeze(-1), 1.0, mask)

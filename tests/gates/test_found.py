@@ -1,0 +1,188 @@
+"""Found gates: which, how coupled; masked equals cut; costs by counting."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import espalier
+
+from .nets import NETS
+
+
+def subject(name, **options):
+    torch.manual_seed(1)
+    make, example = NETS[name]
+    model = make().double()
+    inputs = example()
+    if inputs.is_floating_point():
+        inputs = inputs.double()
+    return model, inputs, espalier.attach(model, inputs, **options)
+
+
+def masks_of(gated, count=8):
+    generator = torch.Generator().manual_seed(3)
+    for i in range(count):
+        yield (torch.rand(gated.d, generator=generator) < (0.9, 0.5, 0.2, 0.0)[i % 4]).float()
+
+
+EXPECTED = {  # group -> (kind, gates), counted by hand
+    "residual": {"stem": ("channels", 6), "inner": ("channels", 8), "squeeze": ("units", 3)},
+    "joined": {"left": ("channels", 3), "right": ("channels", 5)},
+    "grouped": {"first": ("channels", 4), "up": ("channels", 6)},
+    "attention": {"q": ("heads", 2), "up": ("units", 10)},
+    "fused": {"qkv": ("heads", 3)},
+    "lstm": {"rnn.l0": ("units", 6)},
+    "gru": {"rnn.l0": ("units", 6)},
+    "tied": {"into": ("units", 7), "back": ("units", 6)},
+    "mlp": {"0": ("units", 9), "3": ("units", 8)},
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_gates_that_are_there_are_found(name):
+    _, _, gated = subject(name)
+    assert {g.name: (g.kind, g.size) for g in gated.structure.groups} == EXPECTED[name]
+    assert not gated.refused
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", NETS)
+def test_masked_equals_cut(name, train):
+    model, inputs, gated = subject(name)
+    for mask in masks_of(gated):
+        small = gated.compact(mask).train(train)
+        model.train(train)
+        with gated.masked(gated.canonical(mask)):
+            expected = copy.deepcopy(model)(inputs)
+        got = small(inputs)
+        assert torch.allclose(got, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_all_open_is_the_model_bit_for_bit(name):
+    model, inputs, gated = subject(name)
+    plain = copy.deepcopy(model)
+    gated.detach()
+    expected = model.eval()(inputs)
+    gated = espalier.attach(model, inputs)
+    assert torch.equal(model(inputs), expected)
+    with gated.masked(torch.ones(gated.d)):
+        assert torch.equal(model(inputs), expected)
+    assert torch.equal(plain.eval()(inputs), expected)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_costs_are_counted_on_the_tensors(name):
+    _, _, gated = subject(name)
+    for mask in masks_of(gated):
+        canonical = gated.canonical(mask)
+        assert torch.equal(gated.canonical(canonical), canonical)
+        small = gated.compact(mask)
+        assert gated.cost("parameters")(canonical).item() == sum(p.numel() for p in small.parameters())
+        assert gated.cost("units")(canonical).item() == canonical.sum().item()
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_gradients_of_the_cut_model_are_the_masked_ones(name):
+    model, inputs, gated = subject(name)
+    mask = gated.canonical(next(m for i, m in enumerate(masks_of(gated)) if i == 1))
+    with gated.masked(mask):
+        model.eval()(inputs).square().sum().backward()
+    small = gated.compact(mask).eval()
+    small(inputs).square().sum().backward()
+    plan = gated.plan(mask)
+    originals = dict(model.named_parameters())
+    compared = 0
+    for name_, parameter in small.named_parameters():
+        whole = originals[name_].grad
+        for dim, runs in plan.tensors.get(name_, {}).items():
+            index = torch.tensor([i for a, b in runs for i in range(a, b)], dtype=torch.int64)
+            whole = whole.index_select(dim, index)
+        if parameter.numel():
+            assert torch.allclose(parameter.grad, whole, rtol=1e-8, atol=1e-12), name_
+            compared += 1
+    assert compared > 1
+
+
+def test_masking_inputs_or_weights_gives_the_same_gradients():
+    """A masked weight (LSTM) against the obvious: its output multiplied at the reading layer and its recurrence cut."""
+    model, inputs, gated = subject("lstm")
+    mask = (torch.arange(6) % 2).double()
+    reference = copy.deepcopy(model)
+    gated_out = None
+    with gated.masked(mask):
+        gated_out = model(inputs)
+        gated_out.sum().backward()
+    closed = mask == 0
+    gated.detach()
+    with torch.no_grad():
+        for weight in (reference.rnn.weight_hh_l0, reference.rnn.weight_hh_l1, reference.rnn.weight_ih_l1):
+            weight[:, closed] = 0
+        reference.head.weight[:, closed] = 0
+    plain = Recurrent_like(reference, inputs)
+    assert torch.allclose(gated_out, plain, rtol=1e-12)
+    plain.sum().backward()
+    for (name, a), (_, b) in zip(model.named_parameters(), reference.named_parameters()):
+        grad = b.grad.clone()
+        if name in ("rnn.weight_hh_l0", "rnn.weight_hh_l1", "rnn.weight_ih_l1", "head.weight"):
+            grad[:, closed] = 0  # a closed column is not trained
+        assert torch.allclose(a.grad, grad, rtol=1e-9, atol=1e-12), name
+
+
+def Recurrent_like(model, inputs):
+    return F.linear(
+        torch.lstm(
+            inputs, [torch.zeros(2, 3, 6).double()] * 2, list(model.rnn.parameters()), True, 2, 0.0, False, False, True
+        )[0],
+        model.head.weight,
+        model.head.bias,
+    )
+
+
+def test_macs_and_weights_counted_by_hand():
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 6, 3, stride=2), nn.Flatten(), nn.Linear(54, 5)
+    )
+    gated = espalier.attach(model, torch.randn(2, 3, 7, 7))
+    ones = torch.ones(gated.d)
+    weights, macs = gated.cost("weights"), gated.cost("macs")
+    assert weights(ones).item() == 3 * 4 * 9 + 4 * 6 * 9 + 54 * 5
+    assert macs(ones).item() == 2 * (108 * 49 + 216 * 9 + 270)  # the whole batch as given
+    mask = torch.tensor([1, 1, 0, 0, 1, 1, 1, 0, 0, 0], dtype=torch.float32)
+    assert weights(mask).item() == 3 * 2 * 9 + 2 * 3 * 9 + 27 * 5
+    assert macs(mask).item() == 2 * (54 * 49 + 54 * 9 + 135)
+    theta = torch.rand(gated.d, dtype=torch.float64)
+    draws = (torch.rand(40_000, gated.d) < theta).double()
+    assert weights(draws).mean().item() == pytest.approx(weights(theta).item(), rel=0.01)
+
+
+def test_a_tied_table_counts_once_and_a_plain_table_not_at_all():
+    _, _, gated = subject("tied")
+    assert gated.cost("weights")(torch.ones(gated.d)).item() == 11 * 6 + 6 * 7 + 7 * 6
+    plain = nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))
+    gated = espalier.attach(plain, torch.randint(11, (3,)))
+    assert gated.cost("weights")(torch.ones(gated.d)).item() == 6 * 5 + 5 * 2
+
+
+def test_unread_and_silent_gates_are_closed():
+    """With least at 0 everywhere: emptying the middle of a chain leaves nothing to read and nothing to feed."""
+    from dataclasses import replace
+
+    from espalier.gates.canonical import canonical
+    from espalier.gates.find import find_groups, structure_of
+    from espalier.gates.structure import finish
+    from espalier.gates.trace import trace
+
+    model = nn.Sequential(*[layer for n in (5, 4, 3, 2) for layer in (nn.Linear(n + 1, n), nn.ReLU())], nn.Linear(2, 1))
+    seen = trace(model, (torch.randn(3, 6),), {}, inputs=False, hand=False)
+    groups = [replace(g, least=0) for g in find_groups(seen, ("units",), dict(model.named_modules()))]
+    structure = finish(structure_of(seen, groups), model)
+    mask = torch.ones(structure.space.d).numpy()
+    mask[structure.space.slices["4"]] = 0
+    assert canonical(structure, structure.space, mask).sum() == 0
+    mask = torch.ones(structure.space.d).numpy()
+    mask[structure.space.slices["4"].start] = 0
+    assert (canonical(structure, structure.space, mask) == mask).all()

@@ -1,0 +1,216 @@
+"""The architecture, read from the source: imports point down, files stay short, nothing is loaded by pickle."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SRC = ROOT / "src" / "espalier"
+FILES = sorted(SRC.rglob("*.py"))
+OURS = [path for folder in ("src", "tests", "benchmarks", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
+
+# Rows of docs/design.md from the bottom. A folder may import itself and any row below its own.
+ROWS = [
+    {"space"},
+    {"cost"},
+    {"search"},
+    {"compact"},
+    {"gates"},
+    {"train"},
+    {"integrations", "baselines", "models"},
+    {"report", "study"},
+    {"cli"},
+]
+HEIGHT = {layer: height for height, row in enumerate(ROWS) for layer in row}
+
+
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+def imports(path):
+    """Every module a file imports, anywhere in it: (dotted name, imported names, line)."""
+    package = path.relative_to(ROOT / "src").parent.parts if path.is_relative_to(ROOT / "src") else ()
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, (), node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            names = tuple(alias.name for alias in node.names)
+            if (
+                module == "espalier"
+            ):  # `from espalier import search` names a layer, `from espalier import Cost` the root
+                found += [(f"espalier.{n}" if n in {*HEIGHT, "data"} else "espalier", (n,), node.lineno) for n in names]
+            else:
+                found.append((module, names, node.lineno))
+    return found
+
+
+def layer_of(path):
+    """The folder directly under the package, or None for its own __init__."""
+    parts = path.relative_to(SRC).parts
+    return parts[0] if len(parts) > 1 else None
+
+
+def test_every_folder_is_a_layer_and_every_file_is_in_one():
+    folders = {path.name for path in SRC.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    assert folders <= {*HEIGHT, "data"}, "a new folder needs its row in docs/design.md and here"
+    assert {"space", "cost", "search"} <= folders
+    loose = {path.name for path in SRC.glob("*.py")} - {"__init__.py", "__main__.py"}
+    assert not loose
+
+
+def upward(path, layer):
+    """What a file of a layer imports that it may not: one line of text each."""
+    wrong = []
+    for module, names, line in imports(path):
+        if module.split(".")[0] != "espalier" or layer is None:
+            continue
+        target = module.split(".")[1] if "." in module else None
+        where = f"{path.name}:{line} of {layer} imports {module}"
+        if target == layer:
+            continue
+        if target is None:
+            if names != ("__version__",):
+                wrong.append(f"{where}: the root re-exports every layer, so it is above all of them")
+        elif layer == "data":
+            if target != "space":
+                wrong.append(f"{where}: data imports no layer (the errors live in space)")
+        elif target == "data":
+            if layer in {"space", "cost", "search"}:
+                wrong.append(f"{where}: the lowest layers know no data")
+        elif target not in HEIGHT or HEIGHT[target] >= HEIGHT[layer]:
+            wrong.append(f"{where}: imports point down only")
+    return wrong
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_imports_point_down(path):
+    assert upward(path, layer_of(path)) == []
+
+
+@pytest.mark.parametrize(
+    ("layer", "code"),
+    [
+        ("space", "from espalier.cost import Cost"),
+        ("cost", "def late():\n    import espalier.search.search"),
+        ("search", "from espalier import Space"),
+        ("search", "import espalier"),
+        ("gates", "from espalier import train"),
+        ("report", "from espalier.study import grid"),
+        ("data", "from espalier.cost import Cost"),
+        ("search", "from espalier.data import digits"),
+    ],
+)
+def test_the_layer_test_can_fail(layer, code, tmp_path):
+    path = tmp_path / "bad.py"
+    path.write_text(code, encoding="utf-8")
+    assert upward(path, layer)
+    path.write_text("from espalier.space import Space\nimport torch, json\n", encoding="utf-8")
+    assert layer == "space" or not upward(path, layer)
+
+
+@pytest.mark.parametrize("path", sorted((SRC / "search").glob("*.py")), ids=name)
+def test_the_search_knows_no_network(path):
+    for module, names, line in imports(path):
+        top = module.split(".")[0]
+        where = f"{name(path)}:{line} imports {module}"
+        if top == "espalier":
+            assert module.split(".")[1] in {"search", "cost", "space"}, where
+        else:
+            assert top == "torch" or top in sys.stdlib_module_names, where
+            assert not module.startswith(("torch.nn", "torch.optim")), where
+            assert top != "torch" or not {"nn", "optim"} & set(names), where
+
+
+@pytest.mark.parametrize("path", sorted((SRC / "report").rglob("*.py")) or [None], ids=str)
+def test_reports_read_run_directories_without_torch(path):
+    if path is None:
+        pytest.skip("there is no report layer yet")
+    assert not [line for module, _, line in imports(path) if module.split(".")[0] == "torch"]
+
+
+def test_the_root_holds_the_public_names_and_nothing_else():
+    tree = ast.parse((SRC / "__init__.py").read_text(encoding="utf-8"))
+    for node in tree.body[1:]:
+        dunder = isinstance(node, ast.Assign) and all(
+            isinstance(t, ast.Name) and t.id.startswith("__") for t in node.targets
+        )
+        assert dunder or isinstance(node, ast.ImportFrom), f"line {node.lineno}: {ast.unparse(node)[:60]}"
+    import espalier
+
+    assert sorted(espalier.__all__) == list(espalier.__all__)
+    assert len(set(espalier.__all__)) == len(espalier.__all__)
+    for public in espalier.__all__:
+        assert hasattr(espalier, public), public
+
+
+def test_importing_espalier_brings_nothing_optional():
+    """Beyond torch, numpy and safetensors (and what they load themselves) only the standard library comes in."""
+    program = (
+        "import sys, torch, numpy, safetensors, safetensors.torch\n"
+        "before = {m.split('.')[0] for m in sys.modules}\n"
+        "import espalier\n"
+        "after = {m.split('.')[0] for m in sys.modules}\n"
+        "print(sorted(after - before - set(sys.stdlib_module_names)))\n"
+        "print(sorted(m for m in sys.modules if m.split('.')[:2] in (['espalier', 'cli'], ['espalier', 'report'])))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=SRC.parent)
+    assert done.stdout.splitlines() == ["['espalier']", "[]"]
+
+
+@pytest.mark.parametrize("path", OURS, ids=name)
+def test_a_file_is_one_idea(path):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 400, f"{len(lines)} lines: past 400 it is two ideas"
+    if path.is_relative_to(SRC):
+        assert ast.get_docstring(ast.parse("\n".join(lines))), "the first line says what the file is"
+
+
+PICKLERS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
+LOADERS = {"torch.load", "torch.save", "torch.serialization.load", "torch.serialization.save", "pandas.read_pickle"}
+
+
+def pickling(path):
+    """Lines of a file that pickle or could unpickle."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = []
+    for module, names, line in imports(path):
+        if module.split(".")[0] in PICKLERS or any(f"{module}.{n}" in LOADERS for n in names):
+            found.append((line, module))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in LOADERS:
+            found.append((node.lineno, ast.unparse(node)))
+        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            if not (isinstance(node.value, ast.Constant) and node.value.value is False):
+                found.append((node.value.lineno, "allow_pickle"))
+        elif isinstance(node, ast.Attribute) and node.attr in {"read_pickle", "to_pickle"}:
+            found.append((node.lineno, node.attr))
+    return found
+
+
+@pytest.mark.parametrize("path", [p for p in OURS if not p.is_relative_to(ROOT / "tests")], ids=name)
+def test_nothing_is_pickled(path):
+    assert pickling(path) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import torch\ntorch.load('x')",
+        "from torch import save",
+        "import numpy as np\nnp.load('x', allow_pickle=True)",
+        "def late():\n    import joblib",
+    ],
+)
+def test_the_pickle_test_can_fail(code, tmp_path):
+    path = tmp_path / "bad.py"
+    path.write_text(code, encoding="utf-8")
+    assert pickling(path)
