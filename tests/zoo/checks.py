@@ -159,7 +159,7 @@ def kept(subject: Subject, mask: Tensor) -> dict[str, Tensor]:
     start = 1
     with torch.no_grad():
         for parameter in model.parameters():
-            places = torch.arange(start, start + parameter.numel(), dtype=parameter.dtype)
+            places = torch.arange(start, start + parameter.numel()).to(parameter)
             parameter.copy_(places.reshape(parameter.shape) * unit)
             start += parameter.numel()
         small = subject.gated.compact(mask)
@@ -184,7 +184,7 @@ def gradients(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
     model.zero_grad(set_to_none=True)
     with mode(model, True):
         output = flat(call(model, inputs))
-        weights = torch.cos(torch.arange(output.numel(), dtype=output.dtype))
+        weights = torch.cos(torch.arange(output.numel()).to(output))
         (output * weights).sum().backward()
     found = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
     model.zero_grad(set_to_none=True)

@@ -131,3 +131,24 @@ def test_a_new_mask_causes_no_recompilation(name):
     torch._dynamo.reset()
     assert frames[0] > 0
     assert len(set(frames)) == 1, f"compiled again for a new mask: {frames}"
+
+
+@pytest.mark.parametrize("name", ["MLP", "ResNet-20", "small GPT, tied embeddings", "Llama"])
+def test_other_precisions(name):
+    """Attached in float32, and under bfloat16 autocast: masked and compact agree as far as the format does."""
+    entry = BY_NAME[name]
+    model, inputs = entry.build().float().eval(), entry.inputs()
+    if isinstance(inputs, torch.Tensor) and inputs.is_floating_point():
+        inputs = inputs.float()
+    gated = espalier.attach(model, inputs)
+    mask = gated.canonical(masks(gated, 3)[0])
+    small = gated.compact(mask)
+    assert {p.dtype for p in small.parameters()} == {torch.float32}
+    with torch.no_grad(), gated.masked(mask.double()):
+        expected = flat(call(model, inputs))
+        with torch.autocast("cpu", torch.bfloat16):
+            rough = flat(call(model, inputs)).float()
+    with torch.no_grad():
+        assert relative(flat(call(small, inputs)), expected) < 1e-5
+        with torch.autocast("cpu", torch.bfloat16):
+            assert relative(flat(call(small, inputs)).float(), rough) < 0.05
