@@ -25,7 +25,7 @@ def canonical(structure: Structure, space: Space, mask: Array) -> Array:
     for group, where in space.bits:
         if group.least:
             fixed[where.start + np.flatnonzero(opened[where])[: group.least]] = True
-    layers = {layer.weight: layer for layer in structure.layers}
+    layers = dict(enumerate(structure.layers))
     while True:
         empty = {n for n, layer in layers.items() if any(_all_closed(reads, opened) for reads in layer.reads)}
         dead = {n for n, layer in layers.items() if not layer.anchored and not opened[layer.read_by].any()}

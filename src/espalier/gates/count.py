@@ -8,6 +8,7 @@ import numpy as np
 
 from espalier.cost import Cost, Form
 from espalier.gates.atoms import Array
+from espalier.gates.rules import Event
 from espalier.gates.structure import Structure
 from espalier.space import BadInput
 
@@ -31,6 +32,9 @@ def cost_of(structure: Structure, kind: str) -> Cost:
         for info in structure.trace.tensors:
             if info.is_parameter and (kind == "parameters" or info.number in weights):
                 total = total + _tensor(structure, info.number, ())
+        if kind == "weights":
+            for event in {(e.module, e.computed.shape): e for e in structure.trace.computed if e.computed}.values():
+                total = total + _computed(structure, event, ())
     elif kind == "macs":
         uses: dict[int, float] = {}
         for event in structure.trace.events:
@@ -38,11 +42,25 @@ def cost_of(structure: Structure, kind: str) -> Cost:
                 total = total + _tensor(structure, event.weight, event.rows) * event.uses
             elif event.uses:
                 uses[event.weight] = uses.get(event.weight, 0.0) + event.uses
+        for event in structure.trace.computed:
+            total = total + _computed(structure, event, event.rows) * event.uses
         for number, times in uses.items():
             total = total + _tensor(structure, number, ()) * times
     else:
         raise BadInput(f"a cost is one of {', '.join(KINDS)}, not {kind!r}")
     return total.over(space)
+
+
+def _computed(structure: Structure, event: Event, rows: tuple[Array, ...]) -> Cost:
+    """The elements of a weight that is computed from parameters, as by weight normalisation, times its rows."""
+    layout = event.computed
+    assert layout is not None
+    blocks = [structure.follow(block.atoms.reshape(-1)) for block in layout.blocks]
+    inside = {dim for block in layout.blocks for dim in block.dims}
+    axes = [*blocks, *(structure.follow(atoms.reshape(-1)) for atoms in rows)]
+    scale = math.prod(n for dim, n in enumerate(layout.shape) if dim not in inside)
+    forms = [form_of(axis) for axis in axes]
+    return Cost.product(forms or [Form((), 1.0)], d=structure.space.d, scale=float(scale))
 
 
 def _tensor(structure: Structure, number: int, rows: tuple[Array, ...]) -> Cost:
@@ -70,7 +88,7 @@ def _axes(structure: Structure, number: int) -> list[Array]:
     layer = next((layer for layer in structure.layers if layer.weight == number), None)
     if structure.placed and layer is not None and any(bool((reads >= 0).all()) for reads in layer.reads):
         for dim, axis in enumerate(axes):
-            if (number, dim) not in structure.trace.p.summed and len(axis) and (axis == axis[0]).all():
+            if dim not in layer.summed and len(axis) and (axis == axis[0]).all():
                 axes[dim] = np.full(len(axis), -1)
     return axes
 
@@ -79,6 +97,8 @@ def form_of(entries: Array) -> Form:
     """How many indices of an axis stay: a constant for those always kept, a run of entries for each stretch."""
     constant = float((entries < 0).sum())
     gated = entries[entries >= 0]
+    if not len(gated):
+        return Form((), constant)
     counts = np.bincount(gated)
     present = np.flatnonzero(counts)
     pieces: list[tuple[int, int, float | np.ndarray]] = []

@@ -11,8 +11,7 @@ from torch import nn
 
 from espalier.compact.plan import Plan, Runs, to_runs
 from espalier.gates.atoms import Array
-from espalier.gates.record import TensorInfo
-from espalier.gates.structure import GateGroup, Structure
+from espalier.gates.structure import GateGroup, Layer, Structure
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Keeping:
         for layer in structure.layers:
             silent = bool(layer.reads) and any(bool((r >= 0).all()) and not self.opened[r].any() for r in layer.reads)
             if silent and not layer.anchored and not self.opened[layer.read_by].any():
-                self.dead |= self._written(structure.trace.tensors[layer.weight])
+                self.dead |= self._written(layer)
         while self.dead and self._spread():
             pass
         self._dead = np.array(sorted(self.dead), dtype=np.int64)
@@ -53,9 +52,9 @@ class Keeping:
         self.dead |= {b for b, dead in fed.items() if dead and self.structure.entry[b] < 0}
         return len(self.dead) > size
 
-    def _written(self, info: TensorInfo) -> set[int]:
-        summed = self.structure.trace.p.summed
-        own = np.concatenate([a for dim, a in enumerate(info.atoms) if (info.number, dim) not in summed])
+    def _written(self, layer: Layer) -> set[int]:
+        info = self.structure.trace.tensors[layer.weight]
+        own = np.concatenate([a for dim, a in enumerate(info.atoms) if dim not in layer.summed])
         roots = self.atoms.roots(own)
         return {int(r) for r in roots[self.structure.entry[roots] < 0]}
 

@@ -25,11 +25,16 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The blocks of one tensor of the given shape. ``weight``: the tensor is a parameter, or a bare view of one."""
+    """The blocks of one tensor of the given shape.
+
+    ``weight``: the number of the parameter that the tensor is, or is a bare view of. ``computed``: it is the result of
+    a computation on parameters alone.
+    """
 
     shape: tuple[int, ...]
     blocks: tuple[Block, ...] = ()
     weight: int = -1
+    computed: bool = False
 
     def at(self, dim: int) -> Block | None:
         for block in self.blocks:
@@ -53,7 +58,6 @@ class Propagation:
     def __init__(self) -> None:
         self.atoms = Atoms()
         self.splits: list[Array] = []
-        self.summed: set[tuple[int, int]] = set()  # (tensor, dimension) of parameters that layers sum over
         self.even: set[str] = set()  # grouped convolutions cut evenly inside their groups
         self.where = "the model"  # the module now running, for reasons
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,6 @@ def contract(call: Call, a: Layout, ka: int, b: Layout, kb: int) -> tuple[Layout
     if a.weight < 0 and b.weight < 0:
         why = "two activations are multiplied and summed over the axis"
         return p.mixed(a, ka, why), p.mixed(b, kb, why)
-    for layout, dim in ((a, ka), (b, kb)):
-        note_sum(call, layout, dim)
     a, x = p.only(a, ka, "read by a product over one of its axes")
     b, y = p.only(b, kb, "read by a product over one of its axes")
     if x is not None and y is not None:
@@ -31,32 +30,37 @@ def contract(call: Call, a: Layout, ka: int, b: Layout, kb: int) -> tuple[Layout
     return p.mixed(a, ka, why), p.mixed(b, kb, why)
 
 
-def note_sum(call: Call, layout: Layout, dim: int) -> None:
-    """Which dimensions of a parameter a layer sums over; the others are what it writes."""
-    block = layout.at(dim)
-    if layout.weight >= 0 and block is not None:
-        call.p.summed |= {(layout.weight, int(d)) for d in np.unique(call.p.atoms.dim[block.atoms])}
-
-
 def _drop(layout: Layout, dim: int) -> Layout:
     return Layout(layout.shape, tuple(b for b in layout.blocks if dim not in b.dims), layout.weight)
 
 
-def used(call: Call, weight: Layout, size: int, rows: Layout, row_dims: list[int], grouped: bool = False) -> None:
-    """Note a product: every element of the parameter (view) was used once per row."""
-    if weight.weight < 0:
+def used(
+    call: Call, weight: Layout, over: Sequence[int], rows: Layout, row_dims: Sequence[int], grouped: bool = False
+) -> None:
+    """Note a product: every element of a weight was used once per row; ``over``: the dimensions it is summed over."""
+    if not is_weight(weight):
         return
-    total = call.sizes[weight.weight]
     blocks = [b for b in rows.blocks if set(b.dims) <= set(row_dims)]
-    over = {d for b in blocks for d in b.dims}
-    times = math.prod(rows.shape[d] for d in row_dims if d not in over)
-    share = size / max(total, 1)
-    call.events.append(Event(weight.weight, times * share, tuple(b.atoms for b in blocks), call.module, grouped))
+    inside = {d for b in blocks for d in b.dims}
+    times = float(math.prod(rows.shape[d] for d in row_dims if d not in inside))
+    counted = tuple(b.atoms for b in blocks)
+    if weight.weight < 0:
+        call.events.append(Event(-1, times, counted, call.module, grouped, computed=weight))
+        return
+    times *= math.prod(weight.shape) / max(call.sizes[weight.weight], 1)
+    found = [block for block in map(weight.at, over) if block is not None]
+    summed = frozenset(int(d) for block in found for d in np.unique(call.p.atoms.dim[block.atoms]))
+    call.events.append(Event(weight.weight, times, counted, call.module, grouped, summed))
+
+
+def is_weight(layout: Layout) -> bool:
+    """A parameter, a bare view of one, or a tensor computed from parameters alone."""
+    return layout.weight >= 0 or layout.computed
 
 
 def weight_first(a: Layout, b: Layout) -> bool:
-    """Which of two operands is the layer's weight: the second, unless only the first is a parameter."""
-    return a.weight >= 0 and b.weight < 0
+    """Which of two operands is the layer's weight: the second, unless only the first is one."""
+    return is_weight(a) and not is_weight(b)
 
 
 @rule("mm")
@@ -75,7 +79,7 @@ def linear(call: Call) -> Result:
     x, w = call.of(call.args[0]), call.of(call.args[1])
     n = len(x.shape)
     x2, w2 = contract(call, x, n - 1, w, 1)
-    used(call, w, math.prod(w.shape), x2, list(range(n - 1)))
+    used(call, w, [1], x2, range(n - 1))
     blocks = [*x2.blocks, *(Block((n - 1,), b.atoms) for b in w2.blocks if b.dims == (0,))]
     out = call.p.clean(call.shape(), blocks)
     bias = call.arg(2, "bias")
@@ -86,9 +90,9 @@ def _matrix(call: Call, a: Layout, b: Layout) -> Layout:
     """``(m, k) @ (k, n)``."""
     a2, b2 = contract(call, a, 1, b, 0)
     if weight_first(a, b):
-        used(call, a, math.prod(a.shape), b2, [1])
+        used(call, a, [1], b2, [1])
     else:
-        used(call, b, math.prod(b.shape), a2, [0])
+        used(call, b, [0], a2, [0])
     shape = (a.shape[0], b.shape[1])
     return call.p.clean(shape, [*a2.blocks, *b2.blocks])
 
@@ -99,9 +103,9 @@ def mv(call: Call) -> Result:
     a, v = call.of(call.args[1 if added else 0]), call.of(call.args[2 if added else 1])
     a2, _ = contract(call, a, 1, v, 0)
     if weight_first(a, v):
-        used(call, a, math.prod(a.shape), v, [])
+        used(call, a, [1], v, [])
     else:
-        used(call, v, math.prod(v.shape), a2, [0])
+        used(call, v, [0], a2, [0])
     out = call.p.clean((a.shape[0],), a2.blocks)
     return call.p.merged([call.of(call.args[0]), out], call.shape(), "added") if added else out
 
@@ -132,10 +136,10 @@ def _batched(call: Call, a: Layout, b: Layout) -> Layout:
     right = p.clean((batch, 1, n), b2.blocks)
     out = p.merged([left, right], (batch, m, n), "multiplied as a batch")
     if weight_first(a, b):
-        used(call, a, math.prod(a.shape), b2, [2])
+        used(call, a, [2], b2, [2])
     else:
-        used(call, b, math.prod(b.shape), a2, [1])
-    if a.weight < 0 and b.weight < 0:
+        used(call, b, [1], a2, [1])
+    if not is_weight(a) and not is_weight(b):
         apart(call, out, a.shape[2])
     return out
 
@@ -155,13 +159,12 @@ def convolution(call: Call) -> Result:
     bias = call.args[2]
     transposed, groups = bool(call.args[6]), int(call.args[8])
     x = p.mixed_all(x, range(2, len(x.shape)), "convolved over")
-    for dim in (*range(2, len(w.shape)), *((1,) if groups > 1 else ())):
-        note_sum(call, w, dim)
-    w = p.mixed_all(w, range(2, len(w.shape)), "a kernel's extent")
     spatial = call.of(call.args[0]).shape[2:] if transposed else call.shape()[2:]
     event_rows = Layout((x.shape[0], *spatial), tuple(b for b in x.blocks if b.dims == (0,)))
-    used(call, w, math.prod(w.shape), event_rows, list(range(len(event_rows.shape))), groups > 1)
     out_axis, in_axis = (1, 0) if transposed else (0, 1)
+    summed = [in_axis if groups == 1 else 1, *range(2, len(w.shape))]
+    used(call, w, summed, event_rows, range(len(event_rows.shape)), groups > 1)
+    w = p.mixed_all(w, range(2, len(w.shape)), "a kernel's extent")
     if groups == 1:
         x, w = contract(call, x, 1, w, in_axis)
         block = w.at(out_axis)

@@ -66,6 +66,7 @@ class Trace:
     p: Propagation
     tensors: list[TensorInfo]
     events: list[Event] = field(default_factory=list)  # products with parameters
+    computed: list[Event] = field(default_factory=list)  # products with tensors computed from parameters
     products: list[Event] = field(default_factory=list)  # products of two activations, as in attention
     reads: dict[int, set[str]] = field(default_factory=dict)  # weight -> modules that multiplied with it
     entries: dict[str, list[Layout]] = field(default_factory=dict)  # module -> layouts of its first argument

@@ -18,13 +18,18 @@ from espalier.gates.layout import Block, Layout, Propagation
 
 @dataclass(eq=False)
 class Event:
-    """One product with a parameter: the parameter's number, and how often each of its elements was used."""
+    """One product: the number of the parameter in it, and how often each of its elements was used.
+
+    Number -1: no single parameter, but a tensor ``computed`` from parameters, or a product of two activations.
+    """
 
     weight: int
     uses: float
     rows: tuple[np.ndarray, ...] = ()  # further factors of the uses: arrays of atoms, counting those kept
     module: str = ""
     grouped: bool = False  # a grouped convolution: each group passes through, nothing is mixed between them
+    summed: frozenset[int] = frozenset()  # the parameter's dimensions that were summed over; the others are written
+    computed: Layout | None = None
 
 
 @dataclass(eq=False)

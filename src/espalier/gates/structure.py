@@ -34,9 +34,13 @@ class GateGroup:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One weight in the flow of information: which entries it reads through, and through which it is read."""
+    """One use of a weight in the flow of information: the entries it reads through, and those it is read through.
+
+    A weight used in two ways, as in a tied autoencoder, is two layers.
+    """
 
     weight: int
+    summed: frozenset[int]  # the dimensions it sums over
     reads: tuple[Array, ...]  # per axis it sums over: entries, -1 where always read
     read_by: Array  # entries through which its output is read
     anchored: bool  # its output is needed whatever the mask says
@@ -80,16 +84,16 @@ class Structure:
     branches: dict[str, int] = field(default_factory=dict)  # module whose output a branch gate masks -> entry
     members: dict[str, int] = field(default_factory=dict)  # leaf module that runs only for a branch -> entry
     sources: dict[int, bool] = field(default_factory=dict)  # entry -> carries information whatever the mask says
-    produced: dict[int, set[int]] = field(default_factory=dict)  # entry -> numbers of the layers that write it
+    produced: dict[int, set[int]] = field(default_factory=dict)  # entry -> places in `layers` of those that write it
 
     @functools.cached_property
     def flows(self) -> list[tuple[frozenset[int], frozenset[int], bool, Array]]:
         """Entries by who reads and who writes them: ``(readers, writers, is a source, entries)`` each."""
         readers: dict[int, set[int]] = {}
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
             for reads in layer.reads:
                 for entry in np.unique(reads[reads >= 0]).tolist():
-                    readers.setdefault(entry, set()).add(layer.weight)
+                    readers.setdefault(entry, set()).add(number)
         found: dict[tuple[frozenset[int], frozenset[int], bool], list[int]] = {}
         for entry in range(self.space.d):
             source = self.sources.get(entry, False)
@@ -140,12 +144,12 @@ def finish(structure: Structure, model: nn.Module) -> Structure:
 def _layers(structure: Structure) -> None:
     """Layers, and which of them write each entry."""
     trace = structure.trace
-    grouped = {event.weight: event.grouped for event in trace.events}
+    ways = {(event.weight, event.summed): event.grouped for event in trace.events}
     onward = _onward(structure)
-    for number, is_grouped in grouped.items():
+    for (number, summed), is_grouped in ways.items():
         reads, read_by, anchored = [], set[int](), False
         for dim, own in enumerate(trace.tensors[number].atoms):
-            if (number, dim) in trace.p.summed:
+            if dim in summed:
                 reads.append(structure.entries(number, dim))
                 continue
             for root in _representatives(structure, own):
@@ -154,10 +158,10 @@ def _layers(structure: Structure) -> None:
                 read_by |= through or set()
         found = np.array(sorted(read_by), dtype=np.int64)
         branch = structure.members.get(trace.tensors[number].places[0][0], -1)
-        structure.layers.append(Layer(number, tuple(reads), found, anchored, is_grouped, branch))
         for entry in read_by if not is_grouped else ():
-            structure.produced.setdefault(entry, set()).add(number)
-    _sources(structure, set(grouped), onward)
+            structure.produced.setdefault(entry, set()).add(len(structure.layers))
+        structure.layers.append(Layer(number, summed, tuple(reads), found, anchored, is_grouped, branch))
+    _sources(structure, {number for number, _ in ways}, onward)
 
 
 def _sources(structure: Structure, layers: set[int], onward: Callable[[int], set[int] | None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.parents: dict[int, tuple[int, ...]] = {}  # tensor -> the tensors it was made from
         self.paused = False  # inside a hand-placed gate, whose meaning is known
         self.numbers = {id(t.tensor): t for t in trace.tensors}
+        self.of_parameters: dict[int, bool | None] = {id(t.tensor): t.is_parameter for t in trace.tensors}
         self.sizes = {t.number: t.tensor.numel() for t in trace.tensors}
         for info in trace.tensors:
             blocks = [Block((d,), atoms) for d, atoms in enumerate(info.atoms) if len(atoms) > 1]
@@ -83,11 +85,36 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.set(tensor, layout if isinstance(layout, Layout) else Layout(tuple(tensor.shape)))
         else:
             self._freeze_all(call)
-        self.trace.products += [event for event in self.trace.events[before:] if event.weight < 0]
-        self.trace.events[before:] = [event for event in self.trace.events[before:] if event.weight >= 0]
+        if self._note_computed(args, kwargs, out):
+            del self.trace.events[before:]  # a computation on parameters is no layer
+        self._sort_events(before)
         for event in self.trace.events[before:]:
             self.trace.reads.setdefault(event.weight, set()).add(module)
         return out
+
+    def _sort_events(self, before: int) -> None:
+        """Products with parameters, with tensors computed from them, and of activations are kept apart."""
+        fresh, self.trace.events[before:] = self.trace.events[before:], []
+        for event in fresh:
+            if event.weight >= 0:
+                self.trace.events.append(event)
+            elif event.computed is not None:
+                self.trace.computed.append(event)
+            else:
+                self.trace.products.append(event)
+
+    def _note_computed(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
+        """What depends on parameters (and buffers) alone is as much a weight as they are; whether this does."""
+        given = [self.of_parameters.get(id(t)) for t in (*tensors_in(args), *tensors_in(kwargs))]
+        if not given or None in given:
+            return False
+        for tensor in tensors_in(out):
+            if id(tensor) not in self.numbers:
+                self.of_parameters[id(tensor)] = any(given)
+                layout = self.of(tensor)
+                if any(given) and layout.weight < 0:
+                    self.set(tensor, replace(layout, computed=True))
+        return True
 
     def _note_addition(self, args: tuple[Any, ...]) -> None:
         """A tensor added to one it was made from: what ran in between and ends in a module's result is a branch."""
