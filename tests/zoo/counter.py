@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from .entry import Inputs, call
 
 aten = torch.ops.aten
-PRODUCTS = {aten.mm: (0, 1), aten.addmm: (1, 2), aten.bmm: (0, 1), aten.baddbmm: (1, 2), aten.mv: (0, 1)}
+PRODUCTS = {aten.mm: (0, 1), aten.addmm: (1, 2), aten.bmm: (0, 1), aten.baddbmm: (1, 2)}
 SAME_ELEMENTS = {  # what hands a parameter on without computing: its elements stay its elements
     aten.t, aten.transpose, aten.permute, aten.view, aten._unsafe_view, aten.reshape, aten.clone, aten._to_copy,
     aten.detach, aten.alias, aten.expand, aten.unsqueeze, aten.squeeze, aten.slice, aten.select, aten.split,
@@ -67,14 +67,15 @@ def by_layers(model: nn.Module) -> Count:
 
 @dataclass
 class _Watch(TorchDispatchMode):
-    """Follows parameters through views, copies and computations of parameters alone; adds up the products they enter.
+    """Follows parameters through views, copies and computations of their own; adds up the products they enter.
 
-    A weight is what stands in a product or a convolution against something that is not made of parameters alone: a
-    parameter, or a tensor computed from parameters (a normalised weight).
+    A weight is what stands in a matrix product or a convolution against something else than a weight: a parameter, or
+    a tensor computed from parameters and buffers alone (a normalised weight).
     """
 
     owners: dict[int, tuple[int, Tensor]]  # id of a tensor -> which weight it is; the tensor keeps its id taken
     sizes: list[int]
+    buffers: set[int]
     read: set[int] = field(default_factory=set)
     macs: int = 0
     attention: int = 0
@@ -97,7 +98,7 @@ class _Watch(TorchDispatchMode):
     def hand_on(self, packet: Any, args: Any, out: Any) -> None:
         """Views and copies of a weight are that weight; what is computed from weights alone is a new one."""
         tensors = [value for value in tree_leaves(args) if isinstance(value, Tensor)]
-        owned = [self.owner(value) for value in tensors]
+        owned = [self.owner(value) for value in tensors if id(value) not in self.buffers]
         if not owned or None in owned:
             return
         for tensor in tree_leaves(out):
@@ -132,7 +133,9 @@ def by_operations(model: nn.Module, inputs: Inputs) -> Count:
     Gradients stay enabled: without them torch takes fused paths whose products cannot be seen.
     """
     named = list(model.parameters())
-    watch = _Watch({id(p): (i, p) for i, p in enumerate(named)}, [p.numel() for p in named])
+    watch = _Watch(
+        {id(p): (i, p) for i, p in enumerate(named)}, [p.numel() for p in named], {id(b) for b in model.buffers()}
+    )
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with torch.enable_grad(), watch:
         call(model, inputs)

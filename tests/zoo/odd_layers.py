@@ -61,10 +61,10 @@ class TiedAutoencoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.zeros(16, 20)), nn.Parameter(torch.zeros(16))
+        self.encoder = nn.Linear(20, 16)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.sigmoid(F.linear(x, self.weight, self.bias)) @ self.weight
+        return torch.sigmoid(self.encoder(x)) @ self.encoder.weight
 
 
 class Cells(nn.Module):

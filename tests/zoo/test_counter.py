@@ -60,10 +60,13 @@ def test_raw_parameter_and_einsum_are_seen():
     assert (seen.weights, seen.macs) == (24, 5 * 24)
 
 
-def test_a_normalised_weight_counts_as_the_weight_it_makes():
-    layer = nn.utils.parametrizations.weight_norm(nn.Linear(5, 7)).double()
+@pytest.mark.parametrize(
+    ("norm", "more"), [(nn.utils.parametrizations.weight_norm, 7), (nn.utils.parametrizations.spectral_norm, 0)]
+)
+def test_a_normalised_weight_counts_as_the_weight_it_makes(norm, more):
+    layer = norm(nn.Linear(5, 7)).double().eval()
     seen = by_operations(layer, double(3, 5))
-    assert (seen.weights, seen.macs, seen.parameters) == (35, 3 * 35, 35 + 7 + 7)
+    assert (seen.weights, seen.macs, seen.parameters) == (35, 3 * 35, 35 + 7 + more)
     assert by_layers(layer).weights == 35
 
 
