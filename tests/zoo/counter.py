@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from .entry import Inputs, call
 
 aten = torch.ops.aten
+BUFFER = -1  # stands for every buffer, and for what is computed from buffers alone
 PRODUCTS = {aten.mm: (0, 1), aten.addmm: (1, 2), aten.bmm: (0, 1), aten.baddbmm: (1, 2)}
 SAME_ELEMENTS = {  # what hands a parameter on without computing: its elements stay its elements
     aten.t, aten.transpose, aten.permute, aten.view, aten._unsafe_view, aten.reshape, aten.clone, aten._to_copy,
@@ -75,7 +76,6 @@ class _Watch(TorchDispatchMode):
 
     owners: dict[int, tuple[int, Tensor]]  # id of a tensor -> which weight it is; the tensor keeps its id taken
     sizes: list[int]
-    buffers: set[int]
     read: set[int] = field(default_factory=set)
     macs: int = 0
     attention: int = 0
@@ -88,7 +88,7 @@ class _Watch(TorchDispatchMode):
         return None if found is None else found[0]
 
     def multiply(self, left: Any, right: Any, count: int) -> None:
-        weights = [which for which in (self.owner(left), self.owner(right)) if which is not None]
+        weights = [which for which in (self.owner(left), self.owner(right)) if which not in (None, BUFFER)]
         if len(weights) == 1:
             self.read.update(weights)
             self.macs += count
@@ -96,14 +96,13 @@ class _Watch(TorchDispatchMode):
             self.attention += count
 
     def hand_on(self, packet: Any, args: Any, out: Any) -> None:
-        """Views and copies of a weight are that weight; what is computed from weights alone is a new one."""
-        tensors = [value for value in tree_leaves(args) if isinstance(value, Tensor)]
-        owned = [self.owner(value) for value in tensors if id(value) not in self.buffers]
+        """Views and copies of a weight are that weight; what is computed from weights and buffers is a new one."""
+        owned = [self.owner(value) for value in tree_leaves(args) if isinstance(value, Tensor)]
         if not owned or None in owned:
             return
         for tensor in tree_leaves(out):
             which = owned[0]
-            if packet not in SAME_ELEMENTS:
+            if packet not in SAME_ELEMENTS and any(of != BUFFER for of in owned):
                 which = len(self.sizes)
                 self.sizes.append(tensor.numel())
             self.owners[id(tensor)] = (which, tensor)
@@ -133,9 +132,8 @@ def by_operations(model: nn.Module, inputs: Inputs) -> Count:
     Gradients stay enabled: without them torch takes fused paths whose products cannot be seen.
     """
     named = list(model.parameters())
-    watch = _Watch(
-        {id(p): (i, p) for i, p in enumerate(named)}, [p.numel() for p in named], {id(b) for b in model.buffers()}
-    )
+    owners = {id(b): (BUFFER, b) for b in model.buffers()} | {id(p): (i, p) for i, p in enumerate(named)}
+    watch = _Watch(owners, [p.numel() for p in named])
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with torch.enable_grad(), watch:
         call(model, inputs)
