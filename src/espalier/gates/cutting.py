@@ -173,8 +173,8 @@ def _emptied(
         module = modules[path]
         if not isinstance(module, ZERO_WIDE_FAILS + POOLS) or len(layouts[0].shape) < 3:
             continue
-        block = layouts[0].at(1)
-        if block is not None and not keep(block.atoms).any():
+        blocks = [layout.at(1) for layout in layouts]
+        if all(block is not None and not keep(block.atoms).any() for block in blocks):
             layers[path] = {"kind": "zeros", "width": 0, "dim": 1, "reach": _reach(module), "lookup": False}
 
 

@@ -148,11 +148,13 @@ def _layers(structure: Structure) -> None:
     onward = _onward(structure)
     for (number, summed), is_grouped in ways.items():
         reads, read_by, anchored = [], set[int](), False
-        for dim, own in enumerate(trace.tensors[number].atoms):
+        atoms = trace.tensors[number].atoms
+        written = [dim for dim in range(len(atoms)) if dim not in summed]
+        written = [dim for dim in written if len(atoms[dim]) > 1] or written  # a 1 x 1 kernel's extent says nothing
+        for dim, own in enumerate(atoms):
             if dim in summed:
                 reads.append(structure.entries(number, dim))
-                continue
-            for root in _representatives(structure, own):
+            for root in _representatives(structure, own) if dim in written else ():
                 through = onward(int(root))
                 anchored = anchored or through is None
                 read_by |= through or set()
