@@ -16,6 +16,7 @@ from espalier.space import (
     Space,
     Unreachable,
 )
+from espalier.train import StructureOptimizer, fit, sweep
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,9 +33,12 @@ __all__ = [
     "NoGates",
     "Search",
     "Space",
+    "StructureOptimizer",
     "Unreachable",
     "attach",
+    "fit",
     "load",
     "recalibrate",
     "save",
+    "sweep",
 ]

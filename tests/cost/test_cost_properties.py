@@ -65,7 +65,7 @@ def close(a, b, size=None):
     torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-11 * size + 1e-300)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(problems(count=2), st.floats(0.01, 100))
 def test_costs_add_and_scale(problem, factor):
     _, (one, two), theta = problem

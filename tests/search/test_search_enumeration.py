@@ -9,7 +9,7 @@ import torch
 
 import espalier
 from oracle.bridge import random_theta, space_of
-from oracle.structures import all_masks, probability
+from oracle.structures import all_masks, entries, probability, sample
 from oracle.tuples import mean_direction
 
 
@@ -45,6 +45,20 @@ def test_the_mean_update_is_the_enumerated_one(variables, samples):
     expected = mean_direction(variables, theta, lambda mask: table[tuple(mask)], samples)
     np.testing.assert_allclose(mean, expected, rtol=0, atol=1e-12)
     assert np.abs(expected).max() > 1e-3
+
+
+@pytest.mark.parametrize("variables", [[1] * 6, [3], [2, 2], [1, 4, 1, 3, 1]], ids=str)
+def test_given_noise_draws_what_the_oracle_draws(variables):
+    """One uniform number per variable: a bit opens strictly below theta, a choice from its first option on."""
+    rng = np.random.default_rng(variables)
+    theta = random_theta(variables, rng)
+    search = espalier.Search(space_of(variables), initial=torch.from_numpy(theta), margin=1e-3, samples=200)
+    theta = search.theta.numpy()
+    noise = rng.random((200, len(variables)))
+    noise[0], noise[1] = 0.0, np.nextafter(1.0, 0.0)
+    noise[2] = [theta[owned[0]] for owned in entries(variables)]  # exactly at the edge of the first option
+    drawn = search.draw(torch.from_numpy(noise)).numpy()
+    np.testing.assert_array_equal(drawn, np.stack([sample(variables, theta, row) for row in noise]))
 
 
 def counts_of(search, rounds):

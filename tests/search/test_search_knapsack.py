@@ -62,11 +62,11 @@ def test_the_penalty_is_a_price(adaptive):
     penalties = torch.tensor([0.1, 0.4, 0.8, 1.6]).repeat_interleave(RUNS // 4)
     search = pack(1500, penalty=penalties, adaptive=adaptive)
     used = search.usage().reshape(4, -1).median(-1).values.tolist()
-    assert (np.median(quality(search).reshape(4, -1), -1) >= 0.97).all()
+    assert (np.median(quality(search).reshape(4, -1), -1) >= 0.94).all()
     assert used == sorted(used, reverse=True)
     assert used[0] >= 0.9
     assert used[-1] <= 0.15
-    assert all(a - b >= 0.1 for a, b in itertools.pairwise(used))
+    assert all(a - b >= 0.05 for a, b in itertools.pairwise(used))
 
 
 @pytest.mark.parametrize("adaptive", [False, True], ids=["plain", "adaptive"])
@@ -103,6 +103,34 @@ def test_the_expected_cost_follows_its_ramp_and_stays(adaptive):
     assert search.usage().tolist() == pytest.approx(target.tolist())
     helpful = search.select()[:, :10].sum(-1)
     assert (helpful >= 0.9 * (40 * target).clamp(max=10)).double().mean().item() >= 0.9
+
+
+def test_with_a_linear_cost_every_update_lands_on_the_ramp():
+    """The cost of a step is then known exactly, so away from the bounds the expected cost is never off."""
+    target = torch.tensor([0.4, 0.65], dtype=torch.float64)
+    search = espalier.Search(D, cost=torch.from_numpy(WEIGHTS), target=target, horizon=40, batch=(2,))
+    for update in range(1, 41):
+        masks = search.ask()
+        search.tell(masks, -(masks @ WORTH))
+        wanted = 0.5 + (target - 0.5) * min(update / 20, 1.0)
+        assert bool(((search.theta > 1 / D) & (search.theta < 1 - 1 / D)).all())
+        torch.testing.assert_close(search.expected_cost() / search.full_cost, wanted, rtol=0, atol=1e-12)
+
+
+def test_the_unit_of_cost_does_not_count():
+    """Grams or tonnes: the same masks, theta, selection and penalty."""
+    for keywords in ({"target": 0.4, "horizon": 100}, {"penalty": 0.3}):
+        one, other = (
+            espalier.Search(D, cost=torch.from_numpy(WEIGHTS * unit), batch=(3,), **keywords) for unit in (1.0, 1e6)
+        )
+        for _ in range(100):
+            masks = one.ask()
+            assert torch.equal(other.ask(), masks)
+            for search in (one, other):
+                search.tell(masks, -(masks @ WORTH))
+        torch.testing.assert_close(one.theta, other.theta, rtol=0, atol=1e-9)
+        torch.testing.assert_close(one.penalty, other.penalty, rtol=1e-6, atol=1e-9)
+        assert torch.equal(one.select(), other.select())
 
 
 def test_the_ramp_is_as_long_as_asked():

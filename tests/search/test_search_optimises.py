@@ -96,7 +96,7 @@ def categorical(masks):
     return wrong
 
 
-@pytest.mark.parametrize(("adaptive", "samples", "updates"), [(False, 2, 1800), (True, 4, 800)])
+@pytest.mark.parametrize(("adaptive", "samples", "updates"), [(False, 2, 1500), (True, 4, 700)])
 def test_options_are_found(adaptive, samples, updates):
     search = optimise(OPTIONS, categorical, updates, adaptive=adaptive, samples=samples)
     assert (categorical(search.mode().unsqueeze(1)) == 0).double().mean().item() >= 0.95

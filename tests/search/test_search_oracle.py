@@ -63,7 +63,7 @@ def test_bits_with_linear_cost_follow_the_paper(d, samples, penalty, cost):
     c = COSTS[cost](d)
     method = PaperMethod(c, penalty=penalty)
     search = espalier.Search(d, cost=torch.from_numpy(c), penalty=penalty, samples=samples)
-    follow(search, method, [1] * d, samples, 300, rng)
+    follow(search, method, [1] * d, samples, 200, rng)
 
 
 @pytest.mark.long

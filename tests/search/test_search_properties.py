@@ -220,6 +220,48 @@ def test_batched_runs_equal_single_runs(variables, kind, batch):
     )
 
 
+@pytest.mark.parametrize(
+    "keywords",
+    [{"penalty": 0.3}, {"target": 0.3, "horizon": 12}, {"penalty": 0.3, "adaptive": True}],
+    ids=["penalty", "target", "adaptive"],
+)
+@pytest.mark.parametrize("layered", [False, True], ids=["linear", "layers"])
+def test_many_wide_runs_equal_single_ones(keywords, layered):
+    """So many entries that a batch is worked through in parts: the parts must not show."""
+    d, runs, rng = 3000, 80, np.random.default_rng(0)
+    cost = torch.from_numpy(rng.uniform(1, 5, d))
+    if layered:
+        layers = [espalier.Form.run(0, 700), espalier.Form.run(700, 2900) + 1.0, espalier.Form.run(2500, 3000)]
+        cost = espalier.Cost.product(layers[:2], d=d) + espalier.Cost.product(layers, d=d)
+    together = espalier.Search(d, cost=cost, batch=(runs,), learning_rate=0.05, **keywords)
+    watched = [0, 41, 79]
+    alone = {r: espalier.Search(d, cost=cost, learning_rate=0.05, **keywords) for r in watched}
+    for _ in range(12):
+        masks = together.ask()
+        losses = masks[..., ::7].sum(-1)
+        together.tell(masks, losses)
+        for r, search in alone.items():
+            search.tell(masks[r], losses[r])
+            torch.testing.assert_close(together.theta[r], search.theta, rtol=0, atol=1e-10)
+    frequency = torch.stack([together.ask() for _ in range(5)]).double().mean((0, 2))  # of 10 masks a run
+    error = (frequency - together.theta) / (together.theta * (1 - together.theta) / 10).sqrt()
+    assert error.square().mean().item() == pytest.approx(1.0, abs=0.02)
+
+
+def test_learn_is_tell_without_the_checks():
+    told, learnt = (espalier.Search(9, penalty=0.2, batch=(3,)) for _ in range(2))
+    for update in range(6):
+        masks = told.ask()
+        assert torch.equal(learnt.draw(learnt.noise()), masks)
+        losses = masks.sum(-1)
+        if update == 4:
+            losses[1] = math.nan
+        told.tell(masks, losses)
+        assert learnt.learn(masks, losses).tolist() == [True, update != 4, True]
+        assert torch.equal(told.theta, learnt.theta)
+        assert torch.equal(told.diverged, learnt.diverged)
+
+
 def test_float32_and_float64_losses_and_any_gradient_history():
     search, other = espalier.Search(6), espalier.Search(6)
     for _ in range(10):

@@ -170,6 +170,15 @@ def test_no_gate_is_passed_over_for_a_dearer_and_less_likely_one(d, seed, target
             assert not (theta[i] > theta[j] and c[i] <= c[j])
 
 
+def test_a_gate_that_fills_the_target_exactly_is_taken():
+    """Of 16, half is 8: 5 fits, 4 does not any more, and 3 fills it to the brim."""
+    theta = torch.tensor([0.9, 0.8, 0.7, 0.3, 0.2, 0.1])
+    cost = [5.0, 4.0, 3.0, 1.0, 2.0, 1.0]
+    search = espalier.Search(6, cost=cost, target=0.5, horizon=5, initial=theta, margin=0.01)
+    assert search.select().tolist() == [1, 0, 1, 0, 0, 0]
+    assert search.usage().item() == 0.5
+
+
 def test_a_selection_for_each_run_of_a_batch():
     rng = np.random.default_rng(0)
     space = Space([Bits("a", 6, least=1), Choice("b", 3), Bits("c", 5)])

@@ -6,6 +6,7 @@ import typer
 
 from espalier import __version__
 from espalier.cli.demo import demo
+from espalier.cli.paper import paper
 
 app = typer.Typer(
     name="espalier",
@@ -16,6 +17,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(demo)
+app.add_typer(paper, name="paper")
 
 
 def _show_version(value: bool) -> None:

@@ -15,8 +15,9 @@ def recalibrate(model: nn.Module, data: Any, *, batch_size: int = 256) -> None:
     """Re-estimate BatchNorm's running statistics by a cumulative mean over one pass of the data.
 
     ``data``: inputs as one tensor ``(N, ..)``; or ``(inputs, targets)`` tensors; or an iterable of batches, each a
-    tensor, a tuple whose first item is the inputs, or a dict of keyword arguments. Everything but BatchNorm runs in
-    eval mode; afterwards modes and momenta are as before. Inside ``gated.masked(mask)`` the statistics are the mask's.
+    tensor, a tuple whose first item is the inputs (themselves a tuple where the model takes several), or a dict of
+    keyword arguments. Everything but BatchNorm runs in eval mode; afterwards modes and momenta are as before. Inside
+    ``gated.masked(mask)`` the statistics are the mask's.
     """
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
     modes = {module: module.training for module in model.modules()}
@@ -35,6 +36,8 @@ def recalibrate(model: nn.Module, data: Any, *, batch_size: int = 256) -> None:
             for batch in _batches(data, batch_size):
                 if isinstance(batch, dict):
                     model(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()})
+                elif isinstance(batch, tuple):
+                    model(*(v.to(device) if isinstance(v, Tensor) else v for v in batch))
                 else:
                     model(batch.to(device))
                 seen += 1
@@ -47,7 +50,7 @@ def recalibrate(model: nn.Module, data: Any, *, batch_size: int = 256) -> None:
         raise BadInput("recalibrate needs data: there was no batch")
 
 
-def _batches(data: Any, batch_size: int) -> Iterator[Tensor | dict[str, Any]]:
+def _batches(data: Any, batch_size: int) -> Iterator[Tensor | tuple[Any, ...] | dict[str, Any]]:
     if isinstance(data, Tensor):
         yield from torch.split(data, batch_size)
     elif isinstance(data, tuple) and data and all(isinstance(part, Tensor) for part in data):
@@ -55,8 +58,8 @@ def _batches(data: Any, batch_size: int) -> Iterator[Tensor | dict[str, Any]]:
     elif isinstance(data, Iterable):
         for batch in data:
             if isinstance(batch, (tuple, list)) and batch:
-                batch = batch[0]
-            if not isinstance(batch, (Tensor, dict)):
+                batch = tuple(batch[0]) if isinstance(batch[0], list) else batch[0]
+            if not isinstance(batch, (Tensor, tuple, dict)):
                 raise BadType(
                     f"a batch is a tensor, a tuple that begins with one, or a dict, not {type(batch).__name__}"
                 )

@@ -43,6 +43,9 @@ class Distribution:
             # (choices, widest): the entry of each option; padding points one past the last entry
             self.options = index([[*range(w.start, w.stop), *[space.d] * (widest - g.size)] for g, w in space.choices])
             self.real = self.options < space.d
+            # By index, not by this mask: looking a mask up asks the device how many it holds, and waits.
+            self.places = self.real.flatten().nonzero().squeeze(-1)
+            self.entries = self.options.flatten()[self.places]
             self.last = index(sizes).unsqueeze(-1) - 1  # (choices, 1): the option that is 1 minus the others
             lower = [min(share / (k - 1), 1 / (2 * k)) for k in sizes]
             self.lower = torch.tensor(lower, dtype=torch.float64, device=device).unsqueeze(-1)
@@ -81,7 +84,7 @@ class Distribution:
         mask = (theta >= 0.5).to(torch.float32)
         if not self.space.is_bits:
             taken = self._rows(theta, fill=-1.0).argmax(-1)
-            mask[..., self.options[self.real]] = 0.0
+            mask[..., self.entries] = 0.0
             mask = mask.scatter(-1, self.options[:, 0] + taken, 1.0)
         return mask
 
@@ -126,5 +129,5 @@ class Distribution:
     def _put(self, x: Tensor, rows: Tensor) -> Tensor:
         """x with the entries of the choices replaced."""
         x = x.clone()
-        x[..., self.options[self.real]] = rows[..., self.real]
+        x[..., self.entries] = rows.flatten(-2)[..., self.places]
         return x

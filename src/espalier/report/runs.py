@@ -1,0 +1,205 @@
+"""The run files of a study, read back: one Run each, and the sections of runs that may stand in one table."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from espalier.space import BadInput, Corrupt
+
+FORMAT = 1
+SHARED = {"batch_size", "learning_rate", "momentum", "weight_decay"}  # by all methods of one table
+FREE = {"precision", "points", "device"}
+
+
+def whole_power(value: float) -> float:
+    """A power of two that was given in six digits, as that power of two; any other number as it is.
+
+    >>> whole_power(0.00195312) == 2**-9, whole_power(0.3), whole_power(0.0)
+    (True, 0.3, 0.0)
+    """
+    if value == 0 or not math.isfinite(value):
+        return value
+    nearest = math.copysign(2.0 ** round(math.log2(abs(value))), value)
+    return nearest if math.isclose(value, nearest, rel_tol=1e-5) else value
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run. story: the whole file. Errors and shares are of the last update."""
+
+    path: Path
+    story: dict[str, Any]
+
+    @property
+    def method(self) -> str:
+        return str(self.story["run"]["method"])
+
+    @property
+    def variant(self) -> str:
+        return str(self.story["run"]["variant"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.story["run"]["seed"])
+
+    @property
+    def penalty(self) -> float | None:
+        found: float | None = self.story["run"].get("penalty")
+        return None if found is None else whole_power(found)
+
+    @property
+    def setting(self) -> float:
+        """What tells runs of one variant apart: the penalty, the share of a fixed network, the rate of dropout."""
+        asked = self.story["run"]
+        if self.penalty is not None:
+            return self.penalty
+        return float(next(asked[name] for name in ("size", "rate") if name in asked))
+
+    @property
+    def units(self) -> list[int]:
+        return list(self.story["result"]["units"])
+
+    @property
+    def unit_share(self) -> float:
+        return float(self.story["result"]["unit_share"])
+
+    @property
+    def weight_share(self) -> float:
+        return float(self.story["result"]["weight_share"])
+
+    @property
+    def error(self) -> float:
+        """Share of wrong test images under the structure that ships; 1 where training diverged."""
+        found = self.story["result"]["test_error"]
+        return 1.0 if found is None else float(found)
+
+    @property
+    def stochastic_error(self) -> float | None:
+        found = self.story["result"].get("stochastic")
+        return None if found is None else found["test_error"]
+
+    @property
+    def curve(self) -> list[dict[str, Any]]:
+        return list(self.story["curve"])
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return tuple(self.story["settings"]["widths"])
+
+    @property
+    def hardware(self) -> str:
+        machine = self.story["hardware"]
+        return str(machine.get("gpu") or machine["cpu"])
+
+    @property
+    def batch(self) -> tuple[Any, ...]:
+        """Equal for runs that were trained as one batch."""
+        return self.variant if self.method == "search" else "given", json.dumps(self.story["seconds"], sort_keys=True)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Runs on the same data with the same number of epochs and the same network."""
+
+    name: str
+    dataset: str
+    epochs: int
+    evaluated_on: str
+    widths: tuple[int, ...]
+    runs: tuple[Run, ...]
+
+    @property
+    def title(self) -> str:
+        shape = "-".join(map(str, self.widths))
+        return f"{self.dataset}, {self.epochs} epochs of the search, {shape}, errors on the {self.evaluated_on}"
+
+    @property
+    def hardware(self) -> str:
+        return " and ".join(dict.fromkeys(run.hardware for run in self.runs))
+
+    @property
+    def note(self) -> str:
+        """What every table and figure says of itself."""
+        counts = [f"{len(self.of(variant))} {variant}" for variant in self.variants]
+        return f"{len(self.runs)} runs ({', '.join(counts)}), {self.epochs} epochs, {self.hardware}"
+
+    def of(self, variant: str, setting: float | None = None) -> list[Run]:
+        """The runs of one variant (and setting); "search" is the paper's form alone."""
+        return [r for r in self.runs if r.variant == variant and (setting is None or r.setting == setting)]
+
+    @property
+    def variants(self) -> list[str]:
+        """The paper's search first, its variants, then the other methods."""
+        found = dict.fromkeys(run.variant for run in self.runs)
+        return sorted(found, key=lambda v: (v in ("fixed", "dropout"), v != "search", v != "fixed", v))
+
+    def settings(self, variant: str) -> list[float]:
+        """From the smallest structures to the largest: strongest penalty first, smallest share first."""
+        found = {run.setting for run in self.of(variant)}
+        return sorted(found, reverse=variant.startswith("search"))
+
+
+def read(folder: str | os.PathLike[str]) -> list[Section]:
+    """Every run file under the folder, in sections; a file that is not whole is named and refused."""
+    root = Path(folder)
+    if not root.is_dir():
+        raise BadInput(f"{root} is not a folder; give the folder of a study")
+    paths = sorted((root / "runs").rglob("*.json"))
+    if not paths:
+        raise BadInput(f"{root} holds no finished run (no runs/**/*.json); run the study first")
+    runs = [Run(path, _story(path)) for path in paths]
+    return [_section(group) for group in _grouped(runs, _place)]
+
+
+def _story(path: Path) -> dict[str, Any]:
+    try:
+        story = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Corrupt(f"{path} is not a run file: {error}. Remove it and run the study again") from None
+    needed = {"run", "settings", "result", "curve", "seconds", "hardware", "versions"}
+    if not isinstance(story, dict) or story.get("format") != FORMAT or needed - story.keys():
+        raise Corrupt(f"{path} is not a run file of format {FORMAT}; take it out of the folder")
+    return story
+
+
+def _place(run: Run) -> tuple[Any, ...]:
+    settings = run.story["settings"]
+    return settings["dataset"], run.story["evaluated_on"], -settings["epochs"], run.widths
+
+
+def _section(runs: list[Run]) -> Section:
+    dataset, evaluated_on, epochs, widths = _place(runs[0])
+    _check_alike(runs)
+    held = "" if evaluated_on == "test set" else "-held_out"
+    name = f"{dataset}{held}-{-epochs}_epochs"
+    if widths[1:-1] != (widths[0],) * 3:
+        name += "-" + "_".join(map(str, widths[1:-1]))
+    return Section(name, dataset, -epochs, evaluated_on, widths, tuple(runs))
+
+
+def _check_alike(runs: list[Run]) -> None:
+    """Runs of one table differ in what the table shows, and in nothing else (but the machine and its rounding)."""
+    for variant, shared in [(None, SHARED), *[(v, None) for v in dict.fromkeys(r.variant for r in runs)]]:
+        group = [r for r in runs if variant is None or r.variant == variant]
+        names = {name for r in group for name in r.story["settings"]} - FREE if shared is None else shared
+        for name in sorted(names):
+            found = {json.dumps(r.story["settings"].get(name)): r.path for r in group}
+            if len(found) > 1:
+                (one, here), (other, there), *_ = found.items()
+                raise BadInput(
+                    f"a mixed study: {name} is {one} in {here} and {other} in {there}; keep such runs in folders of "
+                    "their own"
+                )
+
+
+def _grouped(runs: Iterable[Run], key: Callable[[Run], tuple[Any, ...]]) -> list[list[Run]]:
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(key(run), []).append(run)
+    return [groups[place] for place in sorted(groups)]

@@ -1,0 +1,68 @@
+"""A table: rows of values with a caption, written as Markdown and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Table:
+    """columns: heading and format ("" for text, else as in ``format(value, ...)``). CSV holds the values unrounded."""
+
+    name: str
+    caption: str
+    columns: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[Any, ...], ...]
+    note: str = ""
+
+    def markdown(self) -> str:
+        lines = [f"**{escaped(self.caption)}**", "", _line([heading for heading, _ in self.columns])]
+        lines.append("|" + "|".join("---" if not form else "---:" for _, form in self.columns) + "|")
+        lines += [_line([shown(v, form) for v, (_, form) in zip(row, self.columns, strict=True)]) for row in self.rows]
+        if self.note:
+            lines += ["", f"*{escaped(self.note)}*"]
+        return "\n".join(lines) + "\n"
+
+    def csv(self) -> str:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([heading for heading, _ in self.columns])
+        writer.writerows([["" if value is None else value for value in row] for row in self.rows])
+        return text.getvalue()
+
+
+def shown(value: Any, form: str) -> str:
+    if value is None:
+        return ""
+    return format(value, form) if form and not isinstance(value, str) else escaped(str(value))
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown and HTML leave alone, whatever a run is called."""
+    for sign, word in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "&#124;")):
+        text = text.replace(sign, word)
+    return text
+
+
+def power(value: float) -> str:
+    """A penalty as the paper writes it.
+
+    >>> power(2**-6), power(-1.0), power(0.0), power(0.3)
+    ('2^-6', '-2^0', '0', '0.3')
+    """
+    if value == 0:
+        return "0"
+    exponent = 0
+    size = abs(value)
+    while size < 1 and exponent > -40:
+        size, exponent = size * 2, exponent - 1
+    while size > 1 and exponent < 40:
+        size, exponent = size / 2, exponent + 1
+    return f"{'-' if value < 0 else ''}2^{exponent}" if size == 1 else f"{value:g}"
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,77 @@
+"""One JSON file for each run of a study: what was asked for, what came out, and where, when and with what it ran."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from espalier.space import BadInput, Corrupt
+from espalier.train.checkpoint import write
+
+FORMAT = 1
+
+
+def save(path: Path, story: Mapping[str, Any]) -> None:
+    """Whole or not at all. What is not a finite number is written as null: JSON has no word for it."""
+    text = json.dumps(_clean({"format": FORMAT} | dict(story)), allow_nan=False, separators=(",", ":"))
+    write(path, (_broken(text) + "\n").encode())
+
+
+def load(path: Path) -> dict[str, Any]:
+    try:
+        story = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Corrupt(f"{path} is not a run file: {error}. Remove it to run it again") from None
+    if not isinstance(story, dict) or story.get("format") != FORMAT:
+        raise Corrupt(f"{path} is not a run file of format {FORMAT}. Remove it, or use another folder")
+    return story
+
+
+def done(path: Path, settings: Mapping[str, Any]) -> bool:
+    """Whether this run is finished, under these settings; a file of other settings is refused."""
+    if not path.exists():
+        return False
+    theirs, ours = load(path)["settings"], json.loads(json.dumps(dict(settings)))
+    differ = [
+        f"{key}: {theirs.get(key, 'not set')} there, {ours.get(key, 'not set')} here"
+        for key in sorted(theirs.keys() | ours.keys())
+        if theirs.get(key, ...) != ours.get(key, ...)
+    ]
+    if differ:
+        raise BadInput(
+            f"{path} is of a run with other settings: {'; '.join(differ)}. Use the same settings, or another folder"
+        )
+    return True
+
+
+def commit() -> str:
+    """The revision of the source that runs, marked if files differ from it; "unknown" outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        told = [
+            subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, timeout=20, check=True).stdout
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no", "."))
+        ]
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return told[0].strip() + ("-modified" if told[1].strip() else "")
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, Mapping):
+        return {key: _clean(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_clean(item) for item in value]
+    return value
+
+
+def _broken(text: str) -> str:
+    """A line for each part of the file and for each row of the curve, so that differences can be read."""
+    for part in ('"run":', '"settings":', '"result":', '"curve":', '"seconds":', '"hardware":', '"versions":'):
+        text = text.replace(part, "\n" + part, 1)
+    return text.replace('{"update":', '\n{"update":')

@@ -1,0 +1,26 @@
+"""Training and shaping in one loop: the step, the loop, many runs at once, checkpoints."""
+
+from espalier.train.batched import sweep
+from espalier.train.checkpoint import Checkpoint, NotSaved
+from espalier.train.fit import fit
+from espalier.train.loop import OutOfMemory
+from espalier.train.optimizer import StructureOptimizer
+from espalier.train.presets import PRESETS, Recipe
+from espalier.train.result import Result
+from espalier.train.score import Score, deterministic, evaluate, stochastic
+
+__all__ = [
+    "PRESETS",
+    "Checkpoint",
+    "NotSaved",
+    "OutOfMemory",
+    "Recipe",
+    "Result",
+    "Score",
+    "StructureOptimizer",
+    "deterministic",
+    "evaluate",
+    "fit",
+    "stochastic",
+    "sweep",
+]

@@ -1,0 +1,10 @@
+"""Many runs as one batch: a leading dimension of everything, one compiled step, one graph of several updates."""
+
+from espalier.train.batched.batch import Compute
+from espalier.train.batched.optimizers import SGD, Adam, AdamW
+from espalier.train.batched.result import SweepResult
+from espalier.train.batched.runs import Run
+from espalier.train.batched.schedule import Constant, Cosine, Steps
+from espalier.train.batched.sweep import sweep
+
+__all__ = ["SGD", "Adam", "AdamW", "Compute", "Constant", "Cosine", "Run", "Steps", "SweepResult", "sweep"]

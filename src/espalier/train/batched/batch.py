@@ -1,0 +1,230 @@
+"""R runs as one batch: their state on one device, advanced any number of updates, measured, saved and restored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from espalier.data import Dataset
+from espalier.search import Search
+from espalier.space import BadInput
+from espalier.train.batched.capture import Replayer
+from espalier.train.batched.feed import Feed, Pair
+from espalier.train.batched.masks import Given, Searched, Source
+from espalier.train.batched.optimizers import Optimizer
+from espalier.train.batched.schedule import Schedule
+from espalier.train.batched.step import Call, Differential, Loss, Named, Stacked, Step, compiled
+
+Precision = Literal["float32", "tf32", "bf16"]
+AT_ONCE = 50  # updates whose examples are chosen together, and updates in one CUDA graph
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How a batch is computed; nothing of what is computed, beyond rounding.
+
+    precision: of matrix products; "bf16" keeps float32 masters of the weights. compile, capture: None means on a GPU
+    and not on a CPU; capture records ``updates_at_once`` updates as one CUDA graph. autotune: look longer for faster
+    kernels. options: of torch's inductor, such as ``{"combo_kernels": True}``.
+    deterministic: refuse operations whose result depends on timing (on a GPU this also needs the environment variable
+    CUBLAS_WORKSPACE_CONFIG=:4096:8).
+    """
+
+    precision: Precision = "float32"
+    compile: bool | None = None
+    capture: bool | None = None
+    autotune: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    deterministic: bool = False
+    updates_at_once: int = AT_ONCE
+
+    def __post_init__(self) -> None:
+        if self.precision not in ("float32", "tf32", "bf16"):
+            raise BadInput(f"precision is 'float32', 'tf32' or 'bf16', not {self.precision!r}")
+        if self.updates_at_once < 1:
+            raise BadInput(f"updates_at_once is at least 1, not {self.updates_at_once}")
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """torch's switches, set for the time of the run and put back afterwards."""
+        matmul, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        convolution = torch.backends.cudnn.allow_tf32
+        torch.set_float32_matmul_precision("highest" if self.precision == "float32" else "high")
+        torch.backends.cudnn.allow_tf32 = self.precision != "float32"
+        if self.deterministic:
+            torch.use_deterministic_algorithms(True)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(matmul)
+            torch.backends.cudnn.allow_tf32 = convolution
+            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+
+
+class Batch:
+    """R runs with stacked parameters ``(R, ...)``, one source of masks and one feed.
+
+    call: ``gated.call``; params, fixed: name to ``(R, ...)``, taken over and changed in place; seeds: of the data
+    order, one for each run; samples: masks compared in one update; batch_size: examples that each of them reads.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        params: Named,
+        fixed: Named,
+        *,
+        data: Dataset | Pair,
+        seeds: Sequence[int],
+        source: Source,
+        loss: Loss,
+        optimizer: Optimizer,
+        schedule: Schedule,
+        total: int,
+        batch_size: int,
+        samples: int,
+        rates: Tensor | None = None,
+        pad: int = 0,
+        compute: Compute | None = None,
+    ) -> None:
+        self.compute = compute or Compute()
+        first = next(iter(params.values()))
+        self.device = first.device
+        self.runs, self.batch_size, self.samples, self.total = len(seeds), batch_size, samples, total
+        dtype = torch.bfloat16 if self.compute.precision == "bf16" else None
+        self.differential = Differential(call, loss, dtype)
+        self.feed = Feed(data, list(seeds), device=self.device, dtype=first.dtype, pad=pad)
+        if rates is None:
+            rates = torch.full((self.runs,), optimizer.lr, dtype=first.dtype, device=self.device)
+        self.state = Stacked.start(params, fixed, optimizer, rates)
+        self.step = Step(self.state, self.differential, optimizer, schedule, total, self.feed)
+        self.done = 0  # the same as state.done, known without asking the device
+        self._start(source)
+
+    def _start(self, source: Source) -> None:
+        self.source = source
+        on_gpu = self.device.type == "cuda"
+        compile = on_gpu if self.compute.compile is None else self.compute.compile
+        capture = on_gpu if self.compute.capture is None else self.compute.capture
+        if capture and not on_gpu:
+            raise BadInput("capture records CUDA graphs, and these runs are on a CPU; use capture=None")
+        self._update: Callable[..., Any] = self.step.exactly if not on_gpu else self.step
+        if compile:
+            self._try()
+            tuned = {"max_autotune": True, "coordinate_descent_tuning": True} if self.compute.autotune else {}
+            self._update = compiled(self.step, tuned | dict(self.compute.options))
+        self._replayer = Replayer(self._update, source, self.compute.updates_at_once) if capture else None
+
+    @torch.no_grad()
+    def _try(self) -> None:
+        """The loss of one run, eagerly: what is wrong says so in its own words, and what is made once is made here,
+        outside of what is compiled."""
+        params, fixed = ({name: t[0] for name, t in named.items()} for named in (self.state.params, self.state.fixed))
+        mask = torch.ones(self.source.d, device=self.device)
+        out = self.differential.outputs(params, fixed, mask, self.feed.floats(self.feed.inputs[:4]))
+        self.differential.measured(out, self.feed.targets[:4])
+
+    @property
+    def examples(self) -> int:
+        """Distinct examples that each run reads in one update."""
+        return self.batch_size if self.source.compares else min(self.batch_size * self.samples, len(self.feed))
+
+    def settle(self, mask: Tensor) -> None:
+        """From now on each run is under its mask ``(R, d)``, and an update reads samples times as many examples."""
+        self._start(Given(mask.to(self.device), torch.zeros(self.runs, device=self.device)))
+
+    def advance(self, updates: int) -> None:
+        """So many updates of every run. On a GPU they are under way, not done, when this returns."""
+        here = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+        with torch.no_grad(), self.compute.applied(), here:
+            while updates:
+                if self._replayer is not None:
+                    count = self._replayer.next(updates)
+                    self._replayer.run(self.feed.take(count, self.examples))
+                else:
+                    count = min(updates, self.compute.updates_at_once)
+                    reading = self.feed.take(count, self.examples)
+                    for i in range(count):
+                        self._update(self.source, reading.at(i), self.source.noise(self.examples))
+                updates -= count
+                self.done += count
+
+    def learning_rates(self) -> Tensor:
+        """Of the next update ``(R)``."""
+        return self.state.rates * self.step.schedule.factor(self.state.done, self.total)
+
+    def read_sums(self) -> tuple[Tensor, Tensor]:
+        """The mean training loss and the share of wrong classes, ``(R)``, since this was last asked for."""
+        loss, finite, wrong, predicted = self.state.sums.clone()
+        self.state.sums.zero_()
+        return loss / finite, wrong / predicted
+
+    @torch.no_grad()
+    def evaluate(self, masks: Tensor, inputs: Tensor, targets: Tensor, chunk: int = 1024) -> tuple[Tensor, Tensor]:
+        """Mean loss and share of wrong classes of each run under its mask ``(R, d)``, float64 ``(R)``.
+
+        inputs, targets: as stored. Batch statistics, where the model has any, are those of a chunk.
+        """
+        sums = torch.zeros(2, self.runs, dtype=torch.float64, device=self.device)
+
+        def measured(params: Named, fixed: Named, mask: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return self.differential.measured(self.differential.outputs(params, fixed, mask, x), y)
+
+        over_runs = vmap(measured, in_dims=(0, 0, 0, None, None), randomness="different")
+        with self.compute.applied():
+            for start in range(0, len(inputs), chunk):
+                x = self.feed.floats(inputs[start : start + chunk].to(self.device))
+                y = targets[start : start + chunk].to(self.device)
+                loss, wrong = over_runs(self.state.params, self.state.fixed, masks.to(self.device), x, y)
+                sums += torch.stack([loss.to(torch.float64) * len(x), wrong.to(torch.float64)])
+        return sums[0] / len(inputs), sums[1] / targets.numel()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that changes, as tensors and plain numbers."""
+        state = self.state
+        saved: dict[str, Any] = {
+            "params": dict(state.params),
+            "slots": [list(slot) for slot in state.slots],
+            "done": self.done,
+            "sums": state.sums,
+            "skipped": state.skipped,
+            "broken": state.broken,
+            "stream": self.feed.stream.state_dict(),
+        }
+        if isinstance(self.source, Given):
+            saved["given"] = {"mask": self.source.mask, "rate": self.source.rate}
+        if self.source.generator is not None:
+            saved["generator"] = self.source.generator.get_state()
+        return saved
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on from a state of the same batch; the tensors are written where the present ones are."""
+        if self.source.compares and "given" in saved:
+            self.settle(saved["given"]["mask"])
+        state = self.state
+        for name, p in state.params.items():
+            p.copy_(saved["params"][name])
+        for mine, theirs in zip(state.slots, saved["slots"], strict=True):
+            for slot, value in zip(mine, theirs, strict=True):
+                slot.copy_(value)
+        self.done = int(saved["done"])
+        state.done.fill_(self.done)
+        self.step.set_pace()
+        for name in ("sums", "skipped", "broken"):
+            getattr(state, name).copy_(saved[name])
+        self.feed.stream.load_state_dict(dict(saved["stream"]))
+        if "generator" in saved and self.source.generator is not None:
+            self.source.generator.set_state(saved["generator"].cpu())
+
+
+def searched(search: Search, permuted: Sequence[bool] | None = None) -> Searched:
+    """A search as the source of masks; permuted: in which runs its losses are shuffled."""
+    flags = [False] * search.theta.shape[0] if permuted is None else list(permuted)
+    return Searched(search, torch.tensor(flags, device=search.device))

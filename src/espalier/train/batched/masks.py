@@ -1,0 +1,113 @@
+"""Where the masks of a batch of runs come from: a search, or masks that are given, whole or with gates dropped.
+
+While a search compares masks, all of them read one mini-batch. Masks that are given have nothing to compare: an update
+then reads ``samples`` times as many distinct examples, the same compute with none of it duplicate.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from espalier.search import Search
+
+
+class Source(Protocol):
+    """What the step needs to know of where masks come from. ``noise`` is drawn outside what is compiled."""
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """The randomness, so that a captured graph can go on with it."""
+        ...
+
+    @property
+    def d(self) -> int: ...
+
+    @property
+    def compares(self) -> bool:
+        """Whether the masks of an update are compared, on one mini-batch that all of them read."""
+        ...
+
+    @property
+    def masks_each(self) -> bool:
+        """Whether every example has its own mask."""
+        ...
+
+    def noise(self, examples: int) -> tuple[Tensor, ...]: ...
+
+    def masks(self, noise: tuple[Tensor, ...]) -> Tensor:
+        """``(R, samples, d)``; or ``(R, examples, d)``, one for each example."""
+        ...
+
+    def learn(self, masks: Tensor, losses: Tensor, noise: tuple[Tensor, ...]) -> None:
+        """losses: ``(R, samples)``."""
+        ...
+
+
+class Searched:
+    """Masks drawn from theta, which learns from their losses.
+
+    permuted: ``(R)`` bool; in these runs the losses are shuffled before they are told, the control that shows what
+    the search owes to the losses and what to everything else.
+    """
+
+    compares, masks_each = True, False
+
+    def __init__(self, search: Search, permuted: Tensor) -> None:
+        self.search, self.permuted = search, permuted
+        self.any_permuted = bool(permuted.any())
+        self.d = search.space.d
+
+    @property
+    def generator(self) -> torch.Generator:
+        return self.search.generator
+
+    def noise(self, examples: int) -> tuple[Tensor, ...]:
+        noise = self.search.noise()
+        if not self.any_permuted:
+            return (noise,)
+        return noise, torch.rand(noise.shape[:-1], device=noise.device, generator=self.generator)
+
+    def masks(self, noise: tuple[Tensor, ...]) -> Tensor:
+        return self.search.draw(noise[0])
+
+    def learn(self, masks: Tensor, losses: Tensor, noise: tuple[Tensor, ...]) -> None:
+        if self.any_permuted:
+            shuffled = losses.gather(-1, noise[1].argsort(-1))
+            losses = torch.where(self.permuted.unsqueeze(-1), shuffled, losses)
+        self.search.learn(masks, losses)
+
+
+class Given:
+    """The same mask at every update, ``(R, d)``; with a rate ``(R)`` above 0 its gates are dropped for each example.
+
+    A gate that stays is scaled by ``1 / (1 - rate)``, so that the whole mask is what predicts: dropout.
+    """
+
+    compares = False
+
+    def __init__(self, mask: Tensor, rate: Tensor, seed: int = 0) -> None:
+        self.mask, self.rate, self.d = mask, rate, mask.shape[-1]
+        self.masks_each = bool((rate > 0).any())
+        self._generator = torch.Generator(mask.device).manual_seed(seed)
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        return self._generator if self.masks_each else None
+
+    def noise(self, examples: int) -> tuple[Tensor, ...]:
+        if not self.masks_each:
+            return ()
+        shape = (self.mask.shape[0], examples, self.mask.shape[1])
+        return (torch.rand(shape, device=self.mask.device, generator=self._generator),)
+
+    def masks(self, noise: tuple[Tensor, ...]) -> Tensor:
+        if not self.masks_each:
+            return self.mask.unsqueeze(1)
+        rate = self.rate.view(-1, 1, 1)
+        return torch.where(noise[0] >= rate, self.mask.unsqueeze(1) / (1 - rate), 0.0)
+
+    def learn(self, masks: Tensor, losses: Tensor, noise: tuple[Tensor, ...]) -> None:
+        pass

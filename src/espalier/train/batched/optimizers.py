@@ -1,0 +1,165 @@
+"""The weights' optimisers on stacked tensors: torch.optim's arithmetic, in place, one learning rate for each run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from espalier.space import BadInput
+
+Weight = float | Tensor
+
+
+class Optimizer(Protocol):
+    """How R stacked parameters ``(R, ...)`` move along their gradients. Holds settings; the caller holds the slots."""
+
+    @property
+    def lr(self) -> float: ...
+
+    @property
+    def slots(self) -> int:
+        """How many tensors like the parameter each parameter is accompanied by; they start at 0."""
+        ...
+
+    def pace(self, lr: Tensor, step: Tensor) -> Tensor:
+        """What depends on the number of the update alone, ``(k, R)``. lr: ``(R)``; step: that number, from 1."""
+        ...
+
+    def move(
+        self,
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        slots: Sequence[Sequence[Tensor]],
+        pace: Tensor,
+        ok: Tensor | None,
+    ) -> None:
+        """Change params and slots in place; the gradients may be used up.
+
+        params, grads: ``(R, ...)`` each; slots: one list like params for each slot; ok: ``(R)`` bool, the runs that
+        move, None for all. A run that does not move may have any gradient, also NaN, and keeps its parameters and slots
+        bit for bit.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent with (Nesterov) momentum and weight decay, as torch.optim.SGD computes it."""
+
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    nesterov: bool = True
+
+    def __post_init__(self) -> None:
+        _check(self.lr > 0, "lr", self.lr, "positive")
+        _check(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
+        _check(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
+        if self.nesterov and not self.momentum:
+            raise BadInput("nesterov needs a momentum above 0; give nesterov=False for plain descent")
+
+    @property
+    def slots(self) -> int:
+        return 1 if self.momentum else 0
+
+    def pace(self, lr: Tensor, step: Tensor) -> Tensor:
+        return lr.unsqueeze(0)
+
+    def move(
+        self,
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        slots: Sequence[Sequence[Tensor]],
+        pace: Tensor,
+        ok: Tensor | None,
+    ) -> None:
+        rate = pace[0] if ok is None else torch.where(ok, pace[0], 0.0)
+        for i, (p, g) in enumerate(zip(params, grads)):
+            if self.weight_decay:
+                g = g.add_(p, alpha=self.weight_decay)
+            decay: Weight = self.momentum
+            if ok is not None:
+                g = torch.where(_like(ok, p), g, 0.0)
+                decay = _either(ok, self.momentum, 1.0, p)
+            if self.momentum:
+                velocity = slots[0][i].mul_(decay).add_(g)
+                g = g.add_(velocity, alpha=self.momentum) if self.nesterov else velocity
+            p.addcmul_(g, _like(rate, p), value=-1.0)
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam, as torch.optim.Adam computes it; ``decoupled=True`` decays the weights as torch.optim.AdamW does."""
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self.lr > 0, "lr", self.lr, "positive")
+        _check(self.eps > 0, "eps", self.eps, "positive")
+        _check(all(0 <= b < 1 for b in self.betas), "betas", self.betas, "in [0, 1)")
+        _check(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
+
+    @property
+    def slots(self) -> int:
+        return 2
+
+    def pace(self, lr: Tensor, step: Tensor) -> Tensor:
+        """Learning rate and root of the second moment, each with its bias correction; between them the decay."""
+        first, second = ((1 - beta ** step.to(torch.float64)).to(lr.dtype) for beta in self.betas)
+        return torch.stack([lr / first, 1 - lr * self.weight_decay, second.rsqrt().expand_as(lr)])
+
+    def move(
+        self,
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        slots: Sequence[Sequence[Tensor]],
+        pace: Tensor,
+        ok: Tensor | None,
+    ) -> None:
+        rate, decay, grow = pace
+        if ok is not None:
+            rate, decay = torch.where(ok, rate, 0.0), torch.where(ok, decay, 1.0)
+        for p, g, mean, square in zip(params, grads, *slots):
+            if self.weight_decay and not self.decoupled:
+                g = g.add_(p, alpha=self.weight_decay)
+            weights: list[Weight] = [1 - b for b in self.betas]
+            if ok is not None:
+                g = torch.where(_like(ok, p), g, 0.0)
+                weights = [_either(ok, 1 - b, 0.0, p) for b in self.betas]
+            if self.decoupled and self.weight_decay:
+                p.mul_(_like(decay, p))
+            mean.lerp_(g, weights[0])
+            square.lerp_(g * g, weights[1])
+            spread = (square.sqrt() * _like(grow, p)).add_(self.eps)
+            p.addcmul_(mean / spread, _like(rate, p), value=-1.0)
+
+
+def AdamW(
+    lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.01
+) -> Adam:
+    """Adam with decoupled weight decay."""
+    return Adam(lr, betas, eps, weight_decay, decoupled=True)
+
+
+def _like(per_run: Tensor, p: Tensor) -> Tensor:
+    """``(R)`` shaped to broadcast over ``(R, ...)``."""
+    return per_run.view(-1, *[1] * (p.ndim - 1))
+
+
+def _either(ok: Tensor, moves: float, stays: float, p: Tensor) -> Tensor:
+    """One number for the runs that move and one for the others, in the precision of p: plain ones would be float32."""
+    there = torch.full((), moves, dtype=p.dtype, device=p.device)
+    return _like(torch.where(ok, there, torch.full_like(there, stays)), p)
+
+
+def _check(holds: bool, name: str, value: object, range_: str) -> None:
+    if not holds:
+        raise BadInput(f"{name} of an optimizer is {range_}, not {value!r}")

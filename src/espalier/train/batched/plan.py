@@ -1,0 +1,75 @@
+"""How every run of a sweep trains: what its runs have in common, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from espalier.cost import Cost
+from espalier.space import BadInput, Space
+from espalier.train.batched.optimizers import SGD, Optimizer
+from espalier.train.batched.schedule import Schedule, Steps
+from espalier.train.presets import Recipe
+
+
+@dataclass(frozen=True)
+class Plan:
+    """settle: a share of the run, None for the recipe's. optimizer, schedule: None for the recipe's. search: arguments
+    of :class:`espalier.Search` that replace the recipe's."""
+
+    epochs: int
+    batch_size: int
+    samples: int
+    loss: Callable[[Tensor, Tensor], Tensor]
+    cost: str | Cost | Tensor
+    recipe: Recipe
+    optimizer: Optimizer | None = None
+    schedule: Schedule | None = None
+    search: Mapping[str, Any] | None = None
+    settle: float | None = None
+    pad: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("batch_size", 1), ("samples", 2), ("pad", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise BadInput(f"{name} is an integer of at least {least}, not {value!r}")
+        known = {"learning_rate", "adaptive", "ramp", "initial", "margin"}
+        if unknown := set(self.search or {}) - known:
+            raise BadInput(f"search holds some of {sorted(known)}, not {sorted(unknown)}")
+
+    @property
+    def descent(self) -> Optimizer:
+        recipe = self.recipe
+        ready = SGD(recipe.learning_rate, recipe.momentum, recipe.weight_decay, nesterov=recipe.momentum > 0)
+        return self.optimizer or ready
+
+    @property
+    def rates(self) -> Schedule:
+        return self.schedule or Steps(self.recipe.drops)
+
+    def search_arguments(self, space: Space) -> dict[str, Any]:
+        recipe = self.recipe
+        return {
+            "learning_rate": recipe.step_of_theta(space),
+            "initial": recipe.initial,
+            "adaptive": recipe.adaptive,
+            "ramp": recipe.ramp,
+            "samples": self.samples,
+        } | dict(self.search or {})
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able: what two calls are compared by before one goes on with the other's checkpoint."""
+        shown: dict[str, Any] = {
+            name: getattr(self, name) for name in ("epochs", "batch_size", "samples", "settle", "pad")
+        }
+        shown["loss"] = getattr(self.loss, "__qualname__", type(self.loss).__qualname__)
+        shown["cost"] = self.cost if isinstance(self.cost, str) else "given"
+        shown["recipe"] = asdict(self.recipe)
+        for name, part in (("optimizer", self.descent), ("schedule", self.rates)):
+            shown[name] = repr(part)
+        shown["search"] = {k: v.tolist() if isinstance(v, Tensor) else v for k, v in (self.search or {}).items()}
+        return shown

@@ -1,0 +1,112 @@
+"""From a factory to stacked weights and back: R initial models as one set of tensors, one trained model out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from espalier.cost import Cost
+from espalier.gates.attach import attach
+from espalier.space import BadInput, BadType, Space
+from espalier.train.batched.step import Named
+
+Factory = Callable[[], Any]  # an nn.Module, or a gated model
+Norm = nn.modules.batchnorm._BatchNorm
+
+
+class Gated(Protocol):
+    """What a sweep asks of a gated model; see :func:`espalier.attach`."""
+
+    @property
+    def model(self) -> nn.Module: ...
+    @property
+    def space(self) -> Space: ...
+    def call(self, params_and_buffers: Named, mask: Tensor, x: Tensor) -> Tensor: ...
+    def canonical(self, mask: Tensor) -> Tensor: ...
+    def cost(self, kind: str) -> Cost: ...
+    def compact(self, mask: Tensor) -> nn.Module: ...
+
+
+def made(factory: Factory, seed: int) -> Any:
+    """What the factory builds from this seed; torch's own random state stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        found = factory()
+    if isinstance(found, nn.Module) or (hasattr(found, "call") and isinstance(module(found), nn.Module)):
+        return found
+    raise BadType(f"factory() builds a module, or a gated model as espalier.attach gives it, not {found!r}")
+
+
+def module(found: Any) -> nn.Module:
+    return found if isinstance(found, nn.Module) else getattr(found, "model", None)  # type: ignore[return-value]
+
+
+def attached(found: Any, example: Tensor) -> Gated:
+    """A gated model as it is, or gates attached to a module. example: a few inputs as the network reads them."""
+    if not isinstance(found, nn.Module):
+        return found  # type: ignore[no-any-return]
+    first = next(found.parameters(), example)
+    gated: Gated = attach(found, example.to(first))
+    return gated
+
+
+def build(factory: Factory, seed: int, example: Tensor) -> Gated:
+    """A gated model with the initial weights of this seed."""
+    return attached(made(factory, seed), example)
+
+
+def stacked(
+    factory: Factory, seeds: Sequence[int], example: Tensor, device: torch.device
+) -> tuple[Gated, Named, Named]:
+    """A template that computes with any weights, the trained tensors ``(R, ...)`` and the fixed ones, by name.
+
+    The template keeps no running statistics: while training, every mask of every run normalises with its own batch,
+    and what ships is calibrated under its own mask at the end.
+    """
+    each = {seed: made(factory, seed) for seed in dict.fromkeys(seeds)}
+    template = attached(each[seeds[0]], example)
+    strip(template.model)
+    names = dict(template.model.named_parameters())
+    if not any(p.requires_grad for p in names.values()):
+        raise BadInput("the model has no parameter that requires a gradient; there is nothing to train")
+    # A mask is no tensor of a run: the call brings its own.
+    buffers = [n for n, _ in template.model.named_buffers() if not n.rpartition(".")[2].startswith("espalier_")]
+    states = {
+        seed: dict(module(one).named_parameters()) | dict(module(one).named_buffers()) for seed, one in each.items()
+    }
+
+    def stack(name: str) -> Tensor:
+        found = [states[seed].get(name) for seed in seeds]
+        shapes = {None if t is None else tuple(t.shape) for t in found}
+        if len(shapes) > 1 or None in shapes:
+            raise BadInput(f"factory() builds different models: {name} has shapes {sorted(map(str, shapes))}")
+        return torch.stack([t.detach().to(device) for t in found if t is not None])
+
+    params = {name: stack(name) for name, p in names.items() if p.requires_grad}
+    fixed = {name: stack(name) for name in [*(n for n, p in names.items() if not p.requires_grad), *buffers]}
+    template.model.to(device)  # what is not among these tensors is read from the template
+    return template, params, fixed
+
+
+def strip(model: nn.Module) -> None:
+    """Let BatchNorm use batch statistics always; torch writes running ones in place, which no vmap can follow."""
+    for module in model.modules():
+        if isinstance(module, Norm):
+            module.track_running_stats = False
+            for name in ("running_mean", "running_var", "num_batches_tracked"):
+                setattr(module, name, None)
+
+
+def load(gated: Gated, params: Named, run: int) -> None:
+    """Write one run's weights into a model."""
+    names = dict(gated.model.named_parameters())
+    with torch.no_grad():
+        for name, stack in params.items():
+            names[name].copy_(stack[run])
+
+
+def has_norms(model: nn.Module) -> bool:
+    return any(isinstance(module, Norm) for module in model.modules())

@@ -1,0 +1,224 @@
+"""One update of R runs at once: a vmap over runs of the gradient of the mean over (a vmap over) masks of the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from espalier.space import BadInput
+from espalier.train.batched.feed import Feed, Reading
+from espalier.train.batched.masks import Source
+from espalier.train.batched.optimizers import Optimizer
+from espalier.train.batched.schedule import Schedule
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Named = dict[str, Tensor]
+Measured = tuple[Tensor, Tensor]  # losses and numbers of wrong classes
+Call = Callable[..., Tensor]  # gated.call(params_and_buffers, mask, x)
+
+
+@dataclass(frozen=True, eq=False)
+class Stacked:
+    """What R runs carry from update to update; every tensor is changed in place.
+
+    params: name to ``(R, ...)``; fixed: buffers and frozen parameters, likewise; slots: the optimiser's, like params;
+    done: updates so far, a scalar; sums: ``(4, R)`` float64, since they were last read: finite losses, their number,
+    wrong classes, predicted ones; skipped: ``(R)`` int64, updates at which a run's weights stayed because a loss was
+    not finite; broken: ``(R)`` int64, the first update at which none of a run's losses was finite, -1 for never.
+    """
+
+    params: Named
+    fixed: Named
+    slots: list[list[Tensor]]
+    rates: Tensor  # (R): each run's learning rate before the schedule
+    pace: Tensor  # (k, R): what the optimiser's next step takes from its number
+    done: Tensor
+    sums: Tensor
+    skipped: Tensor
+    broken: Tensor
+
+    @classmethod
+    def start(cls, params: Named, fixed: Named, optimizer: Optimizer, rates: Tensor) -> Stacked:
+        runs, device = len(rates), rates.device
+        slots = [[torch.zeros_like(p) for p in params.values()] for _ in range(optimizer.slots)]
+
+        done, skipped = (torch.zeros(shape, dtype=torch.int64, device=device) for shape in ((), (runs,)))
+        sums = torch.zeros(4, runs, dtype=torch.float64, device=device)
+        broken = torch.full((runs,), -1, dtype=torch.int64, device=device)
+        pace = torch.zeros_like(optimizer.pace(rates, done + 1))
+        return cls(params, fixed, slots, rates, pace, done, sums, skipped, broken)
+
+
+class Differential:
+    """The gradient of each run's mean over its finite losses, the losses and the errors ``(R, samples)``. Pure.
+
+    dtype: what the network computes in, where that differs from its parameters' (bfloat16 over float32 masters).
+    """
+
+    def __init__(self, call: Call, loss: Loss, dtype: torch.dtype | None = None) -> None:
+        self.call, self.loss, self.dtype = call, loss, dtype
+
+    def __call__(
+        self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor, *, each: bool
+    ) -> tuple[Named, Measured]:
+        """masks ``(R, samples, d)``, or ``(R, B, d)`` if each example has its own; x ``(R, B, ...)``; y likewise."""
+        measured = self._one_each if each else self._shared
+
+        def mean(params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Measured]:
+            losses, wrong = measured(params, fixed, masks, x, y)
+            finite = losses.isfinite()
+            return torch.where(finite, losses, 0.0).sum() / finite.sum().clamp(min=1), (losses, wrong)
+
+        result: tuple[Named, Measured] = vmap(grad(mean, has_aux=True), randomness="different")(
+            params, fixed, masks, x, y
+        )
+        return result
+
+    def outputs(self, params: Named, fixed: Named, mask: Tensor, x: Tensor) -> Tensor:
+        """One run under one mask ``(d)``."""
+        if self.dtype is not None:
+            params = {name: p.to(self.dtype) for name, p in params.items()}
+            fixed = {name: f.to(self.dtype) if f.is_floating_point() else f for name, f in fixed.items()}
+            x = x.to(self.dtype) if x.is_floating_point() else x
+        out = self.call({**fixed, **params}, mask.to(self.dtype or next(iter(params.values())).dtype), x)
+        return out if self.dtype is None else out.float()
+
+    def measured(self, out: Tensor, y: Tensor) -> Measured:
+        """The loss and the number of wrong classes, 0 where targets are not classes: scalars."""
+        wrong = (out.detach().argmax(1) != y).sum() if classes(y, out.ndim - 1) else y.new_zeros((), dtype=torch.int64)
+        loss = self.loss(out, y)
+        if loss.ndim:
+            raise BadInput(f"the loss is a scalar, the mean over the mini-batch, not of shape {tuple(loss.shape)}")
+        return loss, wrong
+
+    def _shared(self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor) -> Measured:
+        if len(masks) == 1:  # nothing to map over
+            loss, wrong = self.measured(self.outputs(params, fixed, masks[0], x), y)
+            return loss.unsqueeze(0), wrong.unsqueeze(0)
+
+        def under(mask: Tensor) -> Measured:
+            return self.measured(self.outputs(params, fixed, mask, x), y)
+
+        found: Measured = vmap(under, randomness="different")(masks)
+        return found
+
+    def _one_each(self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor) -> Measured:
+        def under(mask: Tensor, x: Tensor) -> Tensor:
+            return self.outputs(params, fixed, mask, x.unsqueeze(0)).squeeze(0)
+
+        loss, wrong = self.measured(vmap(under, randomness="different")(masks, x), y)
+        return loss.unsqueeze(0), wrong.unsqueeze(0)
+
+
+def classes(targets: Tensor, dims: int = 1) -> bool:
+    """Whether targets are classes, one for each of so many dimensions."""
+    return not targets.is_floating_point() and targets.dtype != torch.bool and targets.ndim == dims
+
+
+class Step:
+    """One update of all runs, in place. Call it eagerly, or compile it: there is one body for both."""
+
+    def __init__(
+        self,
+        state: Stacked,
+        differential: Differential,
+        optimizer: Optimizer,
+        schedule: Schedule,
+        total: int,
+        feed: Feed,
+    ) -> None:
+        self.state, self.differential, self.feed = state, differential, feed
+        self.optimizer, self.schedule, self.total = optimizer, schedule, total
+        self.set_pace()
+
+    def __call__(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
+        """Without a look at any value: a run with a loss that is not finite leaves its weights alone."""
+        masks, x, y = source.masks(noise), *self.feed.batch(reading)
+        grads, (losses, wrong) = self._gradients(source, masks, x, y)
+        self._apply(source, noise, masks, grads, losses, losses.isfinite().all(-1))
+        self._count(losses, wrong, y)
+
+    def exactly(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
+        """The same with a look at the losses (so on a CPU): masks without a finite loss are left out of the mean.
+
+        Their share cannot be taken out of a gradient that was summed over masks: 0 times infinity is not 0. It is
+        computed anew, one mask at a time, for the runs it happens in.
+        """
+        masks, x, y = source.masks(noise), *self.feed.batch(reading)
+        grads, (losses, wrong) = self._gradients(source, masks, x, y)
+        finite, ok = losses.isfinite(), None
+        if not bool(finite.all()):
+            ok = finite.any(-1)
+            for run in (ok & ~finite.all(-1)).nonzero().flatten().tolist():
+                self._recompute(grads, run, masks[run, finite[run]], x[run], y[run])
+        self._apply(source, noise, masks, grads, losses, ok)
+        self._count(losses, wrong, y)
+
+    def _gradients(self, source: Source, masks: Tensor, x: Tensor, y: Tensor) -> tuple[Named, Measured]:
+        state = self.state
+        grads, measured = self.differential(state.params, state.fixed, masks, x, y, each=source.masks_each)
+        # A parameter that no run reads has one zero for all runs; the optimiser writes where the gradient is.
+        return {name: g.clone() if 0 in g.stride() else g for name, g in grads.items()}, measured
+
+    def _recompute(self, grads: Named, run: int, masks: Tensor, x: Tensor, y: Tensor) -> None:
+        here = slice(run, run + 1)
+        params = {name: p[here] for name, p in self.state.params.items()}
+        fixed = {name: f[here] for name, f in self.state.fixed.items()}
+        alone = [self.differential(params, fixed, m[None, None], x[None], y[None], each=False)[0] for m in masks]
+        for name, gradient in grads.items():
+            gradient[here] = torch.stack([g[name] for g in alone]).mean(0)
+
+    def _apply(
+        self,
+        source: Source,
+        noise: tuple[Tensor, ...],
+        masks: Tensor,
+        grads: Named,
+        losses: Tensor,
+        ok: Tensor | None,
+    ) -> None:
+        state = self.state
+        params = list(state.params.values())
+        self.optimizer.move(params, [grads[name] for name in state.params], state.slots, state.pace, ok)
+        source.learn(masks, losses.to(torch.float32) if losses.dtype == torch.bfloat16 else losses, noise)
+        if ok is not None:
+            broken = (state.broken < 0) & ~losses.isfinite().any(-1)
+            state.broken.copy_(torch.where(broken, state.done + 1, state.broken))
+            state.skipped.add_(~ok)
+        state.done.add_(1)
+        self.set_pace()
+
+    def set_pace(self) -> None:
+        """For the next update. Kept as a tensor: a compiler would compute it anew for every single weight."""
+        state = self.state
+        lr = state.rates * self.schedule.factor(state.done, self.total)
+        state.pace.copy_(self.optimizer.pace(lr, state.done + 1))
+
+    def _count(self, losses: Tensor, wrong: Tensor, y: Tensor) -> None:
+        finite = losses.isfinite()
+        predicted = y[0].numel() * losses.shape[-1]
+        sums = torch.where(finite, losses, 0.0).sum(-1), finite.sum(-1), wrong.sum(-1)
+        self.state.sums[:3] += torch.stack([part.to(torch.float64) for part in sums])
+        self.state.sums[3] += predicted
+
+
+def compiled(
+    step: Step, options: Mapping[str, Any] | None = None, backend: str | Callable[..., Any] = "inductor"
+) -> Callable[..., Any]:
+    """The one compile site: the whole update, theta and weights included, as one graph of fixed shapes.
+
+    options: of torch's inductor, by name.
+    """
+
+    def update(source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
+        step(source, reading, noise)
+
+    # What is compiled is kept with the code object, up to a limit of eight: every batch brings one of its own.
+    own = FunctionType(update.__code__.replace(), update.__globals__, "update", None, update.__closure__)
+    return torch.compile(own, fullgraph=True, dynamic=False, backend=backend, options=dict(options or {}) or None)

@@ -1,0 +1,128 @@
+"""espalier.sweep: many runs of one model as one batch, each with its own seed and its own penalty, target or mask."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from espalier.cost import Cost
+from espalier.data import Dataset
+from espalier.train import presets, progress
+from espalier.train.batched import runs as run_list
+from espalier.train.batched import schedule as schedules
+from espalier.train.batched.batch import Compute
+from espalier.train.batched.feed import Pair, check_pair
+from espalier.train.batched.finish import results
+from espalier.train.batched.group import Group
+from espalier.train.batched.losses import cross_entropy
+from espalier.train.batched.optimizers import Optimizer
+from espalier.train.batched.plan import Plan
+from espalier.train.batched.record import Records
+from espalier.train.batched.result import SweepResult
+from espalier.train.batched.runs import Run
+from espalier.train.batched.schedule import Schedule
+from espalier.train.batched.stack import Factory
+from espalier.train.loop import OutOfMemory
+from espalier.train.presets import Recipe
+from espalier.train.stop import Stop
+
+
+def sweep(
+    factory: Factory,
+    data: Dataset | Pair,
+    *,
+    targets: Sequence[float] | None = None,
+    penalties: Sequence[float] | None = None,
+    masks: Sequence[Tensor] | Tensor | None = None,
+    dropouts: Sequence[float] | None = None,
+    runs: Sequence[Run] | None = None,
+    seeds: Sequence[int] = (0,),
+    epochs: int,
+    batch_size: int = 64,
+    samples: int = 2,
+    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
+    cost: str | Cost | Tensor = "weights",
+    optimizer: Optimizer | None = None,
+    schedule: str | Schedule | None = None,
+    search: Mapping[str, Any] | None = None,
+    settle: float | None = None,
+    preset: str | Recipe | None = None,
+    pad: int = 0,
+    validation: Pair | None = None,
+    compute: Compute | None = None,
+    at_once: int | None = None,
+    device: str | torch.device | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    time_limit: float | None = None,
+    quiet: bool = False,
+) -> list[SweepResult]:
+    """Train every penalty (or target, mask, dropout rate) with every seed, all at once; one result each, in that order.
+
+    factory: builds the model, from torch's random state; runs of equal seed start from equal weights and read the data
+        in equal order. runs: instead of settings times seeds, any list of :class:`Run`.
+    data: (inputs, targets) tensors, or a Dataset, whose test part is then the validation. They stay on the device as
+        they are: uint8 inputs are divided by 255 there, and with ``pad`` images are cropped and mirrored at random.
+    batch_size: what each of the ``samples`` masks of an update reads. Where there is nothing to compare (given masks,
+        or after settling) an update reads samples times as many distinct examples under the one mask.
+    optimizer: settings such as ``SGD(lr=0.1)``, ``Adam()``, ``AdamW()``; schedule: "steps" (a tenth at 1/2 and at 3/4),
+        "cosine", "constant", or one of their classes. search: arguments of :class:`espalier.Search` (learning_rate,
+        adaptive, ramp, initial, margin). What is not given comes from the preset.
+    settle: the share of the run, at its end, that trains under the structure found.
+    compute: precision, compilation, determinism. at_once: the most runs in one batch; a batch has to fit in memory.
+    checkpoint: a folder; the same call goes on where the last one stopped, by a kill or after ``time_limit`` seconds.
+        Every run has its own run directory in it.
+    """
+    plan = Plan(
+        epochs=epochs,
+        batch_size=batch_size,
+        samples=samples,
+        loss=loss,
+        cost=cost,
+        recipe=presets.read(preset),
+        optimizer=optimizer,
+        schedule=None if schedule is None else schedules.read(schedule),
+        search=search,
+        settle=settle,
+        pad=pad,
+    )
+    if validation is not None:
+        validation = check_pair(validation, "validation")
+    elif isinstance(data, Dataset):
+        validation = data.test
+    found = run_list.listed(runs, seeds, penalties, targets, masks, dropouts)
+    place = torch.device(device) if device is not None else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    stop, shown = Stop(time_limit), progress.choose(quiet)
+    finished: dict[int, SweepResult] = {}
+    for number, where in enumerate(run_list.batches(found, at_once)):
+        folder = None if checkpoint is None else Path(checkpoint) / f"batch-{number:03d}"
+        try:
+            group = Group(
+                factory, data, validation, [found[i] for i in where], plan, place, compute or Compute(), folder
+            )
+            records = None if checkpoint is None else Records(Path(checkpoint), where, group)
+            with stop.on_interrupt() if checkpoint is not None else nullcontext():
+                for rows in group.train(stop, shown):
+                    shown.epoch(f"{len(rows)} runs, epoch {rows[0]['epoch']}")
+                    if records is not None:
+                        records.epoch(rows)
+            if stop.interrupted:
+                shown.say(f"stopped after update {group.batch.done}; the same call goes on from {checkpoint}")
+                raise KeyboardInterrupt
+            made = results(group, validation)
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(
+                f"{len(where)} runs at once do not fit into the memory of {place}; give "
+                f"at_once={max(len(where) // 2, 1)}, or a smaller batch_size"
+            ) from error
+        finally:
+            shown.stop()
+        if records is not None:
+            records.finish(made)
+        finished.update(zip(where, made, strict=True))
+    return [finished[i] for i in range(len(found))]

@@ -1,0 +1,261 @@
+"""``espalier.fit``: train a network and shape it in the same loop, from the arguments to the compact model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from espalier.cost import Cost
+from espalier.gates.attach import attach
+from espalier.search import Search
+from espalier.search.arguments import whole
+from espalier.space import BadInput, BadType, Diverged
+from espalier.train import chance, feed, loop, nested, presets, progress, score, statistics
+from espalier.train.checkpoint import Checkpoint
+from espalier.train.optimizer import StructureOptimizer, check_parameters
+from espalier.train.presets import OptimizerFactory, Recipe, SchedulerFactory
+from espalier.train.record import Record
+from espalier.train.result import Result
+from espalier.train.score import Loss
+from espalier.train.step import Gated
+from espalier.train.stop import Stop
+
+
+def fit(
+    model: nn.Module | Gated,
+    data: Any,
+    *,
+    loss: Loss,
+    epochs: int,
+    cost: str | Cost | Tensor | Sequence[float] = "weights",
+    penalty: float | None = None,
+    target: float | None = None,
+    batch_size: int = 64,
+    samples: int = 2,
+    optimizer: OptimizerFactory | None = None,
+    scheduler: SchedulerFactory | None = None,
+    settle: float | None = None,
+    preset: str | Recipe | None = None,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    validation: Any = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    time_limit: float | None = None,
+    quiet: bool = False,
+) -> Result:
+    """Train the module in place, shape it on the way, and return the compact model that comes out.
+
+    model: a module, to which gates are attached, or what :func:`espalier.attach` gave. New or already trained.
+    data: ``(inputs, targets)`` with examples first, a :class:`espalier.data.Dataset` (its training part), or an
+        iterable of such pairs that can be gone through again, as a DataLoader can. Inputs may be a tensor, a tuple
+        (positional arguments) or a dict (keyword arguments).
+    loss: ``loss(outputs, targets)`` gives a scalar, the mean over the mini-batch.
+    cost: "weights", "macs", "units", "parameters", or a cost of one's own over the gates.
+    penalty: how strongly cost counts; target: the share of the full cost to end at. One of them, or neither.
+    samples: masks per update; they share one mini-batch. Once settled an update reads samples times as many examples.
+    optimizer: called with the parameters, gives a torch optimiser; default SGD with Nesterov momentum.
+    scheduler: called with that optimiser, gives a torch scheduler, which is stepped after every epoch. Default: the
+        preset's steps, where the optimizer is the default too; else none.
+    settle: the share of the run, at its end, in which the structure is fixed.
+    preset: "paper", "finetune", a :class:`espalier.train.Recipe`, or None for the default recipe.
+    seed: of the masks, of the order of the examples, and of everything random inside the call.
+    validation: data as above; evaluated after every epoch under the mask that would ship.
+    checkpoint: the folder of the run. The same call goes on where it was stopped, killed, or out of time.
+    time_limit: seconds after which this call stops, with a checkpoint.
+    """
+    stop = Stop(time_limit)
+    seed = whole(seed, "seed", 0)
+    feeding = feed.read(data, whole(batch_size, "batch_size", 1), seed)
+    recipe = presets.read(preset)
+    horizon = whole(epochs, "epochs", 1) * feeding.updates
+    settle_at = presets.settle_update(settle, recipe, horizon, target)
+    module, where = _place(model, device)
+    inner = _optimizer(optimizer or recipe.optimizer, module)
+    with _attached(model, module, feeding, where) as gated, chance.seeded(seed, where):
+        search = Search(
+            gated.space,
+            cost=gated.cost(cost) if isinstance(cost, str) else cost,
+            penalty=penalty,
+            target=target,
+            horizon=None if target is None else horizon,
+            samples=samples,
+            learning_rate=recipe.step_of_theta(gated.space),
+            initial=recipe.initial,
+            adaptive=recipe.adaptive,
+            ramp=recipe.ramp,
+            seed=seed,
+            device=where,
+        )
+        settings = {
+            **_settings(module, gated, feeding, inner, search),
+            "loss": getattr(loss, "__qualname__", type(loss).__qualname__),
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "cost": cost if isinstance(cost, str) else "given",
+            "penalty": penalty,
+            "target": target,
+            "settle_at": settle_at,
+            "recipe": asdict(recipe),
+            "seed": seed,
+            "device": where.type,
+        }
+        steps = scheduler(inner) if scheduler is not None else None
+        if scheduler is None and optimizer is None:
+            steps = recipe.scheduler(inner, horizon)
+        settings["scheduler"] = None if steps is None else type(steps).__name__
+        run = loop.Run(
+            StructureOptimizer(inner, search, gated),
+            feeding,
+            loss,
+            horizon=horizon,
+            settle_at=settle_at,
+            scheduler=steps,
+            per_update=scheduler is None,
+            validation=None if validation is None else _validation(validation, batch_size),
+            device=where,
+        )
+        result = _carry_out(run, settings, checkpoint, stop, progress.choose(quiet))
+    return result if model is not module else replace(result, gated=None)
+
+
+def _carry_out(
+    run: loop.Run, settings: dict[str, Any], folder: str | os.PathLike[str] | None, stop: Stop, shown: progress.Progress
+) -> Result:
+    """From where the folder's checkpoint stands to the end, or as far as time allows."""
+    store = None if folder is None else Checkpoint(folder, settings)
+    record = None if folder is None else Record(folder)
+    again = "" if folder is None else f"; the same call goes on from {folder}"
+    state = None if store is None else store.load()
+    if state is not None:
+        run.load_state_dict(state)
+        if run.update < run.horizon:
+            shown.say(f"going on after update {run.update} of {run.horizon}")
+    if record is not None and run.update == run.horizon and record.complete():
+        record = None
+    if record is not None:
+        record.start(settings, run.device, run.history)
+    module = run.gated.model
+    modes = [(part, part.training) for part in module.modules()]
+    module.train()
+    shown.start(run.update, run.horizon)
+    try:
+        with stop.on_interrupt() if store is not None else nullcontext():
+            finished = loop.train(run, store, record, stop, shown)
+    except Diverged as error:
+        raise error if folder is None else Diverged(f"{error}. What was saved in {folder} is intact") from None
+    finally:
+        shown.stop()
+        for part, training in modes:
+            part.training = training
+    if stop.interrupted:
+        shown.say(f"interrupted after update {run.update} of {run.horizon}{again}")
+        raise KeyboardInterrupt
+    result = finish(run, finished)
+    if record is not None:
+        record.finish(result.summary(), run.theta)
+    shown.say(str(result))
+    if not finished:
+        if folder is not None and not run.feed.exact and run.update % run.feed.updates:
+            again += ", at the start of the epoch it was in: somebody else's loader cannot be entered in the middle"
+        shown.say(f"stopped by its time limit after update {run.update} of {run.horizon}{again}")
+    return result
+
+
+def finish(run: loop.Run, finished: bool) -> Result:
+    """Select, recalibrate, cut, evaluate. The state of the run, which a checkpoint holds, is not changed by it,
+    but for the running statistics of BatchNorm, which are those of the mask that ships from here on."""
+    gated, search = run.gated, run.search
+    selected = search.select()
+    mask = gated.canonical(selected)
+    statistics.recalibrate(gated, mask, run.feed)
+    model = gated.compact(mask).eval()
+    found = None if run.validation is None else score.evaluate(model, run.validation, loss=run.loss)
+    return Result(
+        model=model,
+        mask=mask,
+        theta=search.theta.clone(),
+        history=list(run.history),
+        finished=finished,
+        target=None if search.target is None else float(search.target),
+        share_before=float(search.cost(search.mode()) / search.full_cost),
+        share_after=float(search.cost(selected) / search.full_cost),
+        shares=run.shares(mask),
+        validation=found,
+        updates=run.update,
+        seconds=run.seconds,
+        gated=gated,
+        search=search,
+    )
+
+
+def _place(model: object, device: str | torch.device | None) -> tuple[nn.Module, torch.device]:
+    """The module that is trained, on its device."""
+    module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    if not isinstance(module, nn.Module):
+        raise BadType(f"model is a torch module or what espalier.attach gave, not {type(model).__name__}")
+    first = next(module.parameters(), None)
+    if first is None:
+        raise BadInput("the model has no parameters, so there is nothing to train")
+    if device is not None:
+        module.to(device)
+        first = next(module.parameters())
+    return module, first.device
+
+
+@contextmanager
+def _attached(model: object, module: nn.Module, feeding: feed.Feed, device: torch.device) -> Iterator[Gated]:
+    """The gates that were given; else gates of our own, taken off again afterwards."""
+    if model is not module:
+        yield model  # type: ignore[misc]
+        return
+    # Gates are tried out on the example; what is wrong with the data is for the first update to say.
+    gated = attach(module, nested.each(lambda t: torch.where(t.isfinite(), t, 0).to(device), feeding.example()))
+    try:
+        yield gated
+    finally:
+        gated.detach()
+
+
+def _optimizer(factory: OptimizerFactory, module: nn.Module) -> torch.optim.Optimizer:
+    if isinstance(factory, torch.optim.Optimizer) or not callable(factory):
+        raise BadType(
+            f"optimizer is a function that is given the parameters, such as lambda p: torch.optim.AdamW(p, lr=1e-3), "
+            f"not {type(factory).__name__}"
+        )
+    inner = factory([parameter for parameter in module.parameters() if parameter.requires_grad])
+    if not isinstance(inner, torch.optim.Optimizer):
+        raise BadType(f"the optimizer function gives a torch.optim.Optimizer, not {type(inner).__name__}")
+    check_parameters(inner, module)
+    return inner
+
+
+def _validation(data: object, batch_size: int) -> feed.Feed:
+    examples = len(data[1]) if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor) else None
+    return feed.read(data, batch_size if examples is None else max(min(batch_size, examples), 1), 0)
+
+
+def _settings(
+    module: nn.Module, gated: Gated, feeding: feed.Feed, optimizer: torch.optim.Optimizer, search: Search
+) -> dict[str, Any]:
+    """What the run is of, in a form that two calls can be compared by."""
+    shapes = [[name, str(value.dtype), *value.shape] for name, value in module.state_dict().items()]
+    numbers = [
+        {key: float(value) if isinstance(value, Tensor) else value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+    return {
+        "model": f"{type(module).__qualname__} {hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]}",
+        "space": gated.space.to_json(),
+        "data": feeding.describe(),
+        "full_cost": float(search.full_cost),
+        "samples": search.samples,
+        "optimizer": json.loads(json.dumps({type(optimizer).__name__: numbers}, default=repr)),
+    }

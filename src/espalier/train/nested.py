@@ -1,0 +1,65 @@
+"""Inputs and targets of any form: a tensor, or tuples, lists and dicts of tensors, all with examples first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from espalier.space import BadInput, BadType
+
+Nested = Any  # a tensor, or tuples, lists and dicts of Nested
+
+
+def each(function: Callable[[Tensor], Tensor], value: Nested) -> Nested:
+    """The same form with the function applied to every tensor."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: each(function, item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(each(function, item) for item in value)
+    raise BadType(f"inputs and targets are tensors, or tuples and dicts of them, not {type(value).__name__}")
+
+
+def tensors(value: Nested) -> list[Tensor]:
+    """The tensors in it, in order."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    each(note, value)
+    return found
+
+
+def count(value: Nested, name: str) -> int:
+    """The number of examples, which all its tensors share."""
+    sizes = {len(tensor) if tensor.ndim else 0 for tensor in tensors(value)}
+    if len(sizes) != 1:
+        raise BadInput(f"{name} hold different numbers of examples: {sorted(sizes)}")
+    return sizes.pop()
+
+
+def join(values: Sequence[Nested]) -> Nested:
+    """Several batches of one form as one."""
+    first = values[0]
+    if len(values) == 1:
+        return first
+    if isinstance(first, Tensor):
+        return torch.cat(list(values))
+    if isinstance(first, dict):
+        return {key: join([value[key] for value in values]) for key in first}
+    return type(first)(join(items) for items in zip(*values, strict=True))
+
+
+def call(model: nn.Module, inputs: Nested) -> Any:
+    """A tensor is the model's only argument, a tuple or list its positional ones, a dict its keyword ones."""
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    if isinstance(inputs, (tuple, list)):
+        return model(*inputs)
+    return model(inputs)

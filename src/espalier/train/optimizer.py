@@ -1,0 +1,111 @@
+"""A torch optimiser that shapes the network while it trains it: for loops of one's own."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from espalier.search import Search
+from espalier.space import BadInput, BadType, Diverged
+from espalier.train.step import Gated, mean_gradient
+
+
+class StructureOptimizer(torch.optim.Optimizer):
+    """Wraps any torch optimiser: ``step(closure)`` is one update of the weights and of theta.
+
+    The closure is called once for each mask, with the model masked; it computes the loss, goes backwards and returns
+    it, and it may zero gradients. All calls of one step must see the same mini-batch. The weights then take one step
+    of the inner optimiser on the mean gradient, theta one step of the search. Once the search is settled there is one
+    mask and the closure is called once: give it ``search.samples`` times as many examples for the same work.
+
+    Parameter groups and state are those of the inner optimiser, so learning rate schedulers work on either. To clip
+    the mean gradient use ``optimizer.register_step_pre_hook`` of the inner one: it runs just before the weights move.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, search: Search, gated: Gated) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise BadType(f"optimizer is a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise BadInput(
+                "LBFGS calls the closure by itself, as often as it likes; use SGD, Adam or another first-order one"
+            )
+        if search.batch:
+            raise BadInput(f"this search holds a batch of runs {search.batch}; one optimiser trains one run")
+        if search.space != gated.space:
+            raise BadInput(f"the search is over {search.space!r}, the gated model's space is {gated.space!r}")
+        check_parameters(optimizer, gated.model)
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self.inner, self.search, self.gated = optimizer, search, gated
+        self._share()
+
+    def _share(self) -> None:
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    def step(self, closure: Callable[[], Tensor | float] | None = None) -> Tensor:  # type: ignore[override]
+        """One update. Returns the mean loss over the masks whose loss is finite, a scalar tensor."""
+        if closure is None:
+            raise BadInput("step needs a closure that computes the loss, goes backwards and returns it: step(closure)")
+        masks = self.search.ask()
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        masked = masks[:1] if self.search.settled else masks
+        losses, finite = mean_gradient(self.gated, masked, parameters, closure)
+        if not finite:
+            with contextlib.suppress(Diverged):  # a search on the CPU says so at once; here the update is named
+                self.search.tell(masks, losses.expand(len(masks)))
+            raise Diverged(
+                f"every loss was infinite or not a number ({losses.tolist()}) after {int(self.search.updates)} good "
+                "updates of theta; weights and theta were left as they were. Lower the learning rate of the weights, "
+                "or look at the data"
+            )
+        if not self.search.settled:
+            self.search.tell(masks, losses)
+        self.inner.step()
+        # Inside an autocast region torch keeps the weights it has cast; they have just changed.
+        torch.clear_autocast_cache()
+        return losses.new_tensor(math.fsum(finite) / len(finite))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"inner": self.inner.state_dict(), "search": self.search.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict.keys() != {"inner", "search"}:
+            raise BadInput(f"the state of a StructureOptimizer holds inner and search, not {sorted(state_dict)}")
+        self.search.load_state_dict(state_dict["search"])
+        self.inner.load_state_dict(state_dict["inner"])
+        self._share()  # the inner one has made itself new groups
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if not hasattr(self, "inner"):  # while torch builds this object from the inner groups
+            super().add_param_group(param_group)
+            return
+        self.inner.add_param_group(param_group)
+        try:
+            check_parameters(self.inner, self.gated.model)
+        except BadInput:
+            self.inner.param_groups.pop()
+            raise
+
+    def __repr__(self) -> str:
+        return f"StructureOptimizer({self.inner!r}, d={self.search.space.d})"
+
+
+def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
+    """Refuse an optimiser that trains something else than this model's parameters."""
+    known = {id(parameter) for parameter in model.parameters()}
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not held:
+        raise BadInput("the optimizer holds no parameters")
+    other = [tuple(parameter.shape) for parameter in held if id(parameter) not in known]
+    if other:
+        raise BadInput(
+            f"the optimizer holds {len(other)} of {len(held)} parameters that are not the model's, the first of shape "
+            f"{other[0]}; build it from the parameters of the model that is trained (after it was moved or rebuilt)"
+        )

@@ -1,0 +1,157 @@
+"""What a person sees of a run: how far it is, how well it goes, how long it will take."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Protocol, TextIO
+
+
+class Progress(Protocol):
+    """Told of every update and epoch; says what it wants."""
+
+    def start(self, done: int, total: int) -> None: ...
+    def update(self, done: int) -> None: ...
+    def epoch(self, text: str) -> None: ...
+    def say(self, text: str) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Silent:
+    """Says nothing."""
+
+    def start(self, done: int, total: int) -> None:
+        pass
+
+    def update(self, done: int) -> None:
+        pass
+
+    def epoch(self, text: str) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+class Lines:
+    """Plain lines for logs: the first epoch's, the last's, and between them one about every ``every`` seconds; where
+    epochs are long, also inside them. Runs of hours get them less often."""
+
+    def __init__(self, stream: TextIO, every: float = 10.0) -> None:
+        self.stream, self.every = stream, every
+        self.clock = Clock()
+        self.shown, self.text = 0.0, ""
+
+    def start(self, done: int, total: int) -> None:
+        self.clock.start(done, total)
+        self.shown = self.clock.began
+
+    def update(self, done: int) -> None:
+        self.clock.done = done
+        if self._due():
+            self._show(self.text or f"update {done}")
+
+    def epoch(self, text: str) -> None:
+        first, self.text = not self.text, text
+        if first or self._due() or self.clock.done == self.clock.total:
+            self._show(text)
+
+    def _due(self) -> bool:
+        now = time.monotonic()
+        return now - self.shown >= max(self.every, (now - self.clock.began) / 50)
+
+    def _show(self, text: str) -> None:
+        self.shown = time.monotonic()
+        self.say(f"{self.clock.done / self.clock.total:4.0%}  {text}  {span(self.clock.left())} left")
+
+    def say(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+
+    def stop(self) -> None:
+        pass
+
+
+class Bar:
+    """A bar on a terminal, by rich."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+
+        self.bar = RichProgress(
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[left]} left"),
+            TextColumn("{task.fields[text]}", markup=False),
+            console=Console(stderr=True),
+            refresh_per_second=4,
+        )
+        self.clock = Clock()
+        self.drawn = 0.0
+        self.task: Any = None
+
+    def start(self, done: int, total: int) -> None:
+        self.clock.start(done, total)
+        self.task = self.bar.add_task("", total=total, completed=done, text="", left="?")
+        self.bar.start()
+
+    def update(self, done: int) -> None:
+        self.clock.done = done
+        now = time.monotonic()
+        if now - self.drawn > 0.1:  # updates may take microseconds
+            self.drawn = now
+            self.bar.update(self.task, completed=done, left=span(self.clock.left()))
+
+    def epoch(self, text: str) -> None:
+        self.bar.update(self.task, completed=self.clock.done, text=text, left=span(self.clock.left()))
+
+    def say(self, text: str) -> None:
+        self.bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def stop(self) -> None:
+        self.bar.stop()
+
+
+class Clock:
+    """The time left, from the updates done since the start of this call."""
+
+    def start(self, done: int, total: int) -> None:
+        self.done = self.first = done
+        self.total, self.began = total, time.monotonic()
+
+    def left(self) -> float | None:
+        """Seconds; None before the first update."""
+        done = self.done - self.first
+        return (time.monotonic() - self.began) / done * (self.total - self.done) if done else None
+
+
+def span(seconds: float | None) -> str:
+    """A time as a person says it.
+
+    >>> span(None), span(4.2), span(200), span(8000)
+    ('?', '4 s', '3 min 20 s', '2 h 13 min')
+    """
+    if seconds is None:
+        return "?"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def choose(quiet: bool) -> Progress:
+    """Silent, a bar on a terminal where rich is installed, or plain lines."""
+    if quiet:
+        return Silent()
+    if sys.stderr.isatty():
+        try:
+            return Bar()
+        except ImportError:
+            pass
+    return Lines(sys.stderr)

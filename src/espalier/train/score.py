@@ -1,0 +1,137 @@
+"""How good a network is: under the structure that ships, and averaged over structures drawn from theta."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from espalier.search.distribution import Distribution
+from espalier.space import BadInput
+from espalier.train import feed as feeds
+from espalier.train import nested
+from espalier.train.feed import Batch, Batches, Tensors
+from espalier.train.step import Gated, scalar
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Score:
+    """loss: the mean over the examples. error: the share of wrong classes; None where targets are not classes."""
+
+    loss: float
+    error: float | None
+    examples: int
+
+
+def evaluate(model: nn.Module, data: object, *, loss: Loss, batch_size: int = 512) -> Score:
+    """The score of a model as it is, in eval mode; data as for :func:`espalier.fit`, each example once."""
+    return _score(model, _batches(data, batch_size), loss, lambda inputs: nested.call(model, inputs))
+
+
+def deterministic(gated: Gated, mask: Tensor, data: object, *, loss: Loss, batch_size: int = 512) -> Score:
+    """The score under one mask ``(d)``, made canonical: with ``search.select()``, that of what ships."""
+    with gated.masked(gated.canonical(mask)):
+        return evaluate(gated.model, data, loss=loss, batch_size=batch_size)
+
+
+def stochastic(
+    gated: Gated,
+    theta: Tensor,
+    data: object,
+    *,
+    loss: Loss,
+    structures: int = 16,
+    seed: int = 0,
+    batch_size: int = 512,
+) -> Score:
+    """The score of the averaged predictions of structures drawn from theta ``(d)``, the same ones for all examples.
+
+    For classes the probabilities are averaged, else the outputs. BatchNorm reads its running statistics, which training
+    has averaged over the structures it drew.
+    """
+    if structures < 1:
+        raise BadInput(f"structures is at least 1, not {structures}")
+    generator = torch.Generator(theta.device).manual_seed(seed)
+    noise = torch.rand(structures, gated.space.n, dtype=torch.float64, device=theta.device, generator=generator)
+    masks = Distribution(gated.space, 0.0, theta.device).draw(theta.detach(), noise)  # (structures, d)
+
+    def predict(inputs: Any) -> Tensor:
+        total: Tensor | None = None
+        for mask in masks:
+            with gated.masked(mask):  # as it was drawn, which is how the weights were trained
+                outputs = nested.call(gated.model, inputs)
+            part = outputs.softmax(1) if classes else outputs
+            total = part if total is None else total + part
+        assert total is not None
+        return (total / structures).log() if classes else total / structures
+
+    batches = list(_batches(data, batch_size))
+    with torch.no_grad(), evaluating(gated.model):
+        inputs, targets = _on(gated.model, batches[0])
+        classes = wrong(nested.call(gated.model, inputs), targets) is not None
+    return _score(gated.model, batches, loss, predict)
+
+
+def wrong(outputs: object, targets: object) -> tuple[Tensor, Tensor] | None:
+    """How many predicted classes are wrong, and of how many; None where the targets are not classes.
+
+    outputs: ``(n, classes, ...)``, targets: ``(n, ...)`` integers; negative ones are not predicted.
+    """
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return None
+    if targets.is_floating_point() or targets.dtype == torch.bool or outputs.ndim != targets.ndim + 1:
+        return None
+    counted = targets >= 0
+    return ((outputs.detach().argmax(1) != targets) & counted).sum(), counted.sum()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode; afterwards every module is in the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _score(model: nn.Module, batches: Iterable[Batch], loss: Loss, predict: Callable[[Any], Any]) -> Score:
+    total, examples = torch.zeros((), dtype=torch.float64), 0
+    missed, predictions = 0, 0
+    with torch.no_grad(), evaluating(model):
+        for batch in batches:
+            inputs, targets = _on(model, batch)
+            outputs = predict(inputs)
+            size = nested.count(inputs, "the inputs")
+            total += scalar(loss(outputs, targets)).cpu().double() * size
+            examples += size
+            counts = wrong(outputs, targets)
+            if counts is not None:
+                missed += int(counts[0])
+                predictions += int(counts[1])
+    if not examples:
+        raise BadInput("the data are empty: there is nothing to evaluate on")
+    return Score(float(total) / examples, missed / predictions if predictions else None, examples)
+
+
+def _on(model: nn.Module, batch: Batch) -> Batch:
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    inputs, targets = nested.each(lambda t: t.to(device, non_blocking=True), batch)
+    return inputs, targets
+
+
+def _batches(data: object, batch_size: int) -> Iterator[Batch]:
+    if isinstance(data, (Tensors, Batches)):
+        return data.once()
+    # A batch that is larger than the data is no mistake here.
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor):
+        batch_size = max(min(batch_size, len(data[1])), 1)
+    return feeds.read(data, batch_size, 0).once()

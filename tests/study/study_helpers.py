@@ -1,0 +1,48 @@
+"""A study small enough for a test: digits, narrow layers, a few dozen updates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from espalier.study.spec import Settings
+from espalier.study.unit_selection import Study
+from espalier.train.progress import Silent
+from espalier.train.stop import Stop
+
+SMALL: dict[str, Any] = {
+    "dataset": "digits", "hidden": (12, 10, 8), "epochs": 2, "trials": 2, "penalties": (0.25, 0.0, -0.5),
+    "sizes": (0.5, 1.0), "points": 4, "learning_rate": 0.05, "theta_rate": 0.05,
+}  # fmt: skip
+
+
+class StopAfter(Stop):
+    """Stops at the n-th look at the clock."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self.looks = looks
+
+    def now(self, spare: float = 0.0) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
+def study(out: Path, **changes: Any) -> Study:
+    return Study(Settings(**(SMALL | changes)), out, device="cpu", commit="abc", command="espalier paper")
+
+
+def run(out: Path, stop: Stop | None = None, **changes: Any) -> bool:
+    return study(out, **changes).run(stop or Stop(), Silent())
+
+
+def stories(out: Path) -> dict[str, dict[str, Any]]:
+    """Every run file by its place in the folder, without what differs between two runs of the same thing."""
+    found = {}
+    for path in sorted(out.glob("runs/**/*.json")):
+        story = json.loads(path.read_text())
+        found[str(path.relative_to(out))] = {
+            k: v for k, v in story.items() if k not in ("seconds", "calls", "finished")
+        }
+    return found

@@ -1,0 +1,163 @@
+"""Studies run, stop, go on and are recorded: the resumed one equals the uninterrupted one."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+import torch
+from study_helpers import SMALL, StopAfter, run, stories, study
+
+from espalier.data import load
+from espalier.space import BadInput, Corrupt
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole")
+    assert run(out)
+    return out
+
+
+def test_every_run_has_its_file_and_its_story(whole):
+    found = stories(whole)
+    assert len(found) == 3 * 2 + 2 * 2 + 2
+    for name, story in found.items():
+        result = story["result"]
+        assert story["study"] == "unit-selection"
+        assert result["updates"] == 84
+        assert [row["update"] for row in story["curve"]] == [21, 42, 63, 84]
+        assert result["test_error"] == story["curve"][-1]["test_error"]  # of the last update, not the best seen
+        assert 0 <= result["test_error"] <= 1
+        units, mask = result["units"], bin(int("1" + result["mask"], 16))[3:33]
+        assert [mask[:12].count("1"), mask[12:22].count("1"), mask[22:].count("1")] == units
+        assert result["unit_share"] == pytest.approx(sum(units) / 30)
+        weights = [64, *units, 10]
+        share = sum(a * b for a, b in pairwise(weights)) / (64 * 12 + 12 * 10 + 10 * 8 + 80)
+        assert result["weight_share"] == pytest.approx(share)
+        assert story["commit"] == "abc"
+        assert story["versions"]["torch"] == torch.__version__
+        assert story["hardware"]["device"] == "cpu"
+        if "search" in name:
+            assert [sum(layer) for layer in result["theta_histogram"]] == [12, 10, 8]
+            assert result["stochastic"]["draws"] == 20
+        else:
+            assert "theta_histogram" not in result
+    timed = json.loads(next(whole.glob("runs/**/*.json")).read_text())["seconds"]
+    assert timed["batch"] == pytest.approx(sum(timed["parts"].values()), abs=0.01)
+
+
+def test_nothing_is_left_of_a_finished_batch_but_its_files(whole):
+    assert not list(whole.glob("state/**/*.safetensors"))
+
+
+def test_dropout_and_fixed_networks_keep_what_they_are_given(whole):
+    found = stories(whole)
+    assert {tuple(s["result"]["units"]) for n, s in found.items() if "share_0.5" in n} == {(6, 5, 4)}
+    assert {s["result"]["unit_share"] for n, s in found.items() if "dropout" in n} == {1.0}
+
+
+def test_a_negative_penalty_grows_and_a_positive_one_shrinks(whole):
+    found = stories(whole)
+
+    def shares(part):
+        return [story["result"]["unit_share"] for name, story in found.items() if part in name]
+
+    assert min(shares("penalty_-0.5")) == 1.0
+    assert max(shares("penalty_0.25")) < min(shares("penalty_-0.5"))
+
+
+@pytest.mark.parametrize("looks", [2, 3, 7])
+def test_stopped_and_continued_equals_uninterrupted(whole, tmp_path, looks):
+    calls = 0
+    while not run(tmp_path, StopAfter(looks)):
+        calls += 1
+        assert calls < 40
+    assert calls >= 1
+    assert stories(tmp_path) == stories(whole)
+
+
+def test_a_complete_study_does_nothing_more(whole):
+    before = {path: path.stat().st_mtime_ns for path in whole.glob("runs/**/*.json")}
+    assert run(whole)
+    assert {path: path.stat().st_mtime_ns for path in whole.glob("runs/**/*.json")} == before
+
+
+def test_more_trials_add_runs_and_leave_the_others(whole, tmp_path):
+    assert run(tmp_path, trials=1, methods=("fixed",))
+    assert run(tmp_path, trials=2, methods=("fixed",))
+    ours, theirs = stories(tmp_path), stories(whole)
+    for name, story in ours.items():
+        # A fixed run knows nothing of the runs beside it; beside dropout its arithmetic is another.
+        assert story["result"]["test_loss"] == pytest.approx(theirs[name]["result"]["test_loss"], rel=1e-3)
+    assert len(ours) == 4
+
+
+def test_other_settings_are_refused_and_shown(whole, tmp_path):
+    with pytest.raises(BadInput, match=r"batch_size: 32 there, 16 here"):
+        run(whole, batch_size=16)
+    assert not run(tmp_path, StopAfter(2))
+    with pytest.raises(BadInput, match=r"learning_rate"):
+        run(tmp_path, learning_rate=0.1)
+
+
+def test_a_half_written_run_file_is_named(whole, tmp_path):
+    made = study(tmp_path, trials=1, methods=("dropout",))
+    path = made.path(made.settings.runs("dropout")[0])
+    path.parent.mkdir(parents=True)
+    path.write_text('{"format": 1, "ru')
+    with pytest.raises(Corrupt, match=path.name):
+        made.missing(("dropout",))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"settle": 0.5},
+        {"cost": "weights"},
+        {"adaptive": True, "theta_rate": None},
+        {"samples": 4},
+        {"permuted": True},
+    ],
+    ids=str,
+)
+def test_variants_run_resume_and_stay_apart(changes, tmp_path):
+    small = {"trials": 1, "penalties": (0.25,), "methods": ("search",), **changes}
+    assert run(tmp_path / "whole", **small)
+    while not run(tmp_path / "parts", StopAfter(3), **small):
+        pass
+    assert stories(tmp_path / "parts") == stories(tmp_path / "whole")
+    (story,) = stories(tmp_path / "whole").values()
+    assert story["run"]["variant"].startswith("search+")
+    for name, value in changes.items():
+        assert story["settings"][name] == value
+    if "settle" in changes:
+        halves = [row["theta_histogram"] for row in story["curve"] if row["update"] >= 42]
+        assert all(half == halves[0] for half in halves)
+        assert "stochastic" not in story["result"]
+
+
+def test_held_out_images_stand_in_for_the_test_set(tmp_path):
+    made = study(tmp_path, held_out=300)
+    data = load("digits").flatten()
+    assert len(made.data.test_labels) == 300
+    assert len(made.data.train_labels) == len(data.train_labels) - 300
+    rows = {tuple(row.tolist()) for row in data.test_inputs}
+    outside = sum(tuple(row.tolist()) not in rows for row in made.data.test_inputs)
+    assert outside > 290  # digits repeats hardly any image
+    assert "held_out" in made.settings.folder
+    assert made.settings.evaluated_on == "300 held-out training images"
+
+
+def test_bad_devices_and_batches_are_refused_at_once(tmp_path):
+    from espalier.study.spec import Settings
+    from espalier.study.unit_selection import Study
+
+    with pytest.raises(BadInput, match="tpu9"):
+        Study(Settings(**SMALL), tmp_path, device="tpu9")
+    if not torch.cuda.is_available():
+        with pytest.raises(BadInput, match="--device cpu"):
+            Study(Settings(**SMALL), tmp_path, device="cuda")
+    with pytest.raises(BadInput, match="1000"):
+        study(tmp_path, batch_size=1000)

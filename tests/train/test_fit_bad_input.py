@@ -1,0 +1,236 @@
+"""What fit refuses, and what it says: the thing, the value, the way out. Nothing saved before is lost."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import networks
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import espalier
+from espalier import fit
+from espalier.train import NotSaved, OutOfMemory, Recipe
+from espalier.train.checkpoint import Checkpoint
+
+X, Y = networks.digit_vectors(128)[0]
+
+
+def short(model: object = None, data: object = (X, Y), **settings):
+    settings = {"loss": F.cross_entropy, "epochs": 2, "batch_size": 32, "quiet": True} | settings
+    return fit(networks.mlp() if model is None else model, data, **settings)
+
+
+class Empty:
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self):
+        return iter(())
+
+
+REFUSED = {
+    "empty tensors": ({"data": (X[:0], Y[:0])}, "the data are empty"),
+    "empty list": ({"data": []}, "the data are empty"),
+    "an iterable that gives nothing": ({"data": Empty()}, "the data are empty"),
+    "fewer targets": ({"data": (X, Y[:5])}, "128 inputs, but 5 targets"),
+    "inputs of two lengths": ({"data": ((X, X[:5]), Y)}, r"different numbers of examples: \[5, 128\]"),
+    "an iterator": ({"data": iter([(X, Y)])}, "only once; give a DataLoader"),
+    "no data": ({"data": 7}, "an iterable of such pairs, not int"),
+    "not pairs": ({"data": [X, X]}, r"pairs \(inputs, targets\), not Tensor"),
+    "a batch larger than the data": ({"batch_size": 200}, "batch_size=200 is larger than the data, 128"),
+    "a batch of nothing": ({"batch_size": 0}, "batch_size is at least 1, not 0"),
+    "no epochs": ({"epochs": 0}, "epochs is at least 1, not 0"),
+    "half an epoch": ({"epochs": 0.5}, "epochs is an integer, not 0.5"),
+    "one mask": ({"samples": 1}, "samples is at least 2, not 1"),
+    "a loss for each example": (
+        {"loss": lambda o, t: F.cross_entropy(o, t, reduction="none")},
+        r"torch.float32 of shape \(32,\); take its mean",
+    ),
+    "a loss that is a number": ({"loss": lambda o, t: 3}, "scalar tensor, not int"),
+    "both": ({"penalty": 0.1, "target": 0.5}, "exclude each other"),
+    "a target of nothing": ({"target": 0.0}, r"share of the full cost in \(0, 1\], not 0"),
+    "a cost nobody knows": ({"cost": "seconds"}, "seconds"),
+    "a preset nobody knows": ({"preset": "papr"}, "did you mean 'paper'"),
+    "a preset of another kind": ({"preset": 3}, "a name or an espalier"),
+    "settled from the start": ({"settle": 1.0}, r"settle is a share of the run in \[0, 1\), not 1.0"),
+    "settled before the ramp ends": ({"settle": 0.9, "target": 0.5}, "use settle of at most 0.6"),
+    "a seed below 0": ({"seed": -1}, "seed is at least 0"),
+    "no time": ({"time_limit": 0}, "time_limit is a positive number"),
+    "no model": ({"model": "resnet"}, "a torch module or what espalier.attach gave, not str"),
+    "a model without parameters": ({"model": nn.Identity()}, "no parameters"),
+    "an optimizer that is built": (
+        {"optimizer": torch.optim.SGD(networks.mlp().parameters())},
+        "a function that is given the parameters",
+    ),
+    "an optimizer of another model": (
+        {"optimizer": lambda p: torch.optim.SGD(networks.mlp().parameters(), lr=0.1)},
+        "6 of 6 parameters that are not the model's",
+    ),
+    "no optimizer": ({"optimizer": lambda p: None}, "gives a torch.optim.Optimizer, not NoneType"),
+    "empty validation": ({"validation": (X[:0], Y[:0])}, "the data are empty"),
+}
+
+
+@pytest.mark.parametrize(("settings", "says"), REFUSED.values(), ids=REFUSED.keys())
+def test_refused(settings: dict[str, object], says: str, tmp_path: Path) -> None:
+    with pytest.raises(espalier.BadInput, match=says):
+        short(**settings, checkpoint=tmp_path)
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"settle": 2.0}, "finite|share"),
+        ({"theta_rate": float("nan")}, "theta_rate of a recipe is a finite number"),
+        ({"drops": (1.5,)}, r"drops of a recipe are shares"),
+    ],
+)
+def test_a_recipe_that_cannot_be_cooked(settings: dict[str, object], says: str) -> None:
+    with pytest.raises(espalier.BadInput, match=says):
+        short(preset=Recipe(**settings))
+
+
+def test_an_unreachable_target_is_named() -> None:
+    gated = espalier.attach(networks.resnet(4), torch.randn(2, 1, 8, 8))
+    smallest = 1 / 10_000
+    with pytest.raises(espalier.Unreachable, match="smallest reachable share"):
+        fit(gated, (X.reshape(-1, 1, 8, 8), Y), loss=F.cross_entropy, epochs=1, target=smallest, quiet=True)
+
+
+def test_gates_are_taken_off_when_a_run_is_refused() -> None:
+    model = networks.mlp()
+    with pytest.raises(espalier.BadInput):
+        short(model, target=2.0)
+    espalier.attach(model, X[:4])
+
+
+def test_nan_from_the_first_batch_names_the_update(tmp_path: Path) -> None:
+    with pytest.raises(espalier.Diverged, match=r"update 1 of 8: every loss was infinite or not a number"):
+        short(data=(X * float("nan"), Y), checkpoint=tmp_path)
+
+
+class Bad:
+    """A loss that goes wrong at some update."""
+
+    def __init__(self, calls: int, wrong) -> None:
+        self.left, self.wrong = calls, wrong
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.left -= 1
+        loss = F.cross_entropy(outputs, targets)
+        return loss if self.left >= 0 else self.wrong(loss)
+
+
+def test_divergence_in_the_middle_leaves_the_checkpoint_intact(tmp_path: Path) -> None:
+    """And the run goes on from it once the cause is gone."""
+    whole = networks.mlp()
+    short(whole, loss=Bad(10**6, None), settle=0.0)
+    with pytest.raises(espalier.Diverged, match=r"update 6 of 8: .*What was saved in .* is intact"):
+        short(loss=Bad(10, lambda loss: loss * float("inf")), checkpoint=tmp_path, settle=0.0)
+    settings = json.loads((tmp_path / "settings.json").read_text())["settings"]
+    state = Checkpoint(tmp_path, settings).load()
+    assert state is not None
+    assert 1 <= state["update"] <= 5
+    assert all(tensor.isfinite().all() for tensor in state["model"].values())
+    again = networks.mlp()
+    result = short(again, loss=Bad(10**6, None), checkpoint=tmp_path, settle=0.0)
+    assert result.finished
+    for a, b in zip(again.parameters(), whole.parameters(), strict=True):
+        assert a.equal(b)
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finite loss may have an infinite gradient; nobody could go on from a checkpoint of such weights."""
+    monkeypatch.setattr("espalier.train.loop.SAVING", 1e9)  # a checkpoint after every update
+    infinite = Bad(10, lambda loss: loss + (loss - loss.detach()).abs().sqrt())
+    with pytest.raises(espalier.Diverged, match="update 6 of 8: the weights are no longer finite"):
+        short(loss=infinite, checkpoint=tmp_path, settle=0.0)
+    settings = json.loads((tmp_path / "settings.json").read_text())["settings"]
+    state = Checkpoint(tmp_path, settings).load()
+    assert state is not None
+    assert state["update"] == 5
+    assert all(tensor.isfinite().all() for tensor in state["model"].values())
+
+
+def test_one_mask_without_a_finite_loss_does_not_end_the_run() -> None:
+    result = short(
+        loss=Bad(4, lambda loss: loss if torch.rand(()) < 0.8 else loss * float("nan")), samples=4, settle=0.0
+    )
+    assert result.finished
+    assert all(parameter.isfinite().all() for parameter in result.model.parameters())
+
+
+def no_memory(loss: Tensor) -> Tensor:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+
+@pytest.mark.parametrize("wrong", [no_memory, lambda loss: torch.empty(1 << 52)])
+def test_out_of_memory_says_what_to_do(wrong: object, tmp_path: Path) -> None:
+    with pytest.raises(OutOfMemory, match=r"smaller batch_size"):
+        short(loss=Bad(6, wrong), checkpoint=tmp_path)
+    assert list(tmp_path.glob("checkpoint-*.safetensors"))
+
+
+def test_other_errors_are_the_user_s_own() -> None:
+    def broken(loss: Tensor) -> Tensor:
+        raise RuntimeError("my own mistake")
+
+    with pytest.raises(RuntimeError, match=r"^my own mistake$"):
+        short(loss=Bad(3, broken))
+
+
+def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = short(target=0.5)
+    real, files = os.fsync, []
+
+    def full(handle: int) -> None:
+        files.append(handle)
+        if len(files) > 12:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr("espalier.train.loop.SAVING", 1e9)  # a checkpoint after every update
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(NotSaved, match="the disk is full"):
+        short(target=0.5, checkpoint=tmp_path)
+    monkeypatch.undo()
+    assert len(list(tmp_path.glob("checkpoint-*.safetensors"))) == 2
+    assert not list(tmp_path.glob("*.partial"))
+    assert short(target=0.5, checkpoint=tmp_path).theta.equal(reference.theta)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(NotSaved, match="could not be written"):
+        short(checkpoint=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"target": 0.25}, "target: 0.5 there, 0.25 here"),
+        ({"seed": 1}, "seed: 0 there, 1 here"),
+        ({"epochs": 3}, "epochs: 2 there, 3 here"),
+        ({"samples": 3}, "samples: 2 there, 3 here"),
+        ({"preset": "finetune"}, "recipe"),
+        ({"optimizer": lambda p: torch.optim.Adam(p)}, "optimizer.*SGD.*Adam"),
+        ({"data": (X[:64], Y[:64])}, '"examples": 128.*"examples": 64'),
+        ({"data": (X + 1, Y)}, "some_of_them"),
+        ({"model": networks.mlp(20)}, "model: .*there.*here.*space"),
+    ],
+)
+def test_a_checkpoint_of_other_settings_is_refused_with_both_shown(
+    settings: dict[str, object], says: str, tmp_path: Path
+) -> None:
+    short(target=0.5, checkpoint=tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(espalier.BadInput, match=says):
+        short(**{"target": 0.5, "checkpoint": tmp_path} | settings)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -1,0 +1,71 @@
+"""fit on a GPU: the same loop, close to the CPU's, resumed there, and never mixed up with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import networks
+import pytest
+import torch
+from torch.nn import functional as F
+
+import espalier
+from espalier import fit
+from espalier.train import evaluate, stochastic
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+DATA, TEST = networks.digit_images(512)
+SETTINGS = {"loss": F.cross_entropy, "epochs": 3, "batch_size": 32, "cost": "macs", "target": 0.5, "quiet": True}
+
+
+def test_a_resnet_on_the_gpu() -> None:
+    model = networks.resnet()
+    gated = espalier.attach(model, DATA[0][:4])
+    result = fit(gated, DATA, device="cuda", validation=TEST, **SETTINGS)
+    assert result.theta.is_cuda
+    assert next(result.model.parameters()).is_cuda
+    assert result.share_after <= 0.5
+    x = TEST[0].cuda()
+    with gated.masked(result.mask), torch.no_grad():
+        torch.testing.assert_close(model.eval()(x), result.model(x), rtol=1e-3, atol=1e-3)
+    assert result.validation == evaluate(result.model, TEST, loss=F.cross_entropy)
+    assert stochastic(gated, result.theta, TEST, loss=F.cross_entropy, structures=4).examples == 450
+
+
+def test_data_may_lie_on_the_gpu_already() -> None:
+    data = (DATA[0].cuda(), DATA[1].cuda())
+    here, there = (fit(networks.resnet().cuda(), source, **SETTINGS) for source in (data, DATA))
+    assert here.theta.shape == there.theta.shape
+    assert here.history[0]["loss"] == pytest.approx(there.history[0]["loss"], rel=0.05)
+
+
+def test_a_run_on_the_gpu_is_resumed_there_and_refused_elsewhere(tmp_path: Path) -> None:
+    calls = 0
+    while True:
+        result = fit(networks.resnet(), DATA, device="cuda", checkpoint=tmp_path, time_limit=0.5, **SETTINGS)
+        calls += 1
+        assert calls < 50
+        if result.finished:
+            break
+    assert result.updates == 48
+    with pytest.raises(espalier.BadInput, match='device: "cuda" there, "cpu" here'):
+        fit(networks.resnet(), DATA, checkpoint=tmp_path, **SETTINGS)
+
+
+def test_out_of_memory_on_the_gpu_says_what_to_do() -> None:
+    def greedy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+        return F.cross_entropy(outputs, targets)
+
+    with pytest.raises(espalier.train.OutOfMemory, match="smaller batch_size"):
+        fit(networks.resnet(), DATA, device="cuda", **SETTINGS | {"loss": greedy})
+
+
+def test_bf16_autocast_on_the_gpu() -> None:
+    with torch.autocast("cuda", torch.bfloat16):
+        result = fit(networks.resnet(), DATA, device="cuda", **SETTINGS)
+    assert result.history[-1]["loss"] < result.history[0]["loss"]

@@ -1,0 +1,66 @@
+"""The snippets of docs/training.md run, are short, and its table is that of the presets."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from espalier.train import PRESETS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_every_snippet_is_under_15_lines() -> None:
+    assert len(BLOCKS) >= 6
+    for block in BLOCKS:
+        assert len(block.strip().splitlines()) < 15
+
+
+def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names: dict[str, object] = {}
+    for block in BLOCKS:
+        exec(compile(block, "docs/training.md", "exec"), names)
+    said = capsys.readouterr()
+    assert "reached" in said.err
+    scores = re.findall(r"error=([0-9.]+)", said.out)
+    assert len(scores) == 3
+    assert all(float(score) < 0.2 for score in scores)
+    assert (tmp_path / "runs" / "digits" / "small").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        ("theta's learning rate", "theta_rate"),
+        ("theta at the start", "initial"),
+        ("ramp", "ramp"),
+        ("settle", "settle"),
+        ("weights", "learning_rate"),
+        ("divided", "drops"),
+    ],
+)
+def test_the_table_of_presets_is_true(row: str, field: str) -> None:
+    (line,) = [line for line in PAGE.splitlines() if line.startswith(f"| {row}")]
+    told = [cell.strip() for cell in line.strip("|").split("|")][1:]
+    values = [getattr(PRESETS[name], field) for name in ("default", "paper", "finetune")]
+    shown = [", ".join(f"{v:g}" for v in value) if isinstance(value, tuple) else f"{value:g}" for value in values]
+    assert told == shown
+
+
+def test_the_fine_tuning_example(capsys: pytest.CaptureFixture[str]) -> None:
+    state = torch.get_rng_state()
+    try:
+        runpy.run_path(str(Path(__file__).parents[2] / "examples" / "finetune.py"))
+    finally:
+        torch.set_rng_state(state)
+    before, after, share = map(float, re.findall(r"([0-9.]+)%", capsys.readouterr().out.replace("100%", "")))
+    assert before < 4
+    assert after < before + 2
+    assert share <= 50

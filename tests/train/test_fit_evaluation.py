@@ -1,0 +1,219 @@
+"""Evaluation, feeds and the numbers of an epoch, against the slow and obvious way."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+
+import networks
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import espalier
+from espalier.data.digits import digits
+from espalier.search.distribution import Distribution
+from espalier.train import deterministic, evaluate, stochastic
+from espalier.train.feed import Batches, Tensors, read
+from espalier.train.metrics import Thinned, entropy
+from espalier.train.progress import Lines
+from espalier.train.score import wrong
+
+(X, Y), TEST = networks.digit_vectors(300)
+
+
+def test_the_score_is_the_mean_over_examples_whatever_the_batches() -> None:
+    model = networks.mlp()
+    outputs = model(X).detach()
+    loss, error = float(F.cross_entropy(outputs, Y)), float((outputs.argmax(1) != Y).double().mean())
+    for data in ((X, Y), [(X[:7], Y[:7]), (X[7:250], Y[7:250]), (X[250:], Y[250:])]):
+        score = evaluate(model, data, loss=F.cross_entropy, batch_size=64)
+        assert score.loss == pytest.approx(loss, rel=1e-5)
+        assert score.error == pytest.approx(error)
+        assert score.examples == 300
+
+
+def test_evaluation_is_in_eval_mode_and_leaves_the_modes_as_they_were() -> None:
+    model = networks.mixed_network().train()
+    model[1].eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    first = evaluate(model, (X, Y), loss=F.cross_entropy)
+    assert evaluate(model, (X, Y), loss=F.cross_entropy) == first  # no dropout
+    assert [m.training for m in model] == [True, False, True, True, True, True, True]
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_dataset_is_evaluated_on_its_training_part() -> None:
+    data = digits().flatten()
+    score = evaluate(networks.mlp(), data, loss=F.cross_entropy)
+    assert score == evaluate(networks.mlp(), data.as_floats().train, loss=F.cross_entropy)
+
+
+class Bypassed(nn.Module):
+    """Two layers in a row, and one beside them: with the second closed the first is dead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.beside = nn.Linear(64, 8), nn.Linear(8, 8), nn.Linear(64, 8)
+        self.last, self.other = nn.Linear(8, 10), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        deep = self.second(self.first(x).relu()).relu()
+        return self.last(deep) + self.other(self.beside(x).relu())
+
+
+def test_deterministic_is_under_the_canonical_mask() -> None:
+    model = Bypassed()
+    gated = espalier.attach(model, X[:4])
+    mask = torch.ones(gated.d)
+    mask[gated.space.slices["second"]] = 0
+    assert gated.canonical(mask).sum() == 8
+    small = gated.compact(mask)
+    found = deterministic(gated, mask, (X, Y), loss=F.cross_entropy)
+    told = evaluate(small, (X, Y), loss=F.cross_entropy)
+    assert found.error == told.error
+    assert found.loss == pytest.approx(told.loss, rel=1e-6)
+    assert deterministic(gated, torch.ones(gated.d), (X, Y), loss=F.cross_entropy) == evaluate(
+        model, (X, Y), loss=F.cross_entropy
+    )
+
+
+def test_stochastic_averages_the_predictions_of_drawn_structures() -> None:
+    """Three gates: all eight structures, weighted by their probability, are what many draws come near to."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 3), nn.Tanh(), nn.Linear(3, 10))
+    gated = espalier.attach(model, X[:4])
+    theta = torch.tensor([0.9, 0.3, 0.6], dtype=torch.float64)
+    exact = torch.zeros(300, 10)
+    for bits in itertools.product((0.0, 1.0), repeat=3):
+        mask = torch.tensor(bits)
+        chance = float(torch.where(mask > 0, theta, 1 - theta).prod())
+        with gated.masked(mask), torch.no_grad():
+            exact += chance * model(X).softmax(1)
+    score = stochastic(gated, theta, (X, Y), loss=F.cross_entropy, structures=2000)
+    assert score.loss == pytest.approx(float(F.nll_loss(exact.log(), Y)), rel=2e-3)
+    one = stochastic(gated, theta, (X, Y), loss=F.cross_entropy, structures=1, seed=4)
+    assert one == stochastic(gated, theta, (X, Y), loss=F.cross_entropy, structures=1, seed=4)
+    with pytest.raises(espalier.BadInput, match="structures is at least 1"):
+        stochastic(gated, theta, (X, Y), loss=F.cross_entropy, structures=0)
+
+
+def test_stochastic_at_a_decided_theta_is_deterministic() -> None:
+    gated = espalier.attach(networks.mlp(), X[:4])
+    mask = (torch.arange(gated.d) % 2).float()
+    drawn = stochastic(gated, mask.double(), (X, Y), loss=F.cross_entropy, structures=3)
+    sure = deterministic(gated, mask, (X, Y), loss=F.cross_entropy)
+    assert drawn.error == sure.error
+    assert drawn.loss == pytest.approx(sure.loss, rel=1e-5)
+
+
+def test_stochastic_averages_outputs_where_there_are_no_classes() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 4), nn.Tanh(), nn.Linear(4, 1))
+    gated = espalier.attach(model, X[:4])
+    theta = torch.full((4,), 0.5, dtype=torch.float64)
+    target = Y.float().unsqueeze(1)
+    score = stochastic(gated, theta, (X, target), loss=F.mse_loss, structures=50, seed=1)
+    noise = torch.rand(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    masks = Distribution(gated.space, 0.0, torch.device("cpu")).draw(theta, noise)
+    total = torch.zeros(300, 1)
+    for mask in masks:
+        with gated.masked(mask), torch.no_grad():
+            total += model(X)
+    assert score.error is None
+    assert score.loss == pytest.approx(float(F.mse_loss(total / 50, target)), rel=1e-5)
+
+
+def test_what_counts_as_a_wrong_class() -> None:
+    logits = torch.eye(3)[[0, 1, 2, 2]]
+    assert [int(n) for n in wrong(logits, torch.tensor([0, 1, 1, 2]))] == [1, 4]
+    assert [int(n) for n in wrong(logits, torch.tensor([0, 1, 1, -100]))] == [1, 3]  # not predicted
+    dense = logits.T[None]  # (1, classes, positions)
+    assert [int(n) for n in wrong(dense, torch.tensor([[0, 1, 1, 2]]))] == [1, 4]
+    assert wrong(logits, torch.rand(4, 3)) is None
+    assert wrong(logits, torch.tensor([0.0, 1.0, 1.0, 2.0])) is None
+    assert wrong({"logits": logits}, torch.tensor([0, 1, 1, 2])) is None
+
+
+def test_entropy_of_bits_and_choices() -> None:
+    space = espalier.Space([espalier.Bits("a", 2), espalier.Choice("b", 4)])
+    theta = torch.tensor([0.5, 0.0, 0.25, 0.25, 0.25, 0.25], dtype=torch.float64)
+    assert entropy(space, theta) == pytest.approx((1 + 0 + 2) / 3)
+    assert entropy(espalier.Space([espalier.Bits("a", 1)]), theta[2:3]) == pytest.approx(
+        -(0.25 * math.log2(0.25) + 0.75 * math.log2(0.75))
+    )
+
+
+def test_theta_over_time_is_thinned_evenly_and_resumed() -> None:
+    whole, parts = Thinned(8), Thinned(8)
+    for update in range(100):
+        whole.offer(update, torch.full((2,), float(update)))
+        if update % 7 == 0:
+            state, parts = parts.state_dict(), Thinned(8)
+            parts.load_state_dict(state)
+        parts.offer(update, torch.full((2,), float(update)))
+    assert whole.updates == [0, 16, 32, 48, 64, 80, 96]
+    assert whole.table()[:, 0].tolist() == whole.updates
+    assert parts.updates == whole.updates
+    assert parts.table().equal(whole.table())
+
+
+def test_tensors_are_read_in_the_same_order_wherever_one_starts() -> None:
+    feed = Tensors(X, Y, 32, seed=3)
+    assert feed.updates == 9
+
+    def labels(start: int, stop: int) -> list[list[int]]:
+        return [y.tolist() for _, y in Tensors(X, Y, 32, seed=3).epoch(start, stop, 12, 2)]
+
+    whole = labels(0, 18)
+    assert [len(y) for y in whole] == [32] * 12 + [64] * 6
+    for start in (1, 11, 12, 15):
+        assert labels(start, 18) == whole[start:]
+    assert sum(len(y) for y in whole[:9]) == 288
+    assert Tensors(X, Y, 300, seed=3).updates == 1
+
+
+def test_a_settled_update_of_few_examples_reads_them_all() -> None:
+    batches = list(Tensors(X[:50], Y[:50], 32, seed=0).epoch(0, 2, 0, 4))
+    assert [len(y) for _, y in batches] == [50, 50]
+    few = list(Batches([(X[:5], Y[:5]), (X[5:9], Y[5:9])]).epoch(0, 2, 0, 4))
+    assert [len(y) for _, y in few] == [9, 9]
+
+
+def test_a_rest_of_batches_is_not_filled_up_from_the_next_pass() -> None:
+    batches = [(X[i : i + 4], torch.full((4,), i)) for i in range(0, 20, 4)]  # five
+    read_back = [sorted(set(y.tolist())) for _, y in Batches(batches).epoch(0, 5, 0, 2)]
+    assert read_back == [[0, 4], [8, 12], [0, 4], [8, 12], [0, 4]]
+
+
+def test_looking_at_a_loader_leaves_random_numbers_alone() -> None:
+    feed = read(networks.loader((X, Y), 32), 64, 0)
+    torch.manual_seed(0)
+    expected = torch.rand(2)
+    torch.manual_seed(0)
+    assert len(feed.example()) == 4
+    assert sum(len(y) for _, y in feed.once()) == 288
+    assert sum(len(y) for _, y in feed.once(40)) == 64
+    assert torch.rand(2).equal(expected)
+
+
+def test_lines_of_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch of an hour is told of while it lasts; a run of a day is not told of every ten seconds."""
+    now = 0.0
+    monkeypatch.setattr("espalier.train.progress.time.monotonic", lambda: now)
+    log = io.StringIO()
+    lines = Lines(log)
+    lines.start(0, 86_400)
+    for update in range(1, 86_401):
+        now += 1.0
+        lines.update(update)
+        if update % 3600 == 0:
+            lines.epoch(f"epoch {update // 3600}")
+    told = log.getvalue().splitlines()
+    assert told[0] == "  0%  update 10  23 h 59 min left"
+    assert any(line.startswith("  4%  epoch 1 ") for line in told)
+    assert told[-1] == "100%  epoch 24  0 s left"
+    assert 150 < len(told) < 400

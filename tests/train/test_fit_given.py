@@ -1,0 +1,180 @@
+"""What fit takes: data of any form, any optimiser and scheduler, any cost, new and trained networks."""
+
+from __future__ import annotations
+
+import networks
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import espalier
+from espalier import Search, fit
+from espalier.data import from_arrays
+from espalier.train import PRESETS, Recipe, deterministic, evaluate, stochastic
+
+DATA, TEST = networks.digit_vectors()
+SMALL, _ = networks.digit_vectors(256)
+
+
+def short(model: nn.Module | None = None, data: object = SMALL, **settings):
+    """A run of two epochs of eight updates."""
+    settings = {"loss": F.cross_entropy, "epochs": 2, "batch_size": 32, "quiet": True} | settings
+    return fit(networks.mlp() if model is None else model, data, **settings)
+
+
+def test_the_forms_of_data_agree() -> None:
+    x, y = SMALL
+    dataset = from_arrays((x, y), (x[:10], y[:10]))
+    runs = [
+        short(data=(x, y), target=0.5),
+        short(data=dataset, target=0.5),
+    ]
+    assert runs[0].theta.equal(runs[1].theta)
+    batches = [(x[i : i + 32], y[i : i + 32]) for i in range(0, 256, 32)]
+    listed = [short(data=source, target=0.5) for source in (batches, networks.loader(SMALL, 32, shuffle=False))]
+    assert listed[0].theta.equal(listed[1].theta)
+
+    class Unsized:
+        def __iter__(self):
+            return iter(batches)
+
+    assert short(data=Unsized(), target=0.5).theta.equal(listed[0].theta)
+
+
+def test_inputs_of_uint8_are_divided_by_255() -> None:
+    x = (SMALL[0] * 255).round().to(torch.uint8)
+    watched = networks.Watched()
+    short(watched, (x, SMALL[1]), epochs=1)
+    assert watched.seen[0].dtype == torch.float32
+    assert float(watched.seen[0].max()) <= 1.0
+    assert float(watched.seen[0].max()) > 0.5
+
+
+@pytest.mark.parametrize("form", [tuple, dict])
+def test_several_inputs(form: type) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.out = nn.Linear(32, 16), nn.Linear(32, 16), nn.Linear(32, 10)
+            self.norm = nn.BatchNorm1d(32)  # recalibrated with several inputs
+
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:
+            return self.out(self.norm(torch.cat([self.a(left).relu(), self.b(right).relu()], 1)))
+
+    torch.manual_seed(0)
+    x, y = SMALL
+    parts = (x[:, :32], x[:, 32:])
+    inputs = parts if form is tuple else dict(zip(("left", "right"), parts, strict=True))
+    result = short(Two(), (inputs, y), target=0.5, epochs=3, validation=(inputs, y))
+    assert result.history[-1]["loss"] < result.history[0]["loss"]
+    assert result.model(*parts).shape == (256, 10)
+
+
+def test_a_regression_has_a_loss_and_no_error() -> None:
+    x, y = SMALL
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 1))
+    data = (x, y.float().unsqueeze(1) / 10)
+    result = short(model, data, loss=F.mse_loss, epochs=4, penalty=0.0, validation=data)
+    assert result.history[-1]["error"] is None
+    assert result.validation is not None
+    assert result.validation.error is None
+    assert result.history[-1]["validation_loss"] < result.history[0]["validation_loss"]
+
+
+def test_any_optimizer_and_scheduler() -> None:
+    result = short(
+        epochs=4,
+        optimizer=lambda p: torch.optim.AdamW(p, lr=1e-2),
+        scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5),
+    )
+    assert [row["learning_rate"] for row in result.history] == pytest.approx([1e-2, 5e-3, 2.5e-3, 1.25e-3])
+    constant = short(optimizer=lambda p: torch.optim.Adam(p, lr=1e-3))
+    assert {row["learning_rate"] for row in constant.history} == {1e-3}
+    plateau = short(
+        epochs=6,
+        optimizer=lambda p: torch.optim.SGD(p, lr=1e-4),
+        scheduler=lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=0, threshold=1.0),
+    )
+    assert plateau.history[-1]["learning_rate"] < 1e-5
+
+
+def test_part_of_the_parameters_may_be_left_to_rest() -> None:
+    model = networks.mlp()
+    before = model[0].weight.detach().clone()
+    model[0].requires_grad_(False)
+    short(model)
+    assert model[0].weight.equal(before)
+
+
+def test_clipping_by_a_hook() -> None:
+    norms = []
+
+    def clipped(parameters) -> torch.optim.Optimizer:
+        parameters = list(parameters)
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        optimizer.register_step_pre_hook(lambda *_: norms.append(nn.utils.clip_grad_norm_(parameters, 1e-3)))
+        return optimizer
+
+    short(optimizer=clipped)
+    assert len(norms) == 16
+
+
+def test_bf16_autocast_around_fit() -> None:
+    """Weights cast once and kept, as an autocast region does, would never learn."""
+    settings = {"epochs": 16, "settle": 0.5, "preset": Recipe(initial=0.98, learning_rate=0.1)}
+    with torch.autocast("cpu", torch.bfloat16):
+        result = short(**settings)
+    exact = short(**settings)
+    losses, exact_losses = [row["loss"] for row in result.history], [row["loss"] for row in exact.history]
+    assert losses != exact_losses
+    assert losses[-1] < 0.5 * losses[0]
+    assert losses[-1] < 2 * exact_losses[-1]
+    assert all(p.dtype == torch.float32 for p in result.model.parameters())
+    assert result.theta.dtype == torch.float64
+
+
+def test_a_double_network_stays_double() -> None:
+    result = short(networks.mlp().double(), (SMALL[0].double(), SMALL[1]), target=0.5)
+    assert all(p.dtype == torch.float64 for p in result.model.parameters())
+
+
+@pytest.mark.parametrize("cost", ["weights", "macs", "units", "parameters"])
+def test_a_target_of_any_cost(cost: str) -> None:
+    assert short(cost=cost, target=0.5).share_after <= 0.5
+
+
+def test_a_cost_of_one_s_own() -> None:
+    gated = espalier.attach(networks.mlp(), DATA[0][:4])
+    price = torch.linspace(1, 2, gated.d)
+    result = fit(gated, SMALL, loss=F.cross_entropy, epochs=2, batch_size=32, cost=price, target=0.4, quiet=True)
+    assert float((result.search.select() * price).sum() / price.sum()) <= 0.4
+
+
+def test_a_trained_network_is_fine_tuned() -> None:
+    """It starts as the trained one, and ends at half its weights about as good, where cutting alone is worse."""
+    model = networks.mlp(32, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(400):
+        index = torch.randint(len(DATA[0]), (64,), generator=generator)
+        optimizer.zero_grad()
+        F.cross_entropy(model(DATA[0][index]), DATA[1][index]).backward()
+        optimizer.step()
+    trained = evaluate(model, TEST, loss=F.cross_entropy)
+    gated = espalier.attach(model, DATA[0][:4])
+    recipe = PRESETS["finetune"]
+    start = Search(gated.space, initial=recipe.initial)
+    assert deterministic(gated, start.mode(), TEST, loss=F.cross_entropy) == trained
+    drawn = stochastic(gated, start.theta, TEST, loss=F.cross_entropy)
+    assert drawn.error is not None
+    assert trained.error is not None
+    assert drawn.error < trained.error + 0.03
+    result = fit(
+        gated, DATA, loss=F.cross_entropy, epochs=8, target=0.5, preset="finetune", validation=TEST, quiet=True
+    )
+    assert result.validation is not None
+    assert result.validation.error is not None
+    assert result.validation.error <= trained.error + 0.02
+    assert result.share_after <= 0.5

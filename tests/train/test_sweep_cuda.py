@@ -1,0 +1,125 @@
+"""The batched step on a GPU: compiled and recorded it computes what it does eagerly, and never waits for the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from standin import RUNS, SAMPLES, WIDTHS, GatedMLP, data, initial
+from torch import nn
+
+import espalier
+from espalier.train.batched import SGD, Adam, AdamW, Compute, Steps
+from espalier.train.batched.batch import Batch, searched
+from espalier.train.batched.masks import Given
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+EAGER = Compute(compile=False, capture=False)
+
+
+def batch(compute: Compute, dtype: torch.dtype = torch.float64, source: Any = None, optimizer: Any = None) -> Batch:
+    models, params = initial(dtype)
+    if source is None:
+        search = espalier.Search(
+            models[0].d, samples=SAMPLES, batch=(RUNS,), penalty=[0.0, 0.3, -0.2], seed=3, device="cuda"
+        )
+        source = searched(search)
+    x, y = data(dtype)
+    return Batch(
+        GatedMLP(WIDTHS).call,
+        {name: p.cuda() for name, p in params.items()},
+        {},
+        data=(x.cuda(), y.cuda()),
+        seeds=list(range(RUNS)),
+        source=source,
+        loss=nn.functional.cross_entropy,
+        optimizer=optimizer or SGD(0.05),
+        schedule=Steps(),
+        total=60,
+        batch_size=8,
+        samples=SAMPLES,
+        compute=compute,
+    )
+
+
+def assert_equal(one: Batch, other: Batch, tolerance: float) -> None:
+    for name, p in one.state.params.items():
+        torch.testing.assert_close(p, other.state.params[name], rtol=tolerance, atol=tolerance)
+    assert int(one.state.done) == int(other.state.done) == one.done == other.done
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("optimizer", [SGD(0.05), Adam(0.01), AdamW(0.01)])
+def test_recorded_updates_equal_eager_ones(compile: bool, optimizer: Any) -> None:
+    eager = batch(EAGER, optimizer=optimizer)
+    recorded = batch(Compute(compile=compile, capture=True, updates_at_once=7), optimizer=optimizer)
+    for updates in (1, 30, 8):  # whole recordings, single ones, and a remainder
+        eager.advance(updates)
+        recorded.advance(updates)
+    assert_equal(eager, recorded, 1e-9)
+    torch.testing.assert_close(eager.source.search.theta, recorded.source.search.theta, rtol=1e-12, atol=1e-12)
+
+
+def test_settled_and_dropped_masks_are_recorded_too() -> None:
+    for rate in (0.0, 0.5):
+        ends = []
+        for compute in (EAGER, Compute(capture=True, updates_at_once=5)):
+            source = Given(torch.ones(RUNS, 12, device="cuda"), torch.full((RUNS,), rate, device="cuda"), seed=4)
+            engine = batch(compute, source=source)
+            engine.advance(23)
+            ends.append(engine)
+        assert_equal(*ends, 1e-9)
+
+
+def test_compiled_equals_eager_over_one_update_in_float32() -> None:
+    eager, fast = batch(EAGER, torch.float32), batch(Compute(compile=True, capture=False), torch.float32)
+    eager.advance(1)
+    fast.advance(1)
+    assert_equal(eager, fast, 1e-5)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_nothing_inside_an_update_waits_for_the_host(compile: bool) -> None:
+    engine = batch(Compute(compile=compile, capture=True, updates_at_once=4), torch.float32)
+    engine.advance(12)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        engine.advance(13)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_loss_that_is_not_finite_leaves_its_runs_weights_and_all_other_runs_alone() -> None:
+    good, bad = (batch(Compute(capture=True, updates_at_once=4)) for _ in range(2))
+    bad.state.params["0.weight"][1] = torch.inf
+    kept = {name: p[1].clone() for name, p in bad.state.params.items()}
+    for engine in (good, bad):
+        engine.advance(12)
+    assert bad.state.broken.tolist() == [-1, 1, -1]
+    assert bad.state.skipped.tolist() == [0, 12, 0]
+    for name, p in bad.state.params.items():
+        assert torch.equal(p[1], kept[name])
+        assert torch.equal(p[[0, 2]], good.state.params[name][[0, 2]])
+
+
+def test_a_sweep_from_the_factory_to_the_compact_models(tmp_path: Any) -> None:
+    def network() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+
+    settings: dict[str, Any] = {"targets": [0.3, 0.6], "epochs": 6, "batch_size": 8, "quiet": True}
+    results = espalier.sweep(
+        network, data(torch.float32), validation=data(torch.float32), checkpoint=tmp_path, device="cuda", **settings
+    )
+    for result in results:
+        assert result.share_after <= result.target + 1e-12
+        assert result.history[-1]["validation_loss"] == pytest.approx(result.validation_loss, rel=1e-4)
+    again = espalier.sweep(
+        network, data(torch.float32), validation=data(torch.float32), checkpoint=tmp_path, device="cuda", **settings
+    )
+    for mine, theirs in zip(again, results, strict=True):
+        assert torch.equal(mine.mask, theirs.mask)

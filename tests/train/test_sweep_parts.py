@@ -1,0 +1,97 @@
+"""The parts of a sweep on their own: losses, schedules, lists of runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from espalier.space import BadInput
+from espalier.train.batched import Adam, Run, Steps
+from espalier.train.batched.losses import cross_entropy
+from espalier.train.batched.optimizers import SGD
+from espalier.train.batched.runs import batches, listed
+
+
+def test_cross_entropy_is_torchs_value_and_gradient() -> None:
+    torch.manual_seed(0)
+    out = (torch.randn(7, 5, dtype=torch.float64) * 4).requires_grad_()
+    y = torch.randint(0, 5, (7,))
+    mine, theirs = cross_entropy(out, y), nn.functional.cross_entropy(out, y)
+    torch.testing.assert_close(mine, theirs)
+    torch.testing.assert_close(torch.autograd.grad(mine, out), torch.autograd.grad(theirs, out))
+
+
+def test_an_impossible_other_class_costs_nothing() -> None:
+    out = torch.tensor([[0.0, -torch.inf]])
+    assert cross_entropy(out, torch.tensor([0])).item() == 0.0
+
+
+def test_steps_drop_in_the_order_of_their_shares() -> None:
+    schedule = Steps(at=(0.9, 0.75), by=2.0)
+    factors = [schedule.factor(torch.tensor(done), 100).item() for done in (0, 74, 75, 89, 90)]
+    assert factors == [1.0, 1.0, 0.5, 0.5, 0.25]
+
+
+def test_runs_of_equal_shape_are_batched_in_order() -> None:
+    runs = [
+        Run(0, target=0.5),
+        Run(1, penalty=0.1),
+        Run(2, target=0.2),
+        Run(3),
+        Run(4, all_open=True),
+        Run(5, dropout=0.5),
+    ]
+    assert batches(runs, None) == [[0, 2], [1, 3], [4, 5]]
+    assert batches(runs, 1) == [[0], [2], [1], [3], [4], [5]]
+
+
+def test_settings_are_outermost_and_the_plain_method_is_the_default() -> None:
+    assert [(r.penalty, r.seed) for r in listed(None, [1, 2], [0.1, 0.2], None, None, None)] == [
+        (0.1, 1), (0.1, 2), (0.2, 1), (0.2, 2),
+    ]  # fmt: skip
+    assert [r.penalty for r in listed(None, [0], None, None, None, None)] == [0.0]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"penalty": 0.1, "target": 0.5},
+        {"mask": torch.ones(3), "penalty": 0.1},
+        {"dropout": 0.5, "target": 0.5},
+        {"all_open": True, "permuted": True},
+    ],
+)
+def test_a_run_has_one_source_of_masks(given: dict[str, object]) -> None:
+    with pytest.raises(BadInput):
+        Run(**given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SGD(lr=0.0),
+        lambda: SGD(momentum=1.0),
+        lambda: SGD(momentum=0.0),
+        lambda: SGD(weight_decay=-1.0),
+        lambda: Adam(betas=(0.9, 1.0)),
+        lambda: Adam(eps=0.0),
+        lambda: Steps(at=(1.5,)),
+        lambda: Steps(by=0.0),
+    ],
+)
+def test_settings_out_of_range_are_refused(make: object) -> None:
+    with pytest.raises(BadInput):
+        make()  # type: ignore[operator]
+
+
+def test_the_snippets_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sweep.md").read_text()
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(compile(block, "docs/sweep.md", "exec"), names)
+    assert capsys.readouterr().out.count("\n") == 4
+    assert len(names["results"]) == 5  # type: ignore[arg-type]

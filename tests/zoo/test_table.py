@@ -1,0 +1,24 @@
+"""The page of architectures says what the committed results say, and the results are all there and good."""
+
+import json
+
+from .catalogue import BY_NAME
+from .checks import TOLERANCE
+from .table import PAGE, RESULTS, committed_page
+from .traps import TRAPS
+
+
+def test_page_is_written_from_the_results():
+    assert PAGE.read_text() == committed_page(), "run `python -m tests.zoo.table`"
+
+
+def test_results_cover_the_zoo_and_hold_the_laws():
+    results = json.loads(RESULTS.read_text())
+    assert [row["name"] for row in results["architectures"]] == list(BY_NAME)
+    assert [trap["name"] for trap in results["traps"]] == [entry.name for entry, _ in TRAPS]
+    assert results["random_graphs"]["mismatches"] == []
+    for row in results["architectures"]:
+        assert "refused" not in row, row["name"]
+        assert row["smallest_share"] <= row["share_bound"], row["name"]
+        assert max(row[key] for key in row if key.startswith("error_")) <= TOLERANCE, row["name"]
+        assert row["cost_difference"] == 0, row["name"]
