@@ -105,6 +105,15 @@ class Structure:
     def space(self) -> Space:
         return Space([Bits(g.name, g.size, g.least) for g in self.groups])
 
+    @functools.cached_property
+    def roots(self) -> Array:
+        """The class of every atom."""
+        return self.trace.atoms.roots(np.arange(self.trace.atoms.count))
+
+    def where(self, group: GateGroup) -> slice:
+        """The entries of a group."""
+        return self.space.slices[group.name]
+
     def entries(self, tensor: int, dim: int) -> Array:
         """Per index of a tensor's dimension the entry it follows, -1: always kept."""
         return self.follow(self.trace.tensors[tensor].atoms[dim])
