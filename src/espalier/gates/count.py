@@ -31,28 +31,33 @@ def cost_of(structure: Structure, kind: str) -> Cost:
         weights = {event.weight for event in structure.trace.events}
         for info in structure.trace.tensors:
             if info.is_parameter and (kind == "parameters" or info.number in weights):
-                total = total + _tensor(structure, info.number, ())
+                total = total + elements(structure, info.number, ())
         if kind == "weights":
-            for event in {(e.module, e.computed.shape): e for e in structure.trace.computed if e.computed}.values():
-                total = total + _computed(structure, event, ())
+            for event in computed_weights(structure):
+                total = total + computed_elements(structure, event, ())
     elif kind == "macs":
         uses: dict[int, float] = {}
         for event in structure.trace.events:
             if event.rows and event.uses:
-                total = total + _tensor(structure, event.weight, event.rows) * event.uses
+                total = total + elements(structure, event.weight, event.rows) * event.uses
             elif event.uses:
                 uses[event.weight] = uses.get(event.weight, 0.0) + event.uses
         for event in structure.trace.computed:
-            total = total + _computed(structure, event, event.rows) * event.uses
+            total = total + computed_elements(structure, event, event.rows) * event.uses
         for number, times in uses.items():
-            total = total + _tensor(structure, number, ()) * times
+            total = total + elements(structure, number, ()) * times
     else:
         raise BadInput(f"a cost is one of {', '.join(KINDS)}, not {kind!r}")
     return total.over(space)
 
 
-def _computed(structure: Structure, event: Event, rows: tuple[Array, ...]) -> Cost:
-    """The elements of a weight that is computed from parameters, as by weight normalisation, times its rows."""
+def computed_weights(structure: Structure) -> list[Event]:
+    """Weights computed from parameters, as by weight normalisation, each once."""
+    return list({(e.module, e.computed.shape): e for e in structure.trace.computed if e.computed is not None}.values())
+
+
+def computed_elements(structure: Structure, event: Event, rows: tuple[Array, ...]) -> Cost:
+    """The number of elements of a computed weight, times the number of rows it is applied to."""
     layout = event.computed
     assert layout is not None
     blocks = [structure.follow(block.atoms.reshape(-1)) for block in layout.blocks]
@@ -63,7 +68,7 @@ def _computed(structure: Structure, event: Event, rows: tuple[Array, ...]) -> Co
     return Cost.product(forms or [Form((), 1.0)], d=structure.space.d, scale=float(scale))
 
 
-def _tensor(structure: Structure, number: int, rows: tuple[Array, ...]) -> Cost:
+def elements(structure: Structure, number: int, rows: tuple[Array, ...]) -> Cost:
     """The number of elements of one tensor, times the number of rows it is applied to."""
     d = structure.space.d
     axes = _axes(structure, number)
@@ -80,13 +85,17 @@ def _tensor(structure: Structure, number: int, rows: tuple[Array, ...]) -> Cost:
 def _axes(structure: Structure, number: int) -> list[Array]:
     """The entries of each axis of a tensor, as far as they have to be counted.
 
-    A layer that reads through gates alone, and whose whole output one hand-placed gate reads, needs no factor for
-    that gate: where it is closed, the canonical mask closes the layer's own gates too. The cost of connections is then
-    linear, as in the paper.
+    A layer that reads through gates of its own alone, and whose whole output one hand-placed gate reads, needs no
+    factor for that gate: where it is closed, the canonical mask closes the layer's gates too. The cost of connections
+    is then linear, as in the paper.
     """
     axes = [structure.entries(number, dim) for dim in range(structure.trace.tensors[number].tensor.ndim)]
-    layer = next((layer for layer in structure.layers if layer.weight == number), None)
-    if structure.placed and layer is not None and any(bool((reads >= 0).all()) for reads in layer.reads):
+    place = next((i for i, layer in enumerate(structure.layers) if layer.weight == number), None)
+    if not structure.placed or place is None:
+        return axes
+    layer = structure.layers[place]
+    shared = {int(e) for readers, _, _, entries in structure.flows if readers != {place} for e in entries}
+    if any(bool((reads >= 0).all()) and shared.isdisjoint(reads.tolist()) for reads in layer.reads):
         for dim, axis in enumerate(axes):
             if dim not in layer.summed and len(axis) and (axis == axis[0]).all():
                 axes[dim] = np.full(len(axis), -1)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from espalier.gates.atoms import Array
+from espalier.gates.count import computed_elements, computed_weights, elements
 
 if TYPE_CHECKING:
     from espalier.gates.gated import Gated
@@ -33,16 +34,20 @@ def explain(gated: Gated, mask: Array | None) -> str:
         lines += _wrapped("    written by ", group.writes)
         lines += _wrapped("    read by    ", group.reads)
     lines += ["", f"{'layer':<40}{'before':>13}{'after':>13}{'share':>8}"]
-    for number in dict.fromkeys(event.weight for event in structure.trace.events):
-        info = structure.trace.tensors[number]
-        counts = [np.where(e < 0, True, opened[e] != 0).sum() for e in _axes(gated, number)]
-        before, after = info.tensor.numel(), int(np.prod(counts))
-        lines.append(f"{_fit(info.name, 39):<40}{before:>13,}{after:>13,}{after / max(before, 1):>8.1%}")
     theta = torch.as_tensor(opened, dtype=torch.float64)
+    ones = torch.ones_like(theta)
+    layers = {
+        structure.trace.tensors[number].name: elements(structure, number, ())
+        for number in dict.fromkeys(event.weight for event in structure.trace.events)
+    }
+    layers |= {f"{e.module} (computed)": computed_elements(structure, e, ()) for e in computed_weights(structure)}
+    for name, cost in layers.items():
+        full, now = cost(ones).item(), cost(theta).item()
+        lines.append(f"{_fit(name, 39):<40}{full:>13,.0f}{now:>13,.0f}{now / max(full, 1):>8.1%}")
     lines.append("")
     for kind in ("weights", "macs", "parameters"):
         cost = gated.cost(kind)
-        full, now = cost(torch.ones_like(theta)).item(), cost(theta).item()
+        full, now = cost(ones).item(), cost(theta).item()
         lines.append(f"{kind:<40}{full:>13,.0f}{now:>13,.0f}{now / max(full, 1):>8.1%}")
     if structure.trace.products:
         full, now = (_products(gated, m) for m in (np.ones(space.d), opened))
@@ -59,11 +64,6 @@ def _products(gated: Gated, opened: Array) -> float:
         kept = [np.where(e < 0, True, opened[e] != 0).sum() for e in map(gated.structure.follow, event.rows)]
         total += event.uses * float(np.prod(kept))
     return total
-
-
-def _axes(gated: Gated, number: int) -> list[Array]:
-    structure = gated.structure
-    return [structure.entries(number, dim) for dim in range(structure.trace.tensors[number].tensor.ndim)]
 
 
 def _not_gated(gated: Gated) -> list[str]:

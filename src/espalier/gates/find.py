@@ -8,8 +8,8 @@ import numpy as np
 from torch import nn
 
 from espalier.gates.atoms import Array
-from espalier.gates.cutting import branch_layer
 from espalier.gates.record import Trace
+from espalier.gates.standins import branch_layer
 from espalier.gates.structure import GateGroup, Selection, Structure
 
 Member = tuple[int, int, bool]  # tensor, dimension, whether it is read there

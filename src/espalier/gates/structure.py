@@ -105,6 +105,15 @@ class Structure:
     def space(self) -> Space:
         return Space([Bits(g.name, g.size, g.least) for g in self.groups])
 
+    @functools.cached_property
+    def roots(self) -> Array:
+        """The class of every atom."""
+        return self.trace.atoms.roots(np.arange(self.trace.atoms.count))
+
+    def where(self, group: GateGroup) -> slice:
+        """The entries of a group."""
+        return self.space.slices[group.name]
+
     def entries(self, tensor: int, dim: int) -> Array:
         """Per index of a tensor's dimension the entry it follows, -1: always kept."""
         return self.follow(self.trace.tensors[tensor].atoms[dim])
@@ -148,11 +157,13 @@ def _layers(structure: Structure) -> None:
     onward = _onward(structure)
     for (number, summed), is_grouped in ways.items():
         reads, read_by, anchored = [], set[int](), False
-        for dim, own in enumerate(trace.tensors[number].atoms):
+        atoms = trace.tensors[number].atoms
+        written = [dim for dim in range(len(atoms)) if dim not in summed]
+        written = [dim for dim in written if len(atoms[dim]) > 1] or written  # a 1 x 1 kernel's extent says nothing
+        for dim, own in enumerate(atoms):
             if dim in summed:
                 reads.append(structure.entries(number, dim))
-                continue
-            for root in _representatives(structure, own):
+            for root in _representatives(structure, own) if dim in written else ():
                 through = onward(int(root))
                 anchored = anchored or through is None
                 read_by |= through or set()

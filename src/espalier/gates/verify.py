@@ -18,6 +18,7 @@ from espalier.gates.cutting import Adapted, build_plan
 from espalier.gates.masking import install, set_mask, strip
 from espalier.gates.record import tensors_in
 from espalier.gates.structure import Structure
+from espalier.space import BadInput
 
 TOLERANCE = 1e-6  # relative, in float64; what is inexact is so by far more, and some models round to float32 inside
 
@@ -42,7 +43,10 @@ class Trial:
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.random = torch.Generator().manual_seed(20190917)
         self.stock = torch.randn(1_000_003, generator=self.random, dtype=torch.float64)
-        self.model = copy.deepcopy(model).double()
+        try:
+            self.model = copy.deepcopy(model).double()
+        except (RuntimeError, TypeError) as error:
+            raise BadInput(f"this model cannot be copied, which trying it out and cutting it need: {error}") from error
         self.args, self.kwargs = to_float64(args), to_float64(kwargs)
         self.modules = dict(self.model.named_modules())
         self._perturb()

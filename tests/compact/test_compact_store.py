@@ -1,0 +1,138 @@
+"""Keeping compact models: what comes back, and what is refused."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import espalier
+from espalier.models import DenseNet
+
+
+class Tied(nn.Module):
+    def __init__(self, inner=8):
+        super().__init__()
+        self.table, self.into, self.back = nn.Embedding(9, 6), nn.Linear(6, inner), nn.Linear(inner, 6)
+        self.norm = nn.LayerNorm(6)
+        self.head = nn.Linear(6, 9, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens):
+        h = self.table(tokens)
+        return self.head(self.norm(h + self.back(torch.relu(self.into(h)))))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    torch.manual_seed(0)
+    model, x = Tied(), torch.randint(9, (3, 4))
+    gated = espalier.attach(model, x)
+    small = gated.compact((torch.arange(gated.d) % 3 > 0).float())
+    espalier.save(small, tmp_path)
+    return tmp_path, small, x
+
+
+def test_what_was_saved_comes_back(saved):
+    folder, small, x = saved
+    again = espalier.load(folder, Tied)
+    assert torch.equal(again(x), small(x))
+    assert again.espalier_plan == small.espalier_plan
+    assert again.head.weight is again.table.weight
+    index = json.loads((folder / "plan.json").read_text())
+    assert index["tied"] == {"head.weight": "table.weight"}
+    assert "head.weight" not in index["tensors"]
+    assert sorted(path.name for path in folder.iterdir()) == ["model.safetensors", "plan.json"]
+
+
+def test_selections_fills_and_stand_ins_come_back(tmp_path):
+    torch.manual_seed(0)
+
+    def factory():
+        return DenseNet(depth=13, growth=3, classes=4, stem=4)
+
+    model, x = factory(), torch.randn(2, 3, 8, 8)
+    gated = espalier.attach(model, x)
+    for i, share in enumerate((0.7, 0.4, 0.1)):
+        small = gated.compact((torch.rand(gated.d) < share).float()).eval()
+        espalier.save(small, tmp_path / str(i))
+        assert torch.equal(espalier.load(tmp_path / str(i), factory).eval()(x), small(x))
+
+
+def test_another_dtype_comes_back(saved, tmp_path):
+    _, small, x = saved
+    espalier.save(small.double(), tmp_path / "double")
+    again = espalier.load(tmp_path / "double", Tied)
+    assert again.into.weight.dtype == torch.float64
+    assert torch.equal(again(x), small(x))
+
+
+def test_a_changed_tensor_is_corrupt(saved):
+    folder, _, _ = saved
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(espalier.Corrupt, match="checksum"):
+        espalier.load(folder, Tied)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "plan.json"])
+@pytest.mark.parametrize("keep", [0.0, 0.1, 0.5, 0.99])
+def test_a_truncated_file_is_corrupt(saved, file, keep):
+    folder, _, _ = saved
+    data = (folder / file).read_bytes()
+    (folder / file).write_bytes(data[: int(len(data) * keep)])
+    with pytest.raises(espalier.Corrupt, match=file):
+        espalier.load(folder, Tied)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "plan.json"])
+def test_a_missing_file_is_corrupt(saved, file):
+    folder, _, _ = saved
+    (folder / file).unlink()
+    with pytest.raises(espalier.Corrupt, match=file):
+        espalier.load(folder, Tied)
+
+
+def edited(folder, change):
+    path = folder / "plan.json"
+    index = json.loads(path.read_text())
+    change(index)
+    path.write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda i: i.update(format=2), "format 2"),
+        (lambda i: i["plan"].update(format=7), "format 7"),
+        (lambda i: i.pop("format"), "format"),
+        (lambda i: i.pop("plan"), "damaged"),
+        (lambda i: i["plan"].pop("tensors"), "damaged"),
+        (lambda i: i["tensors"].pop("into.bias"), "into.bias"),
+        (lambda i: i["tied"].update({"head.weight": "nothing"}), "nothing"),
+        (lambda i: i["plan"]["tensors"].pop("into.weight"), "shape"),
+    ],
+)
+def test_a_changed_index_is_corrupt(saved, change, match):
+    folder, _, _ = saved
+    edited(folder, change)
+    with pytest.raises(espalier.Corrupt, match=match):
+        espalier.load(folder, Tied)
+
+
+@pytest.mark.parametrize("factory", [lambda: Tied(10), lambda: Tied(7), lambda: nn.Linear(6, 8)])
+def test_a_wrong_factory_is_named(saved, factory):
+    folder, _, _ = saved
+    with pytest.raises(espalier.Corrupt, match="factory"):
+        espalier.load(folder, factory)
+
+
+def test_what_is_no_compact_model_is_not_saved(tmp_path):
+    with pytest.raises(espalier.BadInput, match="compact"):
+        espalier.save(nn.Linear(2, 2), tmp_path)
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    espalier.save(espalier.attach(model, torch.randn(1, 2)).compact(torch.ones(3)), tmp_path)
+    with pytest.raises(espalier.BadInput, match="factory"):
+        espalier.load(tmp_path, lambda: "no module")
