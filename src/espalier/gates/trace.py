@@ -102,7 +102,7 @@ def _enter(watcher: Watcher, path: str) -> Callable[..., Any]:
             if _is_leaf(module) and len(args) == 1 and not kwargs:
                 made = _boundary(watcher, path, module, layout)
                 if made is not None:
-                    tensor = args[0].detach().clone() if not isinstance(module, nn.Identity) else args[0]
+                    tensor = args[0].detach().clone()
                     watcher.set(tensor, made)
                     found.entries.setdefault(path, []).append(made)
                     return (tensor,), kwargs
