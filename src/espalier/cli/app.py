@@ -5,8 +5,10 @@ from __future__ import annotations
 import typer
 
 from espalier import __version__
+from espalier.cli.data import data
 from espalier.cli.demo import demo
 from espalier.cli.paper import paper
+from espalier.cli.report import report
 
 app = typer.Typer(
     name="espalier",
@@ -17,7 +19,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(demo)
+app.command()(report)
 app.add_typer(paper, name="paper")
+app.add_typer(data, name="data")
 
 
 def _show_version(value: bool) -> None:

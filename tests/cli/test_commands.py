@@ -1,0 +1,108 @@
+"""`espalier data`, `espalier report`, `espalier demo` and the entry point: what they print, refuse and exit with."""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+import sys
+
+import pytest
+
+typer = pytest.importorskip("typer")
+from typer.testing import CliRunner  # noqa: E402
+
+from espalier.cli.app import app  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _no_data_of_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("ESPALIER_DATA", str(tmp_path / "none"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def invoke(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def shell(*words):
+    return subprocess.run([sys.executable, "-m", "espalier", *map(str, words)], capture_output=True, text=True)
+
+
+def test_data_list_names_every_set_and_its_state():
+    done = invoke("data", "list")
+    assert done.exit_code == 0
+    words = {line.split()[0]: line.split()[1] for line in done.output.splitlines() if not line.startswith(" ")}
+    assert words == {"digits": "embedded", "mnist": "missing", "fashion-mnist": "missing", "cifar10": "missing"}
+
+
+def test_data_verify_exits_with_2_for_a_damaged_set(tmp_path):
+    folder = tmp_path / "mnist"
+    folder.mkdir()
+    for name in (
+        "train-images-idx3-ubyte",
+        "train-labels-idx1-ubyte",
+        "t10k-images-idx3-ubyte",
+        "t10k-labels-idx1-ubyte",
+    ):
+        (folder / f"{name}.gz").write_bytes(gzip.compress(b"not idx at all"))
+    done = invoke("data", "verify", "mnist", "--data-dir", tmp_path)
+    assert done.exit_code == 2
+    assert "mnist: corrupt" in done.output
+    assert invoke("data", "verify", "digits").exit_code == 0
+    assert invoke("data", "verify", "cifar10", "--data-dir", tmp_path).exit_code == 2
+    assert invoke("data", "verify").exit_code == 0  # what is missing is no fault unless it was asked for
+
+
+def test_data_get_of_what_is_embedded():
+    done = invoke("data", "get", "digits")
+    assert done.exit_code == 0
+    assert "embedded" in done.output
+
+
+def test_unknown_names_are_one_clear_line():
+    done = shell("data", "get", "minst")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "minst" in done.stderr
+    assert "mnist" in done.stderr
+
+
+def test_report_of_what_is_no_study_is_one_clear_line(tmp_path):
+    done = shell("report", tmp_path)
+    assert done.returncode == 2
+    assert str(tmp_path) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_report_writes_the_tables_of_a_study(tmp_path):
+    small = ["--dataset", "digits", "--device", "cpu", "--hidden", "4,4,4", "--epochs", "1", "--trials", "1"]
+    small += ["--methods", "search", "--penalties", "2^-2", "--points", "1", "--quiet", "--no-report"]
+    assert invoke("paper", "unit-selection", "--out", tmp_path, *small).exit_code == 0
+    assert not (tmp_path / "README.md").exists()
+    done = invoke("report", tmp_path, "--no-figures")
+    assert done.exit_code == 0
+    assert (tmp_path / "README.md").exists()
+    assert list(tmp_path.glob("tables/*.csv"))
+
+
+def test_demo_shows_every_target_and_exceeds_none():
+    done = invoke("demo", "--epochs", "1", "--seeds", "1")
+    assert done.exit_code == 0
+    assert all(f"{target}%" in done.output for target in (5, 10, 25, 50))
+    assert "0 exceed their target" in " ".join(done.output.split())
+
+
+def test_every_command_has_help_with_an_example():
+    for words in (
+        ["demo"],
+        ["report"],
+        ["paper", "unit-selection"],
+        ["data", "list"],
+        ["data", "get"],
+        ["data", "verify"],
+    ):
+        done = invoke(*words, "--help")
+        assert done.exit_code == 0
+        assert "Example: espalier" in done.output, words
+    assert "espalier 0" in invoke("--version").output
