@@ -36,6 +36,8 @@ EXPECTED = {  # group -> (kind, gates), counted by hand
     "fused": {"qkv": ("heads", 3)},
     "lstm": {"rnn.l0": ("units", 6)},
     "gru": {"rnn.l0": ("units", 6)},
+    "cell": {"cell": ("units", 6)},
+    "shuffled": {"first": ("channels", 4), "second": ("channels", 3), "third": ("channels", 5)},
     "tied": {"into": ("units", 7), "back": ("units", 6)},
     "mlp": {"0": ("units", 9), "3": ("units", 8)},
 }
