@@ -1,5 +1,8 @@
-"""A generator of random networks: conv and linear graphs with residuals, products, concatenations, chunks, shuffles,
-depthwise and grouped convolutions, squeeze-excite, strided slices, and layers that nothing reads."""
+"""A generator of random networks: graphs of convolutions, of linear layers, and of attention over tokens.
+
+With residuals, products, concatenations, chunks, shuffles, depthwise and grouped convolutions, squeeze-excite, strided
+slices, heads, rotations, and layers that nothing reads.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +50,37 @@ class Graph(nn.Module):
         return "\n".join([*lines, f"head{self.ends}"])
 
 
-class Builder:
-    """Draws steps; `widths[i]` is the number of channels of value i."""
+class SelfAttention(nn.Module):
+    """Heads by reshape, keys and values perhaps shared by several of them; the layout of the projections varies."""
 
-    def __init__(self, seed: int, spatial: bool) -> None:
+    def __init__(self, width: int, heads: int, shared: int, fused: bool) -> None:
+        super().__init__()
+        self.heads, self.groups, self.size = heads, heads // shared, 4
+        sizes = [heads * self.size, self.groups * self.size, self.groups * self.size]
+        self.fused = nn.Linear(width, sum(sizes)) if fused and shared == 1 else None
+        self.split = nn.ModuleList(nn.Linear(width, size) for size in sizes) if self.fused is None else None
+        self.out = nn.Linear(sizes[0], width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.fused(x).chunk(3, -1) if self.fused is not None else (layer(x) for layer in self.split)
+        q, k, v = (t.unflatten(-1, (-1, self.size)).transpose(1, 2) for t in (q, k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v, enable_gqa=self.heads != self.groups)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def rotate(x: Tensor) -> Tensor:
+    """Pairs the first half of the features with the second, as rotary embeddings do."""
+    first, second = x.chunk(2, -1)
+    return 0.8 * x + 0.6 * torch.cat([-second, first], -1)
+
+
+class Builder:
+    """Draws steps; `widths[i]` is the number of channels of value i, which lie along `axis`."""
+
+    def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.spatial = spatial
+        self.spatial, self.tokens = seed % 4 in (1, 2), seed % 4 == 3
+        self.axis = -1 if self.tokens else 1
         self.size = 4
         self.layers = nn.ModuleList()
         self.steps: list[Step] = []
@@ -106,8 +134,9 @@ class Builder:
     def norm(self) -> None:
         source = self.pick()
         width = self.widths[source]
-        kinds = (nn.BatchNorm2d,) * 3 if self.spatial else (nn.BatchNorm1d, nn.BatchNorm1d, nn.LayerNorm)
-        kind = self.random.choice(kinds)
+        kind: Callable[[int], nn.Module] = nn.BatchNorm2d if self.spatial else nn.BatchNorm1d
+        if self.tokens or (not self.spatial and self.random.random() < 0.3):
+            kind = nn.LayerNorm
         self.add(kind.__name__, kind(width), (source,), width)
 
     def activation(self) -> None:
@@ -125,7 +154,7 @@ class Builder:
 
     def concatenation(self) -> None:
         reads = tuple(self.pick() for _ in range(self.random.choice((2, 2, 3))))
-        self.add("cat", lambda *xs: torch.cat(xs, 1), reads, sum(self.widths[i] for i in reads))
+        self.add("cat", lambda *xs: torch.cat(xs, self.axis), reads, sum(self.widths[i] for i in reads))
 
     def chunk(self) -> None:
         source = self.pick()
@@ -134,14 +163,14 @@ class Builder:
             return
         kind = self.random.choice(("glu", "sum", "swap", "both"))
         if kind == "glu":
-            self.add("glu", lambda x: F.glu(x, 1), (source,), width // 2)
+            self.add("glu", lambda x: F.glu(x, self.axis), (source,), width // 2)
         elif kind == "sum":
-            self.add("chunk sum", lambda x: sum(x.chunk(2, 1)), (source,), width // 2)
+            self.add("chunk sum", lambda x: sum(x.chunk(2, self.axis)), (source,), width // 2)
         elif kind == "swap":
-            self.add("swap halves", lambda x: torch.cat(x.chunk(2, 1)[::-1], 1), (source,), width)
+            self.add("swap halves", lambda x: torch.cat(x.chunk(2, self.axis)[::-1], self.axis), (source,), width)
         else:
-            self.add("first half", lambda x: x.chunk(2, 1)[0], (source,), width // 2)
-            self.add("second half", lambda x: x.chunk(2, 1)[1], (source,), width // 2)
+            self.add("first half", lambda x: x.chunk(2, self.axis)[0], (source,), width // 2)
+            self.add("second half", lambda x: x.chunk(2, self.axis)[1], (source,), width // 2)
 
     def shuffle(self) -> None:
         source = self.pick()
@@ -153,9 +182,10 @@ class Builder:
         source = self.pick()
         width = self.widths[source]
         if width >= 4:
-            step = self.random.choice((1, 2))
-            where = slice(0, width - 1) if step == 1 else slice(0, width, 2)
-            self.add(f"slice {step}", lambda x: x[:, where], (source,), len(range(*where.indices(width))))
+            places = list(range(width - 1)) if self.random.random() < 0.5 else list(range(0, width, 2))
+            start, stop, step = places[0], places[-1] + 1, places[1] - places[0]
+            where = (..., slice(start, stop, step)) if self.tokens else (slice(None), slice(start, stop, step))
+            self.add(f"slice {step}", lambda x: x[where], (source,), len(places))
 
     def squeeze(self) -> None:
         source = self.pick()
@@ -167,6 +197,18 @@ class Builder:
         if self.spatial:
             kind = self.random.choice((nn.AvgPool2d, nn.MaxPool2d))
             self.add(kind.__name__, kind(3, 1, 1), (source,), self.widths[source])
+
+    def attention(self) -> None:
+        source = self.pick()
+        width, heads = self.widths[source], self.random.choice((2, 4))
+        if self.tokens:
+            layer = SelfAttention(width, heads, self.random.choice((1, 1, 2)), self.random.random() < 0.5)
+            self.add("attention", layer, (source,), width)
+
+    def rotation(self) -> None:
+        source = self.pick()
+        if self.tokens and self.widths[source] % 2 == 0:
+            self.add("rotate", rotate, (source,), self.widths[source])
 
     def build(self) -> Graph:
         kinds = [self.layer] * 5 + [self.norm] * 3 + [self.activation] * 3 + [self.residual] * 3
@@ -180,17 +222,19 @@ class Builder:
             self.shuffle,
         ]
         kinds += [self.grouped, self.grouped, self.grouped, self.depthwise, self.part, self.squeeze, self.pool]
+        kinds += [self.attention] * 4 + [self.rotation]
         self.layer()
         wanted = self.random.randint(5, 14)
         while len(self.steps) < wanted:
             self.random.choice(kinds)()
         count = self.random.choice((1, 1, 2))
         ends = tuple(range(len(self.widths) - count, len(self.widths)))
-        if self.spatial and self.random.random() < 0.6:
-            ends = tuple(self.add("mean", lambda x: x.mean((2, 3), keepdim=True), (i,), self.widths[i]) for i in ends)
-            width = sum(self.widths[i] for i in ends)
-        else:
-            width = sum(self.widths[i] for i in ends) * (self.size**2 if self.spatial else 1)
+        length = self.size**2 if self.spatial else self.size if self.tokens else 1
+        if length > 1 and self.random.random() < 0.6:  # else every position is read by itself
+            positions = (2, 3) if self.spatial else (1,)
+            ends = tuple(self.add("mean", lambda x: x.mean(positions), (i,), self.widths[i]) for i in ends)
+            length = 1
+        width = sum(self.widths[i] for i in ends) * length
         head: nn.Module = nn.Linear(width, 5)
         if self.random.random() < 0.5:
             head = nn.Sequential(nn.Linear(width, 8), nn.ReLU(), nn.Linear(8, 5))
@@ -198,18 +242,15 @@ class Builder:
 
 
 def random_graph(seed: int) -> Entry:
-    """The graph of a seed: every third one linear, the others convolutional."""
-    spatial = seed % 3 != 0
+    """The graph of a seed: of every four one linear, one of attention over tokens, the others convolutional."""
 
     def inputs(batch: int) -> Callable[[], Inputs]:
-        builder = Builder(seed, spatial)
-        shape = (batch, builder.widths[0]) + ((builder.size, builder.size) if spatial else ())
+        builder = Builder(seed)
+        shape: tuple[int, ...] = (batch, builder.widths[0])
+        if builder.spatial:
+            shape += (builder.size, builder.size)
+        elif builder.tokens:
+            shape = (batch, builder.size, builder.widths[0])
         return lambda: torch.randn(shape, dtype=torch.float64)
 
-    return Entry(
-        f"random graph {seed}",
-        "cnn" if spatial else "mlp",
-        lambda: Builder(seed, spatial).build(),
-        inputs(5),
-        (inputs(3),),
-    )
+    return Entry(f"random graph {seed}", "cnn", lambda: Builder(seed).build(), inputs(5), (inputs(3),))

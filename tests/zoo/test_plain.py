@@ -93,7 +93,7 @@ def test_compile_with_the_default_backend(name):
     compiled = torch.compile(copy.deepcopy(small))
     with torch.no_grad():
         got = flat(call(compiled, it.inputs))
-    assert relative(got, compact_output(small, it.inputs, False)) <= 1e-7
+    assert relative(got, compact_output(small, it.inputs, False)) <= 1e-5  # the norms of Llama compute in float32
     torch._dynamo.reset()
 
 

@@ -48,6 +48,22 @@ def test_most_graphs_get_gates():
     assert gated >= 0.8 * len(ORDINARY)
 
 
+@pytest.mark.parametrize("seed", range(100, 108))
+def test_what_is_approved_does_not_rest_on_the_weights(seed):
+    """Attached while every parameter is zero, where every comparison would hold, and filled afterwards."""
+    entry = random_graph(seed)
+    model = entry.build()
+    filled = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    gated = espalier.attach(model, entry.inputs())
+    model.load_state_dict(filled)
+    it = Subject(entry, model, gated, entry.inputs())
+    for mask in masks(gated, 3, seed):
+        assert max(mismatch(it, mask)) <= TOLERANCE
+
+
 def test_generator_repeats_itself_and_varies():
     one, same, other = (random_graph(seed).build() for seed in (5, 5, 7))
     assert str(one) == str(same) != str(other)
