@@ -28,6 +28,9 @@ lint: $(STAMP)
 type: $(STAMP)
 	$(BIN)/mypy
 
+# Two workers on two cores: with torch's own threads on top they would wait for each other.
+test test-all: export OMP_NUM_THREADS = 1
+
 test: lint type
 	$(BIN)/pytest -n 2 --dist worksteal -q $(ARGS)
 

@@ -61,7 +61,8 @@ def page_test(page):
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=name)
-def test_page_examples(page):
+def test_page_examples(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # what an example writes
     assert run([page_test(page)]) > 0, "an example that runs is a ```python block with >>> prompts"
 
 

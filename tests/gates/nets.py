@@ -113,6 +113,33 @@ class Tied(nn.Module):
         return F.linear(torch.relu(self.table(tokens) @ self.into) @ self.back, self.table.weight)
 
 
+class Stepped(nn.Module):
+    """A recurrent cell stepped by hand, from a state whose width is an attribute of ours."""
+
+    def __init__(self, cell=nn.GRUCell):
+        super().__init__()
+        self.cell, self.head, self.width = cell(3, 6), nn.Linear(6, 4), 6
+
+    def forward(self, x):
+        state = torch.zeros(x.shape[0], self.width, dtype=x.dtype)
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+        return self.head(state)
+
+
+class Shuffled(nn.Module):
+    """Channel and pixel shuffles between convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 8, 3), nn.Conv2d(8, 12, 3)
+        self.third, self.last = nn.Conv2d(3, 5, 3), nn.Conv2d(20, 2, 1)
+
+    def forward(self, x):
+        x = F.relu(self.second(F.channel_shuffle(F.relu(self.first(x)), 2)))
+        return self.last(F.pixel_unshuffle(F.relu(self.third(F.pixel_shuffle(x, 2))), 2))
+
+
 NETS = {
     "residual": (Residual, lambda: torch.randn(4, 3, 6, 6)),
     "joined": (Joined, lambda: torch.randn(4, 2, 5, 5)),
@@ -121,6 +148,8 @@ NETS = {
     "fused": (Fused, lambda: torch.randn(2, 5, 12)),
     "lstm": (Recurrent, lambda: torch.randn(3, 5, 3)),
     "gru": (lambda: Recurrent(nn.GRU), lambda: torch.randn(3, 5, 3)),
+    "cell": (Stepped, lambda: torch.randn(3, 5, 3)),
+    "shuffled": (Shuffled, lambda: torch.randn(2, 2, 8, 8)),
     "tied": (Tied, lambda: torch.randint(11, (3, 5))),
     "mlp": (
         lambda: nn.Sequential(

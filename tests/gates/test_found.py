@@ -36,6 +36,8 @@ EXPECTED = {  # group -> (kind, gates), counted by hand
     "fused": {"qkv": ("heads", 3)},
     "lstm": {"rnn.l0": ("units", 6)},
     "gru": {"rnn.l0": ("units", 6)},
+    "cell": {"cell": ("units", 6)},
+    "shuffled": {"first": ("channels", 4), "second": ("channels", 3), "third": ("channels", 5)},
     "tied": {"into": ("units", 7), "back": ("units", 6)},
     "mlp": {"0": ("units", 9), "3": ("units", 8)},
 }
@@ -107,7 +109,28 @@ def test_gradients_of_the_cut_model_are_the_masked_ones(name):
     assert compared > 1
 
 
-def test_masking_inputs_or_weights_gives_the_same_gradients():
+@pytest.mark.parametrize("name", ["mlp", "residual", "joined", "attention", "grouped"])
+def test_masks_on_inputs_and_on_weights_give_the_same(name, monkeypatch):
+    model, inputs, gated = subject(name)
+    mask = next(m for i, m in enumerate(masks_of(gated)) if i == 1)
+    assert any(not spot.raw for spot in gated._installed.spots)
+    with gated.masked(mask):
+        model.eval()(inputs).square().sum().backward()
+        expected = model(inputs)
+    slopes = {n: p.grad.clone() for n, p in model.named_parameters()}
+    gated.detach()
+    model.zero_grad()
+    monkeypatch.setattr("espalier.gates.masking._input_axis", lambda structure, reader: None)
+    gated = espalier.attach(model, inputs)
+    assert all(spot.raw for spot in gated._installed.spots)
+    with gated.masked(mask):
+        model(inputs).square().sum().backward()
+        assert torch.allclose(model(inputs), expected, rtol=1e-12)
+    for n, p in model.named_parameters():
+        assert torch.allclose(p.grad, slopes[n], rtol=1e-9, atol=1e-12), n
+
+
+def test_masked_recurrent_weights_give_the_gradients_of_zeroed_ones():
     """A masked weight (LSTM) against the obvious: its output multiplied at the reading layer and its recurrence cut."""
     model, inputs, gated = subject("lstm")
     mask = (torch.arange(6) % 2).double()
@@ -122,7 +145,7 @@ def test_masking_inputs_or_weights_gives_the_same_gradients():
         for weight in (reference.rnn.weight_hh_l0, reference.rnn.weight_hh_l1, reference.rnn.weight_ih_l1):
             weight[:, closed] = 0
         reference.head.weight[:, closed] = 0
-    plain = Recurrent_like(reference, inputs)
+    plain = unrolled(reference, inputs)
     assert torch.allclose(gated_out, plain, rtol=1e-12)
     plain.sum().backward()
     for (name, a), (_, b) in zip(model.named_parameters(), reference.named_parameters()):
@@ -132,7 +155,7 @@ def test_masking_inputs_or_weights_gives_the_same_gradients():
         assert torch.allclose(a.grad, grad, rtol=1e-9, atol=1e-12), name
 
 
-def Recurrent_like(model, inputs):
+def unrolled(model, inputs):
     return F.linear(
         torch.lstm(
             inputs, [torch.zeros(2, 3, 6).double()] * 2, list(model.rnn.parameters()), True, 2, 0.0, False, False, True

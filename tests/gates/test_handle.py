@@ -1,6 +1,7 @@
 """The handle: masks come and go, the model stays the user's; bad input is named."""
 
 import copy
+import pickle
 import re
 
 import pytest
@@ -100,6 +101,13 @@ def test_a_deepcopy_works_and_can_be_gated_again():
         again = espalier.attach(copy.deepcopy(model), x)
         with again.masked(mask):
             assert torch.equal(again.model(x), expected)
+
+
+def test_a_gated_model_can_be_sent_to_another_process():
+    model = small_mlp()
+    gated = espalier.attach(model, torch.randn(3, 4))
+    assert pickle.dumps(model)
+    assert gated.d == 6
 
 
 def test_two_attaches_on_one_model_are_an_error():

@@ -93,7 +93,7 @@ def _layer(module: nn.Module, change: Mapping[str, Any]) -> nn.Module:
     elif kind == "zeros":
         layer = Zeros(change["width"], change["dim"], change["reach"], change["lookup"])
     elif kind == "bias":
-        layer = Bias(module._parameters.get("bias"), change["width"])
+        layer = Bias(module._parameters.get("bias"), change["width"], change["dim"], change["reach"])
     else:
         raise BadInput(f"the plan has a change of kind {kind!r}, which this version of Espalier does not know")
     layer.train(module.training)

@@ -46,8 +46,8 @@ class Fill(nn.Module):
 class Zeros(nn.Module):
     """Zeros of a given width, or with no channels at all, in place of a layer whose output nothing reads.
 
-    ``dim`` -1: the last dimension gets the width (a linear layer). ``dim`` 1: channels; ``reach`` then gives kernel,
-    stride, padding and dilation per spatial dimension, from which the output's extent follows.
+    ``dim`` -1: the last dimension gets the width (a linear layer). ``dim`` 1: channels; ``reach`` then gives the
+    output's extent, see :func:`reached`.
     """
 
     def __init__(self, width: int, dim: int = -1, reach: Sequence[Sequence[int]] = (), lookup: bool = False) -> None:
@@ -58,25 +58,42 @@ class Zeros(nn.Module):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self.lookup:  # an embedding: one dimension more, of floating-point numbers
             return torch.zeros(*x.shape, self.width, device=x.device)
-        shape = list(x.shape)
-        shape[self.dim] = self.width
-        for axis, (kernel, stride, padding, dilation) in enumerate(self.reach):
-            place = len(shape) - len(self.reach) + axis
-            shape[place] = (shape[place] + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-        return x.new_zeros(shape)
+        return x.new_zeros(reached(x, self.width, self.dim, self.reach))
 
     def extra_repr(self) -> str:
         return f"width={self.width}, dim={self.dim}"
 
 
 class Bias(nn.Module):
-    """What a linear layer that reads nothing gives: its bias."""
+    """What a linear layer or a convolution that reads nothing gives: its bias at every place."""
 
-    def __init__(self, bias: nn.Parameter | None, width: int) -> None:
+    def __init__(
+        self, bias: nn.Parameter | None, width: int, dim: int = -1, reach: Sequence[Sequence[int]] = ()
+    ) -> None:
         super().__init__()
-        self.width = width
+        self.width, self.dim = width, dim
+        self.reach = tuple(tuple(r) for r in reach)
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
-        shape = (*x.shape[:-1], self.width)
-        return x.new_zeros(shape) if self.bias is None else self.bias.expand(shape)
+        shape = reached(x, self.width, self.dim, self.reach)
+        if self.bias is None:
+            return x.new_zeros(shape)
+        return self.bias.reshape(-1, *(1,) * len(self.reach)).expand(shape)
+
+    def extra_repr(self) -> str:
+        return f"width={self.width}, dim={self.dim}"
+
+
+def reached(x: Tensor, width: int, dim: int, reach: Sequence[Sequence[int]]) -> list[int]:
+    """The shape that a layer of this width gives for an input. ``reach``, per spatial dimension: kernel, stride,
+    padding, dilation, and for a transposed convolution its output padding."""
+    shape = list(x.shape)
+    shape[dim] = width
+    for axis, (kernel, stride, padding, dilation, *more) in enumerate(reach):
+        place = len(shape) - len(reach) + axis
+        if more:
+            shape[place] = (shape[place] - 1) * stride - 2 * padding + dilation * (kernel - 1) + more[0] + 1
+        else:
+            shape[place] = (shape[place] + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+    return shape

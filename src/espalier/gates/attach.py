@@ -14,6 +14,7 @@ from espalier.gates.canonical import canonical, severed
 from espalier.gates.find import find_groups, structure_of
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
+from espalier.gates.hand import attach_placed
 from espalier.gates.masking import MARK, strip
 from espalier.gates.record import Trace, tensors_in
 from espalier.gates.structure import GateGroup, Structure, finish
@@ -58,8 +59,6 @@ def attach(
             raise BadInput("this model has gates already; use them, or call .detach() on their handle first")
         strip(model)  # a deepcopy of a gated model: its hooks belong to nobody
     if any(isinstance(module, Gate) for module in model.modules()):
-        from espalier.gates.hand import attach_placed
-
         with isolated_random():
             return attach_placed(model, args, kwargs, check)
     with isolated_random():
@@ -82,7 +81,7 @@ def _attach_found(
     refused: dict[str, str] = {}
     groups = []
     for group in find_groups(seen, kinds, dict(model.named_modules())):
-        problem = _unusable(group, seen, ignore)
+        problem = _unusable(group, seen, ignore, dict(model.named_modules()))
         if problem:
             refused[group.name] = problem
         else:
@@ -134,7 +133,7 @@ def _stuck(model: nn.Module, seen: Trace) -> list[str]:
     return found
 
 
-def _unusable(group: GateGroup, seen: Trace, ignore: Collection[str]) -> str:
+def _unusable(group: GateGroup, seen: Trace, ignore: Collection[str], modules: dict[str, nn.Module]) -> str:
     if group.kind == "branches":
         return ""
     if group.size < 2:
@@ -143,6 +142,10 @@ def _unusable(group: GateGroup, seen: Trace, ignore: Collection[str]) -> str:
     for name in ignore:
         if any(path == name or path.startswith(name + ".") for path in writers):
             return f"ignored, as asked ({name})"
+    for path in writers:
+        module = modules.get(path)
+        if isinstance(module, nn.LSTM) and module.proj_size > 0:
+            return "an LSTM with a projection: torch knows it by its two widths being different, which a cut may end"
     return _unseen(group, seen)
 
 

@@ -85,13 +85,17 @@ def elements(structure: Structure, number: int, rows: tuple[Array, ...]) -> Cost
 def _axes(structure: Structure, number: int) -> list[Array]:
     """The entries of each axis of a tensor, as far as they have to be counted.
 
-    A layer that reads through gates alone, and whose whole output one hand-placed gate reads, needs no factor for
-    that gate: where it is closed, the canonical mask closes the layer's own gates too. The cost of connections is then
-    linear, as in the paper.
+    A layer that reads through gates of its own alone, and whose whole output one hand-placed gate reads, needs no
+    factor for that gate: where it is closed, the canonical mask closes the layer's gates too. The cost of connections
+    is then linear, as in the paper.
     """
     axes = [structure.entries(number, dim) for dim in range(structure.trace.tensors[number].tensor.ndim)]
-    layer = next((layer for layer in structure.layers if layer.weight == number), None)
-    if structure.placed and layer is not None and any(bool((reads >= 0).all()) for reads in layer.reads):
+    place = next((i for i, layer in enumerate(structure.layers) if layer.weight == number), None)
+    if not structure.placed or place is None:
+        return axes
+    layer = structure.layers[place]
+    shared = {int(e) for readers, _, _, entries in structure.flows if readers != {place} for e in entries}
+    if any(bool((reads >= 0).all()) and shared.isdisjoint(reads.tolist()) for reads in layer.reads):
         for dim, axis in enumerate(axes):
             if dim not in layer.summed and len(axis) and (axis == axis[0]).all():
                 axes[dim] = np.full(len(axis), -1)

@@ -11,7 +11,8 @@ from torch import nn
 
 from espalier.compact.plan import Plan, Runs, to_runs
 from espalier.gates.atoms import Array
-from espalier.gates.structure import GateGroup, Layer, Structure
+from espalier.gates.standins import branch_layer, emptied_layers, phantom_layers
+from espalier.gates.structure import Layer, Structure
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,14 @@ class Keeping:
         return len(self.dead) > size
 
     def _written(self, layer: Layer) -> set[int]:
+        """The classes that go with a dead layer: none if they hold more than its weight, for that is counted."""
         info = self.structure.trace.tensors[layer.weight]
         own = np.concatenate([a for dim, a in enumerate(info.atoms) if dim not in layer.summed])
-        roots = self.atoms.roots(own)
+        roots = np.unique(self.atoms.roots(own))
+        members = np.isin(self.structure.roots, roots[self.structure.entry[roots] < 0])
+        tensors = self.atoms.tensor[: self.atoms.count][members]
+        if not set(np.unique(tensors).tolist()) <= {-1, layer.weight}:
+            return set()
         return {int(r) for r in roots[self.structure.entry[roots] < 0]}
 
     def __call__(self, atoms: Array) -> Array:
@@ -90,8 +96,8 @@ def build_plan(
     layers: dict[str, Mapping[str, Any]] = {}
     _placed(structure, keep, layers)
     _selected(structure, keep, layers)
-    _emptied(structure, modules, keep, layers)
-    empty = [g for g in structure.groups if g.name in phantoms and not keep.opened[_where(structure, g)].any()]
+    emptied_layers(structure, modules, keep, layers)
+    empty = [g for g in structure.groups if g.name in phantoms and not keep.opened[structure.where(g)].any()]
     for group in empty:
         layers.update(phantom_layers(structure, modules, group, shapes) or {})
     closed = [path for path, entry in structure.members.items() if not keep.opened[entry]]
@@ -116,20 +122,11 @@ def build_plan(
     return Plan(tensors, changed_, layers, before)
 
 
-def _where(structure: Structure, group: GateGroup) -> slice:
-    start = 0
-    for other in structure.groups:
-        if other is group:
-            break
-        start += other.size
-    return slice(start, start + group.size)
-
-
 def _value(structure: Structure, keep: Keeping, item: Adapted) -> int:
     if item.tensor >= 0:
         return int(keep(structure.trace.tensors[item.tensor].atoms[item.dim]).sum())
     group = next(g for g in structure.groups if g.name == item.group)
-    return item.per_unit * max(1, int(keep.opened[_where(structure, group)].sum()))
+    return item.per_unit * max(1, int(keep.opened[structure.where(group)].sum()))
 
 
 def _current(modules: Mapping[str, nn.Module], name: str) -> Any:
@@ -159,41 +156,6 @@ def _selected(structure: Structure, keep: Keeping, layers: dict[str, Mapping[str
         before, after = keep(copy.before), keep(copy.after)
         if (before & ~after).any():
             layers[copy.module] = {"kind": "select", "dim": copy.dim, "index": np.flatnonzero(after[before]).tolist()}
-
-
-ZERO_WIDE_FAILS = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
-POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
-
-
-def _emptied(
-    structure: Structure, modules: Mapping[str, nn.Module], keep: Keeping, layers: dict[str, Mapping[str, Any]]
-) -> None:
-    """Layers left without a single channel, which torch would refuse to run."""
-    for path, layouts in structure.trace.exits.items():
-        module = modules[path]
-        if not isinstance(module, ZERO_WIDE_FAILS + POOLS) or len(layouts[0].shape) < 3:
-            continue
-        blocks = [layout.at(1) for layout in layouts]
-        if all(block is not None and not keep(block.atoms).any() for block in blocks):
-            layers[path] = {"kind": "zeros", "width": 0, "dim": 1, "reach": _reach(module), "lookup": False}
-
-
-def _reach(module: nn.Module) -> list[list[int]]:
-    if isinstance(module, nn.modules.conv._ConvNd):
-        n = len(module.kernel_size)
-        padding = [0] * n if isinstance(module.padding, str) else list(module.padding)
-        if module.padding == "same":  # as wide as before: a kernel of one
-            return [[1, 1, 0, 1]] * n
-        return [list(r) for r in zip(module.kernel_size, module.stride, padding, module.dilation)]
-    if isinstance(module, POOLS):
-        n = next(k for k in (1, 2, 3) if type(module).__name__.endswith(f"{k}d"))
-
-        def each(value: Any) -> list[int]:
-            return [int(v) for v in value] if isinstance(value, (tuple, list)) else [int(value)] * n
-
-        dilation = each(getattr(module, "dilation", 1))
-        return [list(r) for r in zip(each(module.kernel_size), each(module.stride), each(module.padding), dilation)]
-    return []
 
 
 def known_attributes(module: nn.Module, shapes: Mapping[str, tuple[int, ...]], even: bool = False) -> dict[str, int]:
@@ -231,68 +193,3 @@ def _norm_attributes(module: nn.Module, channels: int) -> list[tuple[str, int]]:
         per_group = module.num_channels // module.num_groups
         return [("num_channels", channels), ("num_groups", channels // per_group)]
     return [("num_features", channels)]
-
-
-def branch_layer(
-    module: nn.Module, shapes: Mapping[str, tuple[int, ...]], planned: Mapping[str, Any] | None = None
-) -> Mapping[str, Any] | None:
-    """What stands for a layer of a closed residual branch: zeros without weights. None: there is nothing that could."""
-    if planned is not None and planned["kind"] == "zeros":
-        return planned
-    weight = getattr(module, "weight", None)
-    if isinstance(module, (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU)):
-        return {"kind": "identity"}
-    shape = shapes.get("weight", () if weight is None else tuple(weight.shape))
-    if isinstance(module, nn.modules.conv._ConvNd) and not module.transposed:
-        reach = _reach(module)
-        return {"kind": "zeros", "width": shape[0], "dim": -1 - len(reach), "reach": reach, "lookup": False}
-    buffers = [name for name in module._buffers if not name.startswith("espalier_")]
-    if len(shape) == 2 and set(module._parameters) <= {"weight", "bias"} and not buffers:
-        out = 0 if isinstance(module, nn.Linear) else 1
-        lookup = isinstance(module, nn.Embedding)
-        return {"kind": "zeros", "width": shape[out], "dim": -1, "reach": [], "lookup": lookup}
-    return None
-
-
-def phantom_layers(
-    structure: Structure,
-    modules: Mapping[str, nn.Module],
-    group: GateGroup,
-    shapes: Mapping[str, Mapping[str, tuple[int, ...]]],
-) -> dict[str, Mapping[str, Any]] | None:
-    """An emptied group whose code does not run on width zero: one unit of zeros, without weights, stands in.
-
-    Layers that write the group give zeros of one unit's width, layers that read it give their bias. None where one of
-    them does more than that.
-    """
-    where = _where(structure, group)
-    found: dict[str, Mapping[str, Any]] = {}
-    for info in structure.trace.tensors:
-        for dim, own in enumerate(info.atoms):
-            entries = structure.follow(own)
-            inside = (entries >= where.start) & (entries < where.stop)
-            if not inside.any():
-                continue
-            path, name = info.places[0]
-            module = modules[path]
-            if not inside.all() or any(True for _ in module.children()) or len(info.places) > 1:
-                return None
-            read = bool(structure.trace.atoms.read[own].any())
-            if read and info.tensor.ndim == 2 and name == "weight":
-                changed = shapes.get(path, {}).get("weight", tuple(info.tensor.shape))
-                found[path] = {"kind": "bias", "width": int(changed[1 - dim])}
-            elif not read and name in ("weight", "bias") and info.tensor.ndim <= 2:
-                norms = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.PReLU)
-                if found.get(path, {}).get("kind") == "bias" or isinstance(module, norms):
-                    return None
-                width = len(own) // group.size
-                found[path] = {
-                    "kind": "zeros",
-                    "width": width,
-                    "dim": -1,
-                    "reach": [],
-                    "lookup": isinstance(module, nn.Embedding),
-                }
-            else:
-                return None
-    return found

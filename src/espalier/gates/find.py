@@ -8,9 +8,9 @@ import numpy as np
 from torch import nn
 
 from espalier.gates.atoms import Array
-from espalier.gates.cutting import branch_layer
 from espalier.gates.record import Trace
-from espalier.gates.structure import GateGroup, Selection, Structure
+from espalier.gates.standins import branch_layer
+from espalier.gates.structure import GateGroup, Structure
 
 Member = tuple[int, int, bool]  # tensor, dimension, whether it is read there
 
@@ -166,8 +166,4 @@ def structure_of(trace: Trace, groups: Sequence[GateGroup]) -> Structure:
         if group.kind == "branches":
             structure.branches[group.reads[0]] = int(first)
             structure.members |= {path: int(first) for path in group.writes}
-    for copy in trace.copies:
-        before, after = structure.follow(copy.before), structure.follow(copy.after)
-        if (after >= 0).any():
-            structure.selections.append(Selection(copy.module, copy.dim, np.full(len(before), -1), after))
     return structure

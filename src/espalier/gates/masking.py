@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -259,10 +259,17 @@ def strip(model: nn.Module) -> nn.Module:
 
 
 class Mark:
-    """Says that a model has gates; a deepcopy of the model carries the mark of the original, and is told by that."""
+    """Says that a model has gates; a copy of the model carries the mark of the original, and is told by that."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.of = weakref.ref(model)
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self.of: Callable[[], nn.Module | None] = _nobody if model is None else weakref.ref(model)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mark:
         return self
+
+    def __reduce__(self) -> tuple[type[Mark], tuple[()]]:
+        return Mark, ()  # in another process it is of nobody
+
+
+def _nobody() -> None:
+    return None

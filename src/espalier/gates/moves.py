@@ -217,3 +217,28 @@ def pixel_shuffle(call: Call) -> Result:
     x = call.p.reshaped(call.x, (*lead, channels // (r * r), r, r, high, wide))
     order = [*range(k), k, k + 3, k + 1, k + 4, k + 2]
     return call.p.reshaped(call.p.permuted(x, order), call.shape())
+
+
+@rule("pixel_unshuffle")
+def pixel_unshuffle(call: Call) -> Result:
+    *lead, channels, high, wide = call.x.shape
+    r, k = call.args[1], len(lead)
+    x = call.p.reshaped(call.x, (*lead, channels, high // r, r, wide // r, r))
+    order = [*range(k), k, k + 2, k + 4, k + 1, k + 3]
+    return call.p.reshaped(call.p.permuted(x, order), call.shape())
+
+
+@rule("channel_shuffle", "native_channel_shuffle")
+def channel_shuffle(call: Call) -> Result:
+    batch, channels, *space = call.x.shape
+    groups = call.args[1]
+    x = call.p.reshaped(call.x, (batch, groups, channels // groups, *space))
+    return call.p.reshaped(call.p.permuted(x, [0, 2, 1, *range(3, len(x.shape))]), call.shape())
+
+
+@rule("grid_sampler_2d", "grid_sampler_3d")
+def grid_sampler(call: Call) -> Result:
+    """Sampled at places that another tensor gives: batch and channels pass."""
+    call.p.freeze(call.of(call.args[1]), "says where to sample")
+    x = call.p.mixed_all(call.x.activation(), range(2, len(call.x.shape)), "resampled")
+    return call.p.clean(call.shape(), x.blocks)

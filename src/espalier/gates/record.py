@@ -75,7 +75,6 @@ class Trace:
     gates: list[GateUse] = field(default_factory=list)
     inputs: list[np.ndarray] = field(default_factory=list)  # atoms of input features, when asked for
     unknown: dict[str, set[str]] = field(default_factory=dict)  # operation without a rule -> modules
-    leaked: set[str] = field(default_factory=set)
     calls: dict[str, int] = field(default_factory=dict)
     branches: list[Branch] = field(default_factory=list)
     order: list[tuple[int, str]] = field(default_factory=list)  # (time, leaf module) in the order of execution
@@ -84,9 +83,6 @@ class Trace:
     @property
     def atoms(self) -> Atoms:
         return self.p.atoms
-
-    def by_name(self, name: str) -> TensorInfo:
-        return next(t for t in self.tensors if t.name == name)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

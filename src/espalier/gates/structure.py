@@ -57,16 +57,6 @@ class Reader:
     entries: Array
 
 
-@dataclass(frozen=True, eq=False)
-class Selection:
-    """A module before which slices may be left out."""
-
-    module: str
-    dim: int
-    before: Array  # entries of what arrives
-    after: Array  # entries of what the module reads
-
-
 @dataclass(eq=False)
 class Structure:
     """Everything the mask, the cost, the plan and the explanation are made from."""
@@ -76,11 +66,9 @@ class Structure:
     entry: Array  # per atom: the entry of the mask it follows, -1: always kept
     layers: list[Layer] = field(default_factory=list)
     readers: list[Reader] = field(default_factory=list)
-    selections: list[Selection] = field(default_factory=list)
     placed: dict[str, Array] = field(default_factory=dict)  # hand-placed gate -> entries over its width
     gate_dims: dict[str, int] = field(default_factory=dict)  # hand-placed gate -> dimension
     norms: dict[str, Array] = field(default_factory=dict)  # norm without tensors -> entries of its channels
-    notes: list[str] = field(default_factory=list)
     branches: dict[str, int] = field(default_factory=dict)  # module whose output a branch gate masks -> entry
     members: dict[str, int] = field(default_factory=dict)  # leaf module that runs only for a branch -> entry
     sources: dict[int, bool] = field(default_factory=dict)  # entry -> carries information whatever the mask says
@@ -105,17 +93,21 @@ class Structure:
     def space(self) -> Space:
         return Space([Bits(g.name, g.size, g.least) for g in self.groups])
 
+    @functools.cached_property
+    def roots(self) -> Array:
+        """The class of every atom."""
+        return self.trace.atoms.roots(np.arange(self.trace.atoms.count))
+
+    def where(self, group: GateGroup) -> slice:
+        """The entries of a group."""
+        return self.space.slices[group.name]
+
     def entries(self, tensor: int, dim: int) -> Array:
         """Per index of a tensor's dimension the entry it follows, -1: always kept."""
         return self.follow(self.trace.tensors[tensor].atoms[dim])
 
     def follow(self, atoms: Array) -> Array:
         return np.asarray(self.entry[self.trace.atoms.roots(atoms)])
-
-
-def kept(entries: Array, mask: Array) -> Array:
-    """Which indices stay under a mask: those no gate acts on, and those whose gate is open."""
-    return np.where(entries < 0, True, mask[entries] != 0)
 
 
 def as_array(mask: Tensor) -> Array:

@@ -169,5 +169,4 @@ class Leaks(TorchFunctionMode):
             if layout.blocks:
                 trace = self.watcher.trace
                 trace.p.freeze(layout, f"values taken out to Python by .{name}()")
-                trace.leaked.add(trace.p.where)
         return func(*args, **(kwargs or {}))
