@@ -184,7 +184,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "fractional resize": (conv(lambda: lambda x: F.interpolate(x, size=(5, 7), mode="nearest")), IMAGE),
     "channel dropout": (conv(lambda: nn.Dropout2d(0.5)), IMAGE),
     "PReLU of one slope": (conv(lambda: nn.PReLU()), IMAGE),
-    "channels last": (conv(lambda: nn.Sequential(nn.Flatten(2), nn.Unflatten(2, (6, 6)))), IMAGE),
+    "flatten and unflatten the image": (conv(lambda: nn.Sequential(nn.Flatten(2), nn.Unflatten(2, (6, 6)))), IMAGE),
     "cumulative sum over channels": (conv(lambda: lambda x: x.cumsum(1)), IMAGE),
     "roll over channels": (conv(lambda: lambda x: x.roll(1, 1)), IMAGE),
     "flip of channels": (conv(lambda: lambda x: x.flip(1)), IMAGE),

@@ -31,6 +31,7 @@ from .checks import (
     smallest_share,
 )
 from .entry import Entry
+from .odd_layers import ODD
 from .random_graphs import random_graph
 from .traps import TRAPS
 
@@ -75,6 +76,16 @@ def examine(entry: Entry, number: int = MASKS) -> dict[str, Any]:
     }
 
 
+def examine_odd(entry: Entry) -> dict[str, Any]:
+    """One unusual layer: the groups of gates around it, or the first reason of the refusal."""
+    it = Subject.or_refusal(entry)
+    if isinstance(it, str):
+        return {"name": entry.name, "refused": it.splitlines()[2].strip()}
+    groups = [f"{group.name} ({group.size})" for group in it.gated.space.groups]
+    worst = max(error for mask in masks(it.gated, MASKS) for error in mismatch(it, mask))
+    return {"name": entry.name, "gated": groups, "error": worst}
+
+
 def examine_graph(seed: int) -> dict[str, Any]:
     """One random graph: refused, or how far masked and compact are apart."""
     it = Subject.or_refusal(random_graph(seed))
@@ -108,6 +119,7 @@ def measure(graphs: range) -> dict[str, Any]:
         "masks": MASKS,
         "architectures": rows,
         "traps": traps,
+        "odd": [examine_odd(entry) for entry in ODD],
         "random_graphs": {
             "seeds": [graphs.start, graphs.stop],
             "with_gates": len(with_gates),
@@ -145,13 +157,23 @@ def architecture_table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def odd_rows(found: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"| {odd['name']} | not gated: {odd['refused']} | |"
+        if "refused" in odd
+        else f"| {odd['name']} | {', '.join(odd['gated'])} | {small_number(odd['error'])} |"
+        for odd in found
+    ]
+
+
 def speed_tables(speed: dict[str, Any]) -> list[str]:
     lines = [
         "",
         "## Speed",
         "",
         f"Medians of {speed['repeats']} interleaved repeats on {speed['device']}, {speed['threads']} thread(s), "
-        f"torch {speed['torch']}; `python benchmarks/gates.py`.",
+        f"torch {speed['torch']}, clock `{speed['clock']}`; `python benchmarks/gates.py`. The raw figures with their "
+        "quartiles are in results/gates/speed.json.",
         "",
         "| training step | mode | batch | plain ms | masked ms | masked / plain |",
         "|---|---|---:|---:|---:|---:|",
@@ -209,6 +231,15 @@ def page(results: dict[str, Any], speed: dict[str, Any] | None) -> str:
         "| network | not gated | gated |",
         "|---|---|---|",
         *(f"| {t['name']} | {', '.join(f'`{p}`' for p in t['frozen'])} | {t['gated']} |" for t in results["traps"]),
+        "",
+        "## Unusual layers",
+        "",
+        "A stem, the unusual layer, and a head that reads it: the gates found and the largest relative difference "
+        "between masked and compact, or why nothing was gated.",
+        "",
+        "| layer | gated (gates), or why not | difference |",
+        "|---|---|---:|",
+        *odd_rows(results["odd"]),
         "",
         "## Random graphs",
         "",
