@@ -1,7 +1,7 @@
 """A first look at the default recipe: theta's rate, start and ramp on held-out digits. Prints one JSON object.
 
-347 training images are held out and stand in for the test set, which is not touched. Medians of the held-out error of the
-compact models, and of uniform networks of the same numbers of weights trained from scratch as long.
+347 training images are held out and stand in for the test set, which is not touched. Medians of the held-out error of
+the compact models, and of uniform networks of the same numbers of weights trained from scratch as long.
 
     python benchmarks/recipe_probe.py [--seeds 6] [--epochs 20 60]
 """
