@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -189,3 +190,14 @@ def test_a_state_of_something_else_is_refused_whole(state, kind):
     assert str(caught.value)
     same(search.state_dict(), before)
     np.testing.assert_array_equal(search.theta.numpy(), before["theta"].numpy())
+
+
+def test_a_search_travels_to_another_process_between_ask_and_tell():
+    search = espalier.Search(6, penalty=0.1, batch=(2,), seed=3)
+    masks = search.ask()
+    copy = pickle.loads(pickle.dumps(search))  # noqa: S301 - our own bytes, as multiprocessing sends them
+    losses = masks.sum(-1)
+    search.tell(masks, losses)
+    copy.tell(masks, losses)
+    assert torch.equal(copy.theta, search.theta)
+    assert torch.equal(copy.ask(), search.ask())

@@ -107,7 +107,8 @@ def read_initial(initial: object, space: Space, batch: tuple[int, ...], device: 
         return float(initial)
     theta = initial.detach().to(device=device, dtype=torch.float64)
     if theta.shape not in ((space.d,), (*batch, space.d)):
-        raise BadInput(f"initial has shape ({space.d},) or {(*batch, space.d)}, not {tuple(theta.shape)}")
+        allowed = " or ".join(dict.fromkeys(str(shape) for shape in ((space.d,), (*batch, space.d))))
+        raise BadInput(f"initial has shape {allowed}, not {tuple(theta.shape)}")
     wrong = theta[~((theta >= 0) & (theta <= 1))]
     if wrong.numel():
         raise BadInput(f"initial holds probabilities in [0, 1], not {wrong[0].item()!r}")

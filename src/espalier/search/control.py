@@ -8,6 +8,8 @@ expected cost (a projection in the Fisher metric), and the ramp alone moves it a
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -32,9 +34,10 @@ class Price:
         if target is not None:
             smallest = (self.smallest_cost / self.full_cost).item()
             if bool((target < smallest).any()):
+                shown = math.ceil(smallest * 1e6) / 1e6  # up, so that the number shown can be met
                 raise Unreachable(
                     f"target {target[target < smallest].flatten()[0].item():.6g} is below the smallest reachable share "
-                    f"{smallest:.6g}; targets from {smallest:.6g} to 1 can be met"
+                    f"{shown:.6f}; targets from {shown:.6f} to 1 can be met (what no gate cuts always stays)"
                 )
 
     def start_ramp(self, theta: Tensor, lowest: Tensor, highest: Tensor, length: int) -> None:

@@ -277,6 +277,10 @@ class Search:
             state["settled"] = self._settled.clone()
         return state
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the memory of what was asked last, which cannot be copied to another process."""
+        return self.__dict__ | {"_asked": None}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of a search of the same space, batch and kind; refused whole if it is of another."""
         if not isinstance(state, Mapping):
