@@ -110,6 +110,53 @@ def test_a_gated_model_can_be_sent_to_another_process():
     assert gated.d == 6
 
 
+def test_a_layer_replaced_or_moved_since_is_named():
+    def put(model):
+        model[2] = nn.Linear(6, 6)
+
+    def swap(model):
+        model[2], model[4] = model[4], model[2]
+
+    def drop(model):
+        del model[4]
+
+    x = torch.randn(3, 4)
+    for change, name in ((put, "2"), (swap, "2"), (drop, "4")):
+        model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.Linear(6, 2))
+        gated = espalier.attach(model, x)
+        mask = (torch.arange(gated.d) % 2).float()
+        change(model)
+        match = f"module '{name}' was replaced since the gates were attached; detach and attach again"
+        with pytest.raises(espalier.BadInput, match=match), gated.masked(mask):
+            pass
+        with pytest.raises(espalier.BadInput, match=match):
+            gated.compact(mask)
+        with pytest.raises(espalier.BadInput, match=match):
+            gated.call(dict(model.named_parameters()), mask, x)
+        gated.detach()
+        again = espalier.attach(model, x)
+        mask = (torch.arange(again.d) % 2).float()
+        with again.masked(mask):
+            assert torch.allclose(model(x), again.compact(mask)(x), atol=1e-6)
+
+
+def test_a_layer_held_twice_and_replaced_in_one_place_is_named():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.middle, self.last = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+            self.again = self.middle
+
+        def forward(self, x):
+            return self.last(F.relu(self.again(F.relu(self.middle(F.relu(self.first(x)))))))
+
+    model = Twice()
+    gated = espalier.attach(model, torch.randn(3, 4))
+    model.again = nn.Linear(6, 6)
+    with pytest.raises(espalier.BadInput, match="'again' was replaced"), gated.masked(torch.ones(gated.d)):
+        pass
+
+
 def test_two_attaches_on_one_model_are_an_error():
     model = small_mlp()
     gated = espalier.attach(model, torch.randn(3, 4))

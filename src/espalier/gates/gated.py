@@ -47,6 +47,11 @@ class Gated:
         self._costs: dict[str, Cost] = {}
         self._installed = install(model, structure)
         self._mask: Tensor | None = None
+        self._held = [
+            (f"{path}.{name}" if path else name, module._modules, name, child)
+            for path, module in model.named_modules()
+            for name, child in module._modules.items()
+        ]
         model.__dict__[MARK] = Mark(model)
 
     @property
@@ -63,8 +68,12 @@ class Gated:
         return mask.detach()
 
     def _attached(self) -> None:
+        """Gates are of the modules they were attached to: one put in another's place has no mask, and fits no plan."""
         if self._installed is None:
             raise BadInput("these gates were detached; attach again to use them")
+        for path, children, name, child in self._held:
+            if children.get(name) is not child:
+                raise BadInput(f"module {path!r} was replaced since the gates were attached; detach and attach again")
 
     def _one(self, mask: Tensor) -> Tensor:
         mask = self._checked(mask)
@@ -96,6 +105,8 @@ class Gated:
         statistics of its own for each mask: see :func:`espalier.gates.several.by_vmap`, or give a copy of them a
         batch dimension.
         """
+        if not torch.compiler.is_compiling():  # there every look at a module would become a guard
+            self._attached()
         return functional_call(self.model, with_mask(self._installed, params_and_buffers, mask), args, kwargs)
 
     # ---- what a mask means -----------------------------------------------------------------------------------------
