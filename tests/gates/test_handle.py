@@ -95,12 +95,48 @@ def test_a_deepcopy_works_and_can_be_gated_again():
         gated = espalier.attach(model, x)
         mask = (torch.arange(gated.d) % 2).float()
         with gated.masked(mask):
-            expected, twin = model(x), copy.deepcopy(model)
-        assert torch.equal(twin(x), expected)  # it carries the mask it was copied under
-        assert not torch.equal(model(x), expected)
+            expected, twin, parts = model(x), copy.deepcopy(model), copy.deepcopy(list(model.children()))
+            second, own = copy.deepcopy(twin), espalier.attach(copy.deepcopy(model), x)
+            with gated.masked(torch.ones(gated.d)):
+                pass
+            assert torch.equal(twin(x), expected)  # it carries the mask it was copied under, as long as that is set
+            assert torch.equal(second(x), expected)
+            twin(x).sum().backward()
+            late = twin(x).sum()
+        late.backward()
+        plain = model(x)
+        assert not torch.equal(plain, expected)
+        for made in (twin, second, copy.deepcopy(twin)):
+            assert torch.equal(made(x), plain)
+        if make is small_mlp:
+            assert torch.equal(nn.Sequential(*parts)(x), plain)
+        with own.masked(mask):
+            assert torch.equal(own.model(x), expected)
         again = espalier.attach(copy.deepcopy(model), x)
         with again.masked(mask):
             assert torch.equal(again.model(x), expected)
+
+
+def test_a_deepcopy_under_a_mask_ends_with_it_for_branches_and_placed_gates_too():
+    class Branched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.branch, self.last = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+        def forward(self, x):
+            h = F.relu(self.first(x))
+            return self.last(h + self.branch(h))
+
+    x = torch.randn(3, 4)
+    placed = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), espalier.Gate(6), nn.Linear(6, 2))
+    for model, kinds in ((Branched(), ("branches",)), (placed, ("units",))):
+        gated = espalier.attach(model, x, kinds=kinds)
+        mask = torch.zeros(gated.d)
+        with gated.masked(mask):
+            expected, twin = model(x), copy.deepcopy(model)
+            assert torch.equal(twin(x), expected)
+        assert not torch.equal(model(x), expected)
+        assert torch.equal(twin(x), model(x))
 
 
 def test_a_gated_model_can_be_sent_to_another_process():

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from espalier.gates.approve import approved
 from espalier.gates.canonical import canonical, severed
+from espalier.gates.copies import MARK
 from espalier.gates.find import find_groups, structure_of
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
 from espalier.gates.hand import attach_placed
-from espalier.gates.masking import MARK, strip
+from espalier.gates.masking import strip
 from espalier.gates.record import Trace, tensors_in
 from espalier.gates.structure import GateGroup, Structure, finish
 from espalier.gates.trace import trace

@@ -15,10 +15,11 @@ from espalier.compact.apply import apply_plan
 from espalier.compact.plan import Plan
 from espalier.cost import Cost
 from espalier.gates.canonical import canonical
+from espalier.gates.copies import MARK, Mark
 from espalier.gates.count import cost_of
 from espalier.gates.cutting import Adapted, build_plan
 from espalier.gates.explain import explain
-from espalier.gates.masking import ACTIVE, MARK, Mark, install, set_mask, strip, with_mask
+from espalier.gates.masking import install, set_mask, strip, with_mask
 from espalier.gates.structure import Structure, as_array
 from espalier.space import BadInput, BadMask, Space
 
@@ -85,12 +86,16 @@ class Gated:
 
     @contextlib.contextmanager
     def masked(self, mask: Tensor) -> Iterator[None]:
-        """While inside, the model runs under this mask ``(d)``; outside it is as before. May be nested."""
+        """While inside, the model runs under this mask ``(d)``; outside it is as before. May be nested.
+
+        So does a ``deepcopy`` of it: made inside, the copy runs under this mask too, and without one afterwards.
+        """
         mask = self._one(mask)
         previous = self._mask
         self._set(mask)
         try:
-            yield
+            with self._installed.copies.opened_afterwards():
+                yield
         finally:
             self._set(previous)
 
@@ -144,6 +149,5 @@ class Gated:
             self._set(None)
             self._installed.remove()
             self._installed = None  # type: ignore[assignment]
-            for name in (MARK, ACTIVE):
-                self.model.__dict__.pop(name, None)
+            self.model.__dict__.pop(MARK, None)
         return self.model
