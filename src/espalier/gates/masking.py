@@ -150,21 +150,28 @@ def install(model: nn.Module, structure: Structure) -> Installed:
     return Installed(spots, modules, handles, added, states, copies)
 
 
+def _product(x: Tensor, mask: Tensor) -> Tensor:
+    mask = mask.to(x.dtype)
+    if x.is_nested and x.layout == torch.strided:  # as nn.TransformerEncoder packs padded batches in eval mode
+        return torch.nested.as_nested_tensor([part * mask for part in x.unbind()])
+    return x * mask
+
+
 def _mask_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     mask = module._buffers[BUFFER]
     assert mask is not None
     if args:
-        return (args[0] * mask.to(args[0].dtype), *args[1:]), kwargs
+        return (_product(args[0], mask), *args[1:]), kwargs
     name = next(iter(kwargs))
-    return args, {**kwargs, name: kwargs[name] * mask.to(kwargs[name].dtype)}
+    return args, {**kwargs, name: _product(kwargs[name], mask)}
 
 
 def _mask_output(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     mask = module._buffers["espalier_branch"]
     assert mask is not None
     if isinstance(output, tuple):
-        return (output[0] * mask.to(output[0].dtype), *output[1:])
-    return output * mask.to(output.dtype)
+        return (_product(output[0], mask), *output[1:])
+    return _product(output, mask)
 
 
 Places = list[tuple[str, tuple[tuple[str, str], ...]]]
