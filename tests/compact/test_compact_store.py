@@ -143,7 +143,7 @@ def test_bad_places_and_factories_are_named(saved, tmp_path):
     file = tmp_path / "afile"
     file.write_text("mine")
     for place in (file, str(file), file / "below"):
-        with pytest.raises(espalier.BadInput, match="afile.* is a file, or below one"):
+        with pytest.raises(espalier.BadInput, match=r"afile.* is a file, or below one"):
             espalier.save(small, place)
     assert file.read_text() == "mine"
     with pytest.raises(espalier.BadInput, match="string or a path, not by 3"):
