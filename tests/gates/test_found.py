@@ -271,3 +271,33 @@ def test_padded_batches_packed_by_the_encoder(train):
                 expected = model(tokens, padding)
             assert packed == [not grad and not train]
             assert torch.allclose(small(tokens, padding), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_channels_last_images_pooled_to_one_place():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    model = nn.Sequential(*layers, nn.Linear(6, 2)).double().to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    gated = espalier.attach(model, x)
+    assert {g.name: g.size for g in gated.space.groups} == {"0": 8, "2": 6}
+    mask = (torch.arange(gated.d) % 2).double()
+    with gated.masked(mask):
+        expected = model(x)
+    assert torch.allclose(gated.compact(mask)(x), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("strides", [(1, 6), (0, 1), (6, 0)])
+@pytest.mark.parametrize("place", [torch.Tensor.as_strided, torch.Tensor.as_strided_])
+def test_other_strides_fix_what_they_touch(strides, place):
+    class Restrided(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.last = nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 2)
+
+        def forward(self, x):
+            h = place(self.first(x).clone(), (6, 6), strides)
+            return self.last(torch.relu(self.second(h)))
+
+    gated = espalier.attach(Restrided(), torch.randn(6, 4), check=False)
+    assert [g.name for g in gated.space.groups] == ["second"]
+    assert "laid out anew by `as_strided`" in gated.explain()
