@@ -16,7 +16,7 @@ def view(call: Call) -> Result:
 
 @rule("as_strided", "as_strided_")
 def as_strided(call: Call) -> Result:
-    """Channels-last pooling to one place restates strides: nothing moved if those of axes longer than 1 are the same."""
+    """Channels-last pooling to one place restates strides: nothing moved if those of axes longer than 1 stay."""
     x, size, strides = call.x, call.arg(1, "size"), call.arg(2, "stride")
     unmoved = all(a == b for n, a, b in zip(x.shape, call.strides, strides) if n > 1)
     if tuple(size) == x.shape and unmoved and call.arg(3, "storage_offset") is None:
