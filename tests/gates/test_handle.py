@@ -290,6 +290,48 @@ def test_no_gates_says_what_was_seen_and_why():
     assert "espalier.Gate" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("norm", "way_out"),
+    [
+        (nn.utils.parametrizations.weight_norm, "remove_parametrizations"),
+        (nn.utils.parametrizations.spectral_norm, "remove_parametrizations"),
+    ],
+)
+def test_no_gates_on_normalised_weights_says_why_and_the_way_out_works(norm, way_out):
+    model = nn.Sequential(norm(nn.Linear(4, 8)), nn.ReLU(), norm(nn.Linear(8, 6)), nn.ReLU(), norm(nn.Linear(6, 2)))
+    x = torch.randn(3, 4)
+    with pytest.raises(espalier.NoGates, match=f"0, 2, 4: the weight is computed from parameters.*{way_out}"):
+        espalier.attach(model, x)
+    for layer in model[::2]:
+        nn.utils.parametrize.remove_parametrizations(layer, "weight")
+    assert espalier.attach(model, x).d == 14
+
+
+def test_no_gates_names_operations_without_a_rule():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.utils.parametrizations.weight_norm(nn.Linear(8, 2)))
+    with pytest.raises(espalier.NoGates, match="uses `_weight_norm_interface`, an operation without a rule"):
+        espalier.attach(model, torch.randn(3, 4))
+
+
+def test_inputs_that_the_model_cannot_take_are_refused_with_its_own_words():
+    model = small_mlp()
+    model[1].eval()
+    placed = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), espalier.Gate(6), nn.Linear(6, 2))
+    before, modes = everything(model), [module.training for module in model.modules()]
+    for example, match in (
+        (torch.randn(3, 5), "RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+        (torch.randn(3, 4).double(), "RuntimeError: .*dtype"),
+        ((torch.randn(3, 4), torch.randn(3)), "TypeError: .*positional arguments"),
+        ({"y": torch.randn(3, 4)}, "TypeError: .*'y'"),
+        ((), "TypeError: .*missing"),
+    ):
+        for each in (model, placed):
+            with pytest.raises(espalier.BadInput, match=f"does not run on example_inputs: {match}") as caught:
+                espalier.attach(each, example)
+            assert "\n" not in str(caught.value)
+    assert (everything(model), [module.training for module in model.modules()]) == (before, modes)
+
+
 class Unknown(nn.Module):
     """An operation without a rule on hidden units; others stay free."""
 
