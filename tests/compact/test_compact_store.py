@@ -136,3 +136,22 @@ def test_what_is_no_compact_model_is_not_saved(tmp_path):
     espalier.save(espalier.attach(model, torch.randn(1, 2)).compact(torch.ones(3)), tmp_path)
     with pytest.raises(espalier.BadInput, match="factory"):
         espalier.load(tmp_path, lambda: "no module")
+
+
+def test_bad_places_and_factories_are_named(saved, tmp_path):
+    folder, small, _ = saved
+    file = tmp_path / "afile"
+    file.write_text("mine")
+    for place in (file, str(file), file / "below"):
+        with pytest.raises(espalier.BadInput, match=r"afile.* is a file, or below one"):
+            espalier.save(small, place)
+    assert file.read_text() == "mine"
+    with pytest.raises(espalier.BadInput, match="string or a path, not by 3"):
+        espalier.save(small, 3)
+    with pytest.raises(espalier.BadInput, match="string or a path, not by None"):
+        espalier.load(None, Tied)
+    with pytest.raises(espalier.Corrupt, match="holds no compact model"):
+        espalier.load(file, Tied)
+    for factory, name in ((Tied(), "Tied"), (None, "NoneType"), ("Tied", "str")):
+        with pytest.raises(espalier.BadInput, match=f"load takes a factory.*, not a {name}"):
+            espalier.load(folder, factory)

@@ -209,3 +209,95 @@ def test_unread_and_silent_gates_are_closed():
     mask = torch.ones(structure.space.d).numpy()
     mask[structure.space.slices["4"].start] = 0
     assert (canonical(structure, structure.space, mask) == mask).all()
+
+
+class Noisy(nn.Module):
+    """Noise on hidden units in train mode: of a literal width, of a width that follows, or of the tensor's own."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 2)
+        self.of, self.hidden = width, 6
+
+    def forward(self, x):
+        h = torch.relu(self.first(x))
+        if self.training:
+            width = {"literal": 6, "attribute": self.hidden, "own": h.shape[1]}[self.of]
+            h = h + 0.1 * torch.randn(x.shape[0], width, dtype=h.dtype)
+        return self.last(torch.relu(self.second(h)))
+
+
+@pytest.mark.parametrize(("width", "offered"), [("literal", False), ("attribute", True), ("own", True)])
+def test_a_cut_runs_in_train_mode_even_where_that_is_random(width, offered):
+    model, x = Noisy(width), torch.randn(3, 4)
+    gated = espalier.attach(model, x)
+    assert ("first" in gated.space.slices) == offered
+    if not offered:
+        assert "does not run in train mode" in gated.refused["first"]
+    gated.compact((torch.arange(gated.d) % 2).float()).train()(x)
+
+
+class Padded(nn.Module):
+    """An encoder that packs padded batches into nested tensors in eval mode without gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(20, 16)
+        layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, dropout=0.0)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, tokens, padding):
+        return self.head(self.encoder(self.table(tokens), src_key_padding_mask=padding).mean(1))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("train", [False, True])
+def test_padded_batches_packed_by_the_encoder(train):
+    torch.manual_seed(0)
+    model = Padded().double().train(train)
+    tokens, padding = torch.randint(0, 20, (4, 6)), torch.zeros(4, 6, dtype=torch.bool)
+    padding[1, 4:] = padding[2, 3:] = True
+    packed = []
+    model.encoder.layers[0].linear2.register_forward_pre_hook(lambda _, args: packed.append(args[0].is_nested))
+    gated = espalier.attach(model, (tokens, padding))
+    assert [g.name for g in gated.space.groups] == ["encoder.layers.0.linear1", "encoder.layers.1.linear1"]
+    mask = (torch.arange(gated.d) % 3 == 0).double()
+    small = gated.compact(mask)
+    for grad in (False, True):
+        packed.clear()
+        with torch.set_grad_enabled(grad):
+            with gated.masked(mask):
+                expected = model(tokens, padding)
+            assert packed == [not grad and not train]
+            assert torch.allclose(small(tokens, padding), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_channels_last_images_pooled_to_one_place():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    model = nn.Sequential(*layers, nn.Linear(6, 2)).double().to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    gated = espalier.attach(model, x)
+    assert {g.name: g.size for g in gated.space.groups} == {"0": 8, "2": 6}
+    mask = (torch.arange(gated.d) % 2).double()
+    with gated.masked(mask):
+        expected = model(x)
+    assert torch.allclose(gated.compact(mask)(x), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("strides", [(1, 6), (0, 1), (6, 0)])
+@pytest.mark.parametrize("place", [torch.Tensor.as_strided, torch.Tensor.as_strided_])
+def test_other_strides_fix_what_they_touch(strides, place):
+    class Restrided(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.last = nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 2)
+
+        def forward(self, x):
+            h = place(self.first(x).clone(), (6, 6), strides)
+            return self.last(torch.relu(self.second(h)))
+
+    gated = espalier.attach(Restrided(), torch.randn(6, 4), check=False)
+    assert [g.name for g in gated.space.groups] == ["second"]
+    assert "laid out anew by `as_strided`" in gated.explain()

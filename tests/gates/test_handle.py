@@ -95,12 +95,48 @@ def test_a_deepcopy_works_and_can_be_gated_again():
         gated = espalier.attach(model, x)
         mask = (torch.arange(gated.d) % 2).float()
         with gated.masked(mask):
-            expected, twin = model(x), copy.deepcopy(model)
-        assert torch.equal(twin(x), expected)  # it carries the mask it was copied under
-        assert not torch.equal(model(x), expected)
+            expected, twin, parts = model(x), copy.deepcopy(model), copy.deepcopy(list(model.children()))
+            second, own = copy.deepcopy(twin), espalier.attach(copy.deepcopy(model), x)
+            with gated.masked(torch.ones(gated.d)):
+                pass
+            assert torch.equal(twin(x), expected)  # it carries the mask it was copied under, as long as that is set
+            assert torch.equal(second(x), expected)
+            twin(x).sum().backward()
+            late = twin(x).sum()
+        late.backward()
+        plain = model(x)
+        assert not torch.equal(plain, expected)
+        for made in (twin, second, copy.deepcopy(twin)):
+            assert torch.equal(made(x), plain)
+        if make is small_mlp:
+            assert torch.equal(nn.Sequential(*parts)(x), plain)
+        with own.masked(mask):
+            assert torch.equal(own.model(x), expected)
         again = espalier.attach(copy.deepcopy(model), x)
         with again.masked(mask):
             assert torch.equal(again.model(x), expected)
+
+
+def test_a_deepcopy_under_a_mask_ends_with_it_for_branches_and_placed_gates_too():
+    class Branched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.branch, self.last = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+        def forward(self, x):
+            h = F.relu(self.first(x))
+            return self.last(h + self.branch(h))
+
+    x = torch.randn(3, 4)
+    placed = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), espalier.Gate(6), nn.Linear(6, 2))
+    for model, kinds in ((Branched(), ("branches",)), (placed, ("units",))):
+        gated = espalier.attach(model, x, kinds=kinds)
+        mask = torch.zeros(gated.d)
+        with gated.masked(mask):
+            expected, twin = model(x), copy.deepcopy(model)
+            assert torch.equal(twin(x), expected)
+        assert not torch.equal(model(x), expected)
+        assert torch.equal(twin(x), model(x))
 
 
 def test_a_gated_model_can_be_sent_to_another_process():
@@ -108,6 +144,53 @@ def test_a_gated_model_can_be_sent_to_another_process():
     gated = espalier.attach(model, torch.randn(3, 4))
     assert pickle.dumps(model)
     assert gated.d == 6
+
+
+def test_a_layer_replaced_or_moved_since_is_named():
+    def put(model):
+        model[2] = nn.Linear(6, 6)
+
+    def swap(model):
+        model[2], model[4] = model[4], model[2]
+
+    def drop(model):
+        del model[4]
+
+    x = torch.randn(3, 4)
+    for change, name in ((put, "2"), (swap, "2"), (drop, "4")):
+        model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.Linear(6, 2))
+        gated = espalier.attach(model, x)
+        mask = (torch.arange(gated.d) % 2).float()
+        change(model)
+        match = f"module '{name}' was replaced since the gates were attached; detach and attach again"
+        with pytest.raises(espalier.BadInput, match=match), gated.masked(mask):
+            pass
+        with pytest.raises(espalier.BadInput, match=match):
+            gated.compact(mask)
+        with pytest.raises(espalier.BadInput, match=match):
+            gated.call(dict(model.named_parameters()), mask, x)
+        gated.detach()
+        again = espalier.attach(model, x)
+        mask = (torch.arange(again.d) % 2).float()
+        with again.masked(mask):
+            assert torch.allclose(model(x), again.compact(mask)(x), atol=1e-6)
+
+
+def test_a_layer_held_twice_and_replaced_in_one_place_is_named():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.middle, self.last = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+            self.again = self.middle
+
+        def forward(self, x):
+            return self.last(F.relu(self.again(F.relu(self.middle(F.relu(self.first(x)))))))
+
+    model = Twice()
+    gated = espalier.attach(model, torch.randn(3, 4))
+    model.again = nn.Linear(6, 6)
+    with pytest.raises(espalier.BadInput, match="'again' was replaced"), gated.masked(torch.ones(gated.d)):
+        pass
 
 
 def test_two_attaches_on_one_model_are_an_error():
@@ -205,6 +288,48 @@ def test_no_gates_says_what_was_seen_and_why():
     with pytest.raises(espalier.NoGates, match="reaches the model's output") as caught:
         espalier.attach(nn.Linear(3, 2), torch.randn(1, 3))
     assert "espalier.Gate" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("norm", "way_out"),
+    [
+        (nn.utils.parametrizations.weight_norm, "remove_parametrizations"),
+        (nn.utils.parametrizations.spectral_norm, "remove_parametrizations"),
+    ],
+)
+def test_no_gates_on_normalised_weights_says_why_and_the_way_out_works(norm, way_out):
+    model = nn.Sequential(norm(nn.Linear(4, 8)), nn.ReLU(), norm(nn.Linear(8, 6)), nn.ReLU(), norm(nn.Linear(6, 2)))
+    x = torch.randn(3, 4)
+    with pytest.raises(espalier.NoGates, match=f"0, 2, 4: the weight is computed from parameters.*{way_out}"):
+        espalier.attach(model, x)
+    for layer in model[::2]:
+        nn.utils.parametrize.remove_parametrizations(layer, "weight")
+    assert espalier.attach(model, x).d == 14
+
+
+def test_no_gates_names_operations_without_a_rule():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.utils.parametrizations.weight_norm(nn.Linear(8, 2)))
+    with pytest.raises(espalier.NoGates, match="uses `_weight_norm_interface`, an operation without a rule"):
+        espalier.attach(model, torch.randn(3, 4))
+
+
+def test_inputs_that_the_model_cannot_take_are_refused_with_its_own_words():
+    model = small_mlp()
+    model[1].eval()
+    placed = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), espalier.Gate(6), nn.Linear(6, 2))
+    before, modes = everything(model), [module.training for module in model.modules()]
+    for example, match in (
+        (torch.randn(3, 5), "RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+        (torch.randn(3, 4).double(), "RuntimeError: .*dtype"),
+        ((torch.randn(3, 4), torch.randn(3)), "TypeError: .*positional arguments"),
+        ({"y": torch.randn(3, 4)}, "TypeError: .*'y'"),
+        ((), "TypeError: .*missing"),
+    ):
+        for each in (model, placed):
+            with pytest.raises(espalier.BadInput, match=f"does not run on example_inputs: {match}") as caught:
+                espalier.attach(each, example)
+            assert "\n" not in str(caught.value)
+    assert (everything(model), [module.training for module in model.modules()]) == (before, modes)
 
 
 class Unknown(nn.Module):

@@ -64,3 +64,26 @@ def test_bad_data_is_named_and_no_norms_need_none():
     with pytest.raises(espalier.BadInput, match="int"):
         espalier.recalibrate(model, 3)
     espalier.recalibrate(nn.Linear(2, 2), [])
+
+
+def test_no_examples_and_sizes_that_are_none_are_refused_and_change_nothing():
+    model, x = model_and_data()
+    espalier.recalibrate(model, x)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for data, match in (
+        (x[:0], "batch 0 has no examples"),
+        ((x[:0], torch.zeros(0)), "batch 0 has no examples"),
+        ([x, x[:0]], "batch 1 has no examples"),
+        ([{"input": x}, {"input": x[:0]}], "batch 1 has no examples"),
+        ([], "no batch"),
+        ([x, 3], "int"),
+    ):
+        with pytest.raises(espalier.BadInput, match=match):
+            espalier.recalibrate(model, data)
+    with pytest.raises(RuntimeError):
+        espalier.recalibrate(model, [x, x[:, :2]])
+    for size in (0, -1, 2.5, True, None):
+        with pytest.raises(espalier.BadInput, match="batch_size is a positive integer"):
+            espalier.recalibrate(model, x, batch_size=size)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert (model[1].momentum, model.training) == (0.1, True)

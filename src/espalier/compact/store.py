@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from espalier.compact.apply import apply_plan
 from espalier.compact.plan import FORMAT, Plan
-from espalier.space import BadInput, Corrupt
+from espalier.space import BadInput, BadType, Corrupt
 
 TENSORS, PLAN = "model.safetensors", "plan.json"
 
@@ -25,8 +26,13 @@ def save(small: nn.Module, folder: str | Path) -> None:
     plan = getattr(small, "espalier_plan", None)
     if not isinstance(plan, dict):
         raise BadInput("save takes a compact model, made by gated.compact(mask); this module has no espalier_plan")
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise BadInput(f"{folder} is a file, or below one; save writes a folder of its own, so name another") from None
+    except OSError as error:
+        raise BadInput(f"the folder {folder} cannot be made: {error.strerror}") from None
     stored: dict[str, Tensor] = {}
     places: dict[str, str] = {}
     first: dict[tuple[Any, ...], str] = {}
@@ -53,7 +59,12 @@ def save(small: nn.Module, folder: str | Path) -> None:
 
 def load(folder: str | Path, factory: Callable[[], nn.Module]) -> nn.Module:
     """The compact model from a folder. ``factory()`` builds the original, uncut model; the plan is replayed on it."""
-    folder = Path(folder)
+    folder = _path(folder)
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise BadType(
+            f"load takes a factory, which builds the original, uncut model anew, not a {type(factory).__name__}: "
+            "give its class, or a function such as lambda: Net(..)"
+        )
     index = _index(folder)
     plan = Plan.from_dict(index["plan"])
     tensors = _tensors(folder, index)
@@ -86,11 +97,17 @@ def load(folder: str | Path, factory: Callable[[], nn.Module]) -> nn.Module:
     return small
 
 
+def _path(folder: Any) -> Path:
+    if not isinstance(folder, (str, os.PathLike)):
+        raise BadType(f"a folder is named by a string or a path, not by {folder!r}")
+    return Path(folder)
+
+
 def _index(folder: Path) -> dict[str, Any]:
     path = folder / PLAN
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise Corrupt(f"{path} is missing; the folder holds no compact model written by espalier.save") from None
     except (ValueError, UnicodeDecodeError) as error:
         raise Corrupt(f"{path} is damaged: {error}") from None

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from espalier.gates.approve import approved
 from espalier.gates.canonical import canonical, severed
+from espalier.gates.copies import MARK
 from espalier.gates.find import find_groups, structure_of
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
 from espalier.gates.hand import attach_placed
-from espalier.gates.masking import MARK, strip
+from espalier.gates.masking import strip
 from espalier.gates.record import Trace, tensors_in
 from espalier.gates.structure import GateGroup, Structure, finish
 from espalier.gates.trace import trace
@@ -181,8 +182,21 @@ def _nothing(seen: Trace, refused: dict[str, str]) -> str:
                 reasons.setdefault(why, info.name)
     for why, name in list(reasons.items())[:8]:
         lines.append(f"  {name}: {why}")
+    computed = list(dict.fromkeys(event.module or "the model" for event in seen.computed))
+    if computed:
+        lines.append(
+            f"  {_listed(computed)}: the weight is computed from parameters (weight or spectral normalisation, say), "
+            "so it cannot be cut by itself; bake it in first, with torch.nn.utils.parametrize.remove_parametrizations "
+            "or torch.nn.utils.remove_weight_norm"
+        )
+    for operation, modules in list(seen.unknown.items())[:8]:
+        lines.append(f"  {_listed(sorted(modules))}: uses `{operation}`, an operation without a rule")
     lines.append("Place espalier.Gate modules by hand where a layer reads what may be left out.")
     return "\n".join(lines)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

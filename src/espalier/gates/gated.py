@@ -15,10 +15,11 @@ from espalier.compact.apply import apply_plan
 from espalier.compact.plan import Plan
 from espalier.cost import Cost
 from espalier.gates.canonical import canonical
+from espalier.gates.copies import MARK, Mark
 from espalier.gates.count import cost_of
 from espalier.gates.cutting import Adapted, build_plan
 from espalier.gates.explain import explain
-from espalier.gates.masking import ACTIVE, MARK, Mark, install, set_mask, strip, with_mask
+from espalier.gates.masking import install, set_mask, strip, with_mask
 from espalier.gates.structure import Structure, as_array
 from espalier.space import BadInput, BadMask, Space
 
@@ -47,6 +48,11 @@ class Gated:
         self._costs: dict[str, Cost] = {}
         self._installed = install(model, structure)
         self._mask: Tensor | None = None
+        self._held = [
+            (f"{path}.{name}" if path else name, module._modules, name, child)
+            for path, module in model.named_modules()
+            for name, child in module._modules.items()
+        ]
         model.__dict__[MARK] = Mark(model)
 
     @property
@@ -63,8 +69,12 @@ class Gated:
         return mask.detach()
 
     def _attached(self) -> None:
+        """Gates are of the modules they were attached to: one put in another's place has no mask, and fits no plan."""
         if self._installed is None:
             raise BadInput("these gates were detached; attach again to use them")
+        for path, children, name, child in self._held:
+            if children.get(name) is not child:
+                raise BadInput(f"module {path!r} was replaced since the gates were attached; detach and attach again")
 
     def _one(self, mask: Tensor) -> Tensor:
         mask = self._checked(mask)
@@ -76,12 +86,16 @@ class Gated:
 
     @contextlib.contextmanager
     def masked(self, mask: Tensor) -> Iterator[None]:
-        """While inside, the model runs under this mask ``(d)``; outside it is as before. May be nested."""
+        """While inside, the model runs under this mask ``(d)``; outside it is as before. May be nested.
+
+        So does a ``deepcopy`` of it: made inside, the copy runs under this mask too, and without one afterwards.
+        """
         mask = self._one(mask)
         previous = self._mask
         self._set(mask)
         try:
-            yield
+            with self._installed.copies.opened_afterwards():
+                yield
         finally:
             self._set(previous)
 
@@ -96,6 +110,8 @@ class Gated:
         statistics of its own for each mask: see :func:`espalier.gates.several.by_vmap`, or give a copy of them a
         batch dimension.
         """
+        if not torch.compiler.is_compiling():  # there every look at a module would become a guard
+            self._attached()
         return functional_call(self.model, with_mask(self._installed, params_and_buffers, mask), args, kwargs)
 
     # ---- what a mask means -----------------------------------------------------------------------------------------
@@ -133,6 +149,5 @@ class Gated:
             self._set(None)
             self._installed.remove()
             self._installed = None  # type: ignore[assignment]
-            for name in (MARK, ACTIVE):
-                self.model.__dict__.pop(name, None)
+            self.model.__dict__.pop(MARK, None)
         return self.model

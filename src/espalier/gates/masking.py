@@ -8,8 +8,7 @@ and a product with one is exact.
 from __future__ import annotations
 
 import functools
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +18,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from espalier.gates.atoms import Array
+from espalier.gates.copies import BUFFER, MARK, STATE, Copies, State
 from espalier.gates.gate import Gate
 from espalier.gates.structure import Reader, Structure
 from espalier.space import BadInput
-
-BUFFER = "espalier_mask"
-MARK = "_espalier_attached"
-ACTIVE = "_espalier_masked"  # on the root: whether a mask is set, for the weights that masks act on
 
 
 class Spot:
@@ -65,8 +61,12 @@ class Installed:
     modules: list[nn.Module]  # of each spot
     handles: list[RemovableHandle]
     added: list[tuple[nn.Module, str]]
+    states: list[nn.Module]  # modules with a State
+    copies: Copies
 
     def remove(self) -> None:
+        for module in self.states:
+            module.__dict__.pop(STATE, None)
         for handle in self.handles:
             handle.remove()
         for module, name in self.added:
@@ -144,24 +144,34 @@ def install(model: nn.Module, structure: Structure) -> Installed:
         places = [(spot.buffer, spot.raw) for spot in raw]
         handles.append(model.register_forward_pre_hook(functools.partial(_mask_weights, places), with_kwargs=True))
         handles.append(model.register_forward_hook(_restore_weights, always_call=True))
-    return Installed(spots, modules, handles, added)
+    states, copies = list(dict.fromkeys([model, *modules])), Copies()
+    for module in states:
+        module.__dict__[STATE] = State(module, copies)
+    return Installed(spots, modules, handles, added, states, copies)
+
+
+def _product(x: Tensor, mask: Tensor) -> Tensor:
+    mask = mask.to(x.dtype)
+    if x.is_nested and x.layout == torch.strided:  # as nn.TransformerEncoder packs padded batches in eval mode
+        return torch.nested.as_nested_tensor([part * mask for part in x.unbind()])
+    return x * mask
 
 
 def _mask_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     mask = module._buffers[BUFFER]
     assert mask is not None
     if args:
-        return (args[0] * mask.to(args[0].dtype), *args[1:]), kwargs
+        return (_product(args[0], mask), *args[1:]), kwargs
     name = next(iter(kwargs))
-    return args, {**kwargs, name: kwargs[name] * mask.to(kwargs[name].dtype)}
+    return args, {**kwargs, name: _product(kwargs[name], mask)}
 
 
 def _mask_output(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     mask = module._buffers["espalier_branch"]
     assert mask is not None
     if isinstance(output, tuple):
-        return (output[0] * mask.to(output[0].dtype), *output[1:])
-    return output * mask.to(output.dtype)
+        return (_product(output[0], mask), *output[1:])
+    return _product(output, mask)
 
 
 Places = list[tuple[str, tuple[tuple[str, str], ...]]]
@@ -171,7 +181,7 @@ def _mask_weights(places: Places, module: nn.Module, args: tuple[Any, ...], kwar
     """Put masked weights where the parameters are, for the length of one forward pass."""
     saved: list[tuple[nn.Module, str, Tensor]] = []
     masked: dict[tuple[tuple[str, str], ...], Tensor] = {}
-    for buffer, held in places if module.__dict__.get(ACTIVE) else ():
+    for buffer, held in places if module.__dict__[STATE].masked else ():
         mask = module._buffers[buffer]
         path, name = held[0]
         weight = masked.get(held)
@@ -217,7 +227,7 @@ def set_mask(model: nn.Module, installed: Installed, mask: Tensor | None) -> Non
             values[buffer.device] = mask.detach().to(buffer.device)
         buffer.copy_(spot.value(values[buffer.device], module).reshape(buffer.shape))
     # all open: the weights themselves, since a fresh copy of equal numbers may be multiplied in another order
-    model.__dict__[ACTIVE] = mask is not None and bool((mask != 1).any())
+    model.__dict__[STATE].masked = mask is not None and bool((mask != 1).any())
 
 
 def with_mask(installed: Installed, tensors: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
@@ -241,9 +251,10 @@ def with_mask(installed: Installed, tensors: Mapping[str, Tensor], mask: Tensor)
 
 def strip(model: nn.Module) -> nn.Module:
     """Take every trace of gates off a copy of a gated model; hand-placed gates stay."""
-    for name in (MARK, ACTIVE, "_espalier_saved"):
+    for name in (MARK, "_espalier_saved"):
         model.__dict__.pop(name, None)
     for module in model.modules():
+        module.__dict__.pop(STATE, None)
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key, hook in list(hooks.items()):
                 function = hook.func if isinstance(hook, functools.partial) else hook
@@ -256,20 +267,3 @@ def strip(model: nn.Module) -> nn.Module:
                 del module._buffers[name]
                 module._non_persistent_buffers_set.discard(name)
     return model
-
-
-class Mark:
-    """Says that a model has gates; a copy of the model carries the mark of the original, and is told by that."""
-
-    def __init__(self, model: nn.Module | None = None) -> None:
-        self.of: Callable[[], nn.Module | None] = _nobody if model is None else weakref.ref(model)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Mark:
-        return self
-
-    def __reduce__(self) -> tuple[type[Mark], tuple[()]]:
-        return Mark, ()  # in another process it is of nobody
-
-
-def _nobody() -> None:
-    return None

@@ -17,14 +17,19 @@ def recalibrate(model: nn.Module, data: Any, *, batch_size: int = 256) -> None:
     ``data``: inputs as one tensor ``(N, ..)``; or ``(inputs, targets)`` tensors; or an iterable of batches, each a
     tensor, a tuple whose first item is the inputs (themselves a tuple where the model takes several), or a dict of
     keyword arguments. Everything but BatchNorm runs in eval mode; afterwards modes and momenta are as before. Inside
-    ``gated.masked(mask)`` the statistics are the mask's.
+    ``gated.masked(mask)`` the statistics are the mask's. If it fails, the statistics are as before.
     """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int):
+        raise BadType(f"batch_size is a positive integer, not {batch_size!r}")
+    if batch_size < 1:
+        raise BadInput(f"batch_size is a positive integer, not {batch_size}")
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
     modes = {module: module.training for module in model.modules()}
     momenta = {norm: norm.momentum for norm in norms}
     if not norms:
         return
     device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    held = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers(recurse=False)]
     seen = 0
     model.eval()
     try:
@@ -34,6 +39,7 @@ def recalibrate(model: nn.Module, data: Any, *, batch_size: int = 256) -> None:
             norm.train()
         with torch.no_grad():
             for batch in _batches(data, batch_size):
+                _refuse_empty(batch, seen)
                 if isinstance(batch, dict):
                     model(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()})
                 elif isinstance(batch, tuple):
@@ -41,13 +47,26 @@ def recalibrate(model: nn.Module, data: Any, *, batch_size: int = 256) -> None:
                 else:
                     model(batch.to(device))
                 seen += 1
+        if not seen:
+            raise BadInput("recalibrate needs data: there was no batch")
+    except BaseException:
+        with torch.no_grad():
+            for buffer, value in held:
+                buffer.copy_(value)
+        raise
     finally:
         for norm, momentum in momenta.items():
             norm.momentum = momentum
         for module, mode in modes.items():
             module.training = mode
-    if not seen:
-        raise BadInput("recalibrate needs data: there was no batch")
+
+
+def _refuse_empty(batch: Tensor | tuple[Any, ...] | dict[str, Any], number: int) -> None:
+    """Of no examples BatchNorm takes no statistics, and says nothing."""
+    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, tuple) else (batch,)
+    first = next((part for part in parts if isinstance(part, Tensor) and part.ndim), None)
+    if first is not None and not len(first):
+        raise BadInput(f"recalibrate needs data: batch {number} has no examples; leave it out")
 
 
 def _batches(data: Any, batch_size: int) -> Iterator[Tensor | tuple[Any, ...] | dict[str, Any]]:

@@ -45,6 +45,7 @@ class Call:
     sizes: dict[int, int] = field(default_factory=dict)  # elements of each parameter, by number
     events: list[Event] = field(default_factory=list)
     module: str = ""
+    strides: tuple[int, ...] = ()  # of the first operand of `as_strided_`, before that changed them
 
     def arg(self, position: int, name: str, default: Any = None) -> Any:
         if position < len(self.args):

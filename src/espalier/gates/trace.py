@@ -14,6 +14,7 @@ from espalier.gates.gate import Gate
 from espalier.gates.layout import Block, Layout, Propagation
 from espalier.gates.record import Copy, GateUse, Trace, collect, tensors_in
 from espalier.gates.watch import Leaks, Watcher
+from espalier.space import BadInput, EspalierError
 
 
 def trace(
@@ -43,13 +44,35 @@ def trace(
                 atoms = p.atoms.new(int(np.prod(shape[1:])))
                 found.inputs.append(atoms)
                 watcher.set(tensor, p.clean(shape, [Block(tuple(range(1, len(shape))), atoms.reshape(shape[1:]))]))
-    with _hooked(model, watcher), quiet_kernels(), torch.no_grad(), Leaks(watcher), watcher:
-        output = model(*args, **kwargs)
+    try:
+        with _hooked(model, watcher), quiet_kernels(), torch.no_grad(), Leaks(watcher), watcher:
+            output = model(*args, **kwargs)
+    except EspalierError:
+        raise
+    except Exception:
+        _refuse_unless_it_runs(model, args, kwargs)
+        raise
     p.where = "the model"
     for tensor in tensors_in(output):
         p.freeze(watcher.of(tensor), "reaches the model's output")
     p.settle_splits()
     return found
+
+
+def _refuse_unless_it_runs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """After a failure: whether it is the model's own, on these inputs, or came of being watched."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(*args, **kwargs)
+    except Exception as error:
+        said = " ".join(str(error).split())
+        said = said if len(said) <= 300 else said[:300] + " .."
+        raise BadInput(f"the model does not run on example_inputs: {type(error).__name__}: {said}") from error
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.compact.apply import apply_plan
+from espalier.compact.plan import Plan
 from espalier.gates.atoms import Array
 from espalier.gates.canonical import canonical
 from espalier.gates.cutting import Adapted, build_plan
@@ -50,6 +51,7 @@ class Trial:
         self.args, self.kwargs = to_float64(args), to_float64(kwargs)
         self.modules = dict(self.model.named_modules())
         self._perturb()
+        self.runs_in_training = False  # train mode is random, but runs; then a cut has to run there as well
         self.modes = self._modes()
         self.adapted: list[Adapted] = []
         self.phantoms: list[str] = []
@@ -93,13 +95,15 @@ class Trial:
 
     def _modes(self) -> list[bool]:
         """Eval mode, and train mode where that runs, is not random, and differs."""
-        if not self._repeats(True):
+        apart = self._apart(True)
+        if apart is None or not apart < TOLERANCE:
+            self.runs_in_training = apart is not None
             return [False]
         same = distance(self.run(self.model, False), self.run(self.model, True)) == 0.0
         return [False] if same else [False, True]
 
-    def _repeats(self, training: bool) -> bool:
-        """Whether the model runs in this mode and gives the same twice under different random numbers."""
+    def _apart(self, training: bool) -> float | None:
+        """How far two runs in this mode are apart under different random numbers; None: it does not run."""
         try:
             with isolated_random():
                 first = self.run(self.model, training)
@@ -111,8 +115,8 @@ class Trial:
                     for buffer, value in held:
                         buffer.copy_(value)
         except Exception:
-            return False
-        return distance(first, second) < TOLERANCE
+            return None
+        return distance(first, second)
 
     def disagreement(self, structure: Structure, masks: Sequence[Array], adapted: Sequence[Adapted] = ()) -> str:
         """What goes wrong between masked and cut under these masks; empty when nothing does."""
@@ -133,10 +137,24 @@ class Trial:
                     if not apart < TOLERANCE:
                         mode = "train" if training else "eval"
                         return f"masked and cut outputs differ by {apart:.1e} in {mode} mode"
+                problem = self._random_training(plan) if self.runs_in_training else ""
+                if problem:
+                    return problem
             return ""
         finally:
             set_mask(self.model, installed, None)
             installed.remove()
+
+    def _random_training(self, plan: Plan) -> str:
+        """What goes wrong with the cut model in a train mode whose values are random; empty when nothing does."""
+        try:
+            cut = self.run(strip(apply_plan(self.model, plan, share=True)), True)
+        except Exception as error:
+            return f"the cut model does not run in train mode: {_short(error)}"
+        shapes = [[tuple(t.shape) for t in made] for made in (self.run(self.model, True), cut)]
+        return (
+            "" if shapes[0] == shapes[1] else f"in train mode the cut model gives shapes {shapes[1]}, not {shapes[0]}"
+        )
 
 
 @contextlib.contextmanager

@@ -59,6 +59,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if args and isinstance(args[0], Tensor):
             self.of(args[0])  # known before `transpose_` and the like change the shape under the same tensor
+        strides = args[0].stride() if func._schema.name in ("aten::as_strided", "aten::as_strided_") else ()
         out = func(*args, **kwargs)
         if self.paused:
             return out
@@ -71,9 +72,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.made[id(tensor)] = self.time
         module = self.stack[-1] if self.stack else ""
         self.trace.p.where = module or "the model"
-        call = Call(
-            self.trace.p, func._schema.name, tuple(args), kwargs, out, self.of, self.sizes, self.trace.events, module
-        )
+        p, events = self.trace.p, self.trace.events
+        call = Call(p, func._schema.name, tuple(args), kwargs, out, self.of, self.sizes, events, module, strides)
         known = RULES.get(call.name) or (pointwise if torch.Tag.pointwise in func.tags else None)
         before = len(self.trace.events)
         if known is not None:
