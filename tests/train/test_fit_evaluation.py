@@ -45,10 +45,10 @@ def test_evaluation_is_in_eval_mode_and_leaves_the_modes_as_they_were() -> None:
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
 
 
-def test_a_dataset_is_evaluated_on_its_training_part() -> None:
+def test_a_dataset_is_evaluated_on_its_test_part() -> None:
     data = digits().flatten()
     score = evaluate(networks.mlp(), data, loss=F.cross_entropy)
-    assert score == evaluate(networks.mlp(), data.as_floats().train, loss=F.cross_entropy)
+    assert score == evaluate(networks.mlp(), data.as_floats().test, loss=F.cross_entropy)
 
 
 class Bypassed(nn.Module):

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 import espalier
 from espalier import Search, fit
 from espalier.data import from_arrays
+from espalier.data.digits import digits
 from espalier.train import PRESETS, Recipe, deterministic, evaluate, stochastic
 
 DATA, TEST = networks.digit_vectors()
@@ -42,13 +43,46 @@ def test_the_forms_of_data_agree() -> None:
     assert short(data=Unsized(), target=0.5).theta.equal(listed[0].theta)
 
 
-def test_inputs_of_uint8_are_divided_by_255() -> None:
-    x = (SMALL[0] * 255).round().to(torch.uint8)
-    watched = networks.Watched()
-    short(watched, (x, SMALL[1]), epochs=1)
-    assert watched.seen[0].dtype == torch.float32
-    assert float(watched.seen[0].max()) <= 1.0
-    assert float(watched.seen[0].max()) > 0.5
+DIGITS = digits().flatten()
+
+
+@pytest.mark.parametrize("given", [DIGITS, DIGITS.test, DIGITS.as_floats().test, DIGITS.as_floats()])
+def test_a_dataset_and_its_parts_are_read_by_its_own_scale(given: object) -> None:
+    result = short(data=DIGITS, epochs=6, validation=given)
+    true = evaluate(result.model, DIGITS.as_floats().test, loss=F.cross_entropy)
+    assert result.validation == true
+    assert true.error is not None
+    assert true.error < 0.2
+    assert evaluate(result.model, DIGITS, loss=F.cross_entropy) == true
+
+
+def test_a_dataset_is_read_in_the_precision_of_the_model() -> None:
+    assert short(networks.mlp().double(), DIGITS, epochs=1, validation=DIGITS).finished
+
+
+def test_plain_bytes_are_never_scaled_in_silence() -> None:
+    with pytest.raises(espalier.BadInput, match=r"uint8 is not converted: give the espalier.data.Dataset.*float"):
+        short(data=DIGITS.train)
+    with pytest.raises(espalier.BadInput, match="uint8 is not converted"):
+        evaluate(networks.mlp(), DIGITS.test, loss=F.cross_entropy)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
+def test_integers_reach_the_model_as_they_are(dtype: torch.dtype) -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.mix, self.out = nn.Embedding(17, 4), nn.Linear(256, 12), nn.Linear(12, 10)
+            self.seen: set[torch.dtype] = set()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen.add(x.dtype)
+            return self.out(self.mix(self.words(x.long()).flatten(1)).relu())
+
+    x, y = DIGITS.train
+    model = Words()
+    short(model, (x[:128].to(dtype), y[:128]), epochs=1, validation=(x[:64].to(dtype), y[:64]))
+    assert model.seen == {dtype}
 
 
 @pytest.mark.parametrize("form", [tuple, dict])

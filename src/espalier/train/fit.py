@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from espalier.cost import Cost
+from espalier.data import Dataset
 from espalier.gates.attach import attach
 from espalier.search import Search
 from espalier.search.arguments import whole
 from espalier.space import BadInput, BadType, Diverged
-from espalier.train import chance, feed, loop, nested, presets, progress, score, statistics
+from espalier.train import chance, checks, feed, loop, nested, presets, progress, score, statistics
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.optimizer import StructureOptimizer, check_parameters
 from espalier.train.presets import OptimizerFactory, Recipe, SchedulerFactory
@@ -56,7 +57,8 @@ def fit(
     model: a module, to which gates are attached, or what :func:`espalier.attach` gave. New or already trained.
     data: ``(inputs, targets)`` with examples first, a :class:`espalier.data.Dataset` (its training part), or an
         iterable of such pairs that can be gone through again, as a DataLoader can. Inputs may be a tensor, a tuple
-        (positional arguments) or a dict (keyword arguments).
+        (positional arguments) or a dict (keyword arguments). They reach the model as they are, also uint8; what is
+        stored in a Dataset, and its ``test`` as validation, as the Dataset says.
     loss: ``loss(outputs, targets)`` gives a scalar, the mean over the mini-batch.
     cost: "weights", "macs", "units", "parameters", or a cost of one's own over the gates.
     penalty: how strongly cost counts; target: the share of the full cost to end at. One of them, or neither.
@@ -67,17 +69,21 @@ def fit(
     settle: the share of the run, at its end, in which the structure is fixed.
     preset: "paper", "finetune", a :class:`espalier.train.Recipe`, or None for the default recipe.
     seed: of the masks, of the order of the examples, and of everything random inside the call.
-    validation: data as above; evaluated after every epoch under the mask that would ship.
+    validation: data as above, of a Dataset its test part; evaluated after every epoch under the mask that would ship.
     checkpoint: the folder of the run. The same call goes on where it was stopped, killed, or out of time.
     time_limit: seconds after which this call stops, with a checkpoint.
     """
     stop = Stop(time_limit)
     seed = whole(seed, "seed", 0)
-    feeding = feed.read(data, whole(batch_size, "batch_size", 1), seed)
+    module, where = _place(model, device)
+    feeding = feed.read(data, whole(batch_size, "batch_size", 1), seed, nested.dtype(module))
     recipe = presets.read(preset)
     horizon = whole(epochs, "epochs", 1) * feeding.updates
     settle_at = presets.settle_update(settle, recipe, horizon, target)
-    module, where = _place(model, device)
+    held_out = None
+    if validation is not None:
+        beside = data if isinstance(data, Dataset) else None
+        held_out = feed.read_held_out(validation, batch_size, nested.dtype(module), beside)
     inner = _optimizer(optimizer or recipe.optimizer, module)
     with _attached(model, module, feeding, where) as gated, chance.seeded(seed, where):
         search = Search(
@@ -119,7 +125,7 @@ def fit(
             settle_at=settle_at,
             scheduler=steps,
             per_update=scheduler is None,
-            validation=None if validation is None else _validation(validation, batch_size),
+            validation=held_out,
             device=where,
         )
         result = _carry_out(run, settings, checkpoint, stop, progress.choose(quiet))
@@ -213,15 +219,21 @@ def _place(model: object, device: str | torch.device | None) -> tuple[nn.Module,
 @contextmanager
 def _attached(model: object, module: nn.Module, feeding: feed.Feed, device: torch.device) -> Iterator[Gated]:
     """The gates that were given; else gates of our own, taken off again afterwards."""
+    # Gates are tried out on the example; numbers that are not finite are for the first update to name.
+    example = nested.each(lambda t: _finite(t).to(device), feeding.example())
+    checks.readable(module, example)
     if model is not module:
         yield model  # type: ignore[misc]
         return
-    # Gates are tried out on the example; what is wrong with the data is for the first update to say.
-    gated = attach(module, nested.each(lambda t: torch.where(t.isfinite(), t, 0).to(device), feeding.example()))
+    gated = attach(module, example)
     try:
         yield gated
     finally:
         gated.detach()
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    return tensor.nan_to_num(0.0, 0.0, 0.0) if tensor.is_floating_point() else tensor
 
 
 def _optimizer(factory: OptimizerFactory, module: nn.Module) -> torch.optim.Optimizer:
@@ -235,11 +247,6 @@ def _optimizer(factory: OptimizerFactory, module: nn.Module) -> torch.optim.Opti
         raise BadType(f"the optimizer function gives a torch.optim.Optimizer, not {type(inner).__name__}")
     check_parameters(inner, module)
     return inner
-
-
-def _validation(data: object, batch_size: int) -> feed.Feed:
-    examples = len(data[1]) if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor) else None
-    return feed.read(data, batch_size if examples is None else max(min(batch_size, examples), 1), 0)
 
 
 def _settings(

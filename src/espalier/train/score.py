@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from espalier.search.distribution import Distribution
 from espalier.space import BadInput
+from espalier.train import checks, nested
 from espalier.train import feed as feeds
-from espalier.train import nested
 from espalier.train.feed import Batch, Batches, Tensors
 from espalier.train.step import Gated, scalar
 
@@ -30,8 +30,12 @@ class Score:
 
 
 def evaluate(model: nn.Module, data: object, *, loss: Loss, batch_size: int = 512) -> Score:
-    """The score of a model as it is, in eval mode; data as for :func:`espalier.fit`, each example once."""
-    return _score(model, _batches(data, batch_size), loss, lambda inputs: nested.call(model, inputs))
+    """The score of a model as it is, in eval mode; data as for :func:`espalier.fit`, each example once.
+
+    Of a Dataset, its test part. Tensors are given to the model as they are: the stored uint8 of ``dataset.test`` are
+    refused by most; give the Dataset, or ``dataset.as_floats().test``.
+    """
+    return _score(model, _batches(model, data, batch_size), loss, lambda inputs: nested.call(model, inputs))
 
 
 def deterministic(gated: Gated, mask: Tensor, data: object, *, loss: Loss, batch_size: int = 512) -> Score:
@@ -71,7 +75,7 @@ def stochastic(
         assert total is not None
         return (total / structures).log() if classes else total / structures
 
-    batches = list(_batches(data, batch_size))
+    batches = list(_batches(gated.model, data, batch_size))
     with torch.no_grad(), evaluating(gated.model):
         inputs, targets = _on(gated.model, batches[0])
         classes = wrong(nested.call(gated.model, inputs), targets) is not None
@@ -109,6 +113,8 @@ def _score(model: nn.Module, batches: Iterable[Batch], loss: Loss, predict: Call
     with torch.no_grad(), evaluating(model):
         for batch in batches:
             inputs, targets = _on(model, batch)
+            if not examples:
+                checks.readable(model, nested.each(lambda t: t[:4], inputs))
             outputs = predict(inputs)
             size = nested.count(inputs, "the inputs")
             total += scalar(loss(outputs, targets)).cpu().double() * size
@@ -128,10 +134,7 @@ def _on(model: nn.Module, batch: Batch) -> Batch:
     return inputs, targets
 
 
-def _batches(data: object, batch_size: int) -> Iterator[Batch]:
+def _batches(model: nn.Module, data: object, batch_size: int) -> Iterator[Batch]:
     if isinstance(data, (Tensors, Batches)):
         return data.once()
-    # A batch that is larger than the data is no mistake here.
-    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor):
-        batch_size = max(min(batch_size, len(data[1])), 1)
-    return feeds.read(data, batch_size, 0).once()
+    return feeds.read_held_out(data, batch_size, nested.dtype(model)).once()

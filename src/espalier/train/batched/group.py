@@ -19,7 +19,7 @@ from espalier.space import BadInput, Diverged
 from espalier.train import chance, presets
 from espalier.train.batched import stack
 from espalier.train.batched.batch import Batch, Compute, searched
-from espalier.train.batched.feed import Pair, read_data
+from espalier.train.batched.feed import Pair, held_out, read_data
 from espalier.train.batched.masks import Given, Source
 from espalier.train.batched.measure import Measure, Row
 from espalier.train.batched.plan import Plan
@@ -43,7 +43,7 @@ class Group:
         self,
         factory: stack.Factory,
         data: Dataset | Pair,
-        validation: Pair | None,
+        validation: Dataset | Pair | None,
         runs: Sequence[Run],
         plan: Plan,
         device: torch.device,
@@ -82,9 +82,8 @@ class Group:
             pad=plan.pad,
             compute=compute,
         )
-        if validation is not None:
-            validation = validation[0].to(device), validation[1].to(device)
-        self.measure = Measure(self.gated, self.batch, self.search, self._cost(), validation)
+        self.validation = held_out(validation, data, dtype, device)
+        self.measure = Measure(self.gated, self.batch, self.search, self._cost(), self.validation)
         self.histories: list[list[Row]] = [[] for _ in runs]
         self.thetas = Thinned()  # (R, d) each
         self.spent, self.began = 0.0, time.monotonic()

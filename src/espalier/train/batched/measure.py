@@ -12,7 +12,7 @@ from espalier.cost import Cost
 from espalier.search import Search
 from espalier.space import Space
 from espalier.train.batched.batch import Batch
-from espalier.train.batched.feed import Pair
+from espalier.train.batched.feed import HeldOut
 from espalier.train.batched.stack import Gated
 from espalier.train.batched.step import classes
 
@@ -25,7 +25,9 @@ class Measure:
     search: None where masks are given; cost: what is searched against, or would be.
     """
 
-    def __init__(self, gated: Gated, batch: Batch, search: Search | None, cost: Cost, validation: Pair | None) -> None:
+    def __init__(
+        self, gated: Gated, batch: Batch, search: Search | None, cost: Cost, validation: HeldOut | None
+    ) -> None:
         self.batch, self.search, self.validation = batch, search, validation
         self.costs = {"unit_share": gated.cost("units"), "weight_share": gated.cost("weights"), "cost_share": cost}
         ones = torch.ones(gated.space.d, device=batch.device)
@@ -45,7 +47,8 @@ class Measure:
         if self.search is not None:
             columns |= structure(self.search)
         if self.validation is not None:
-            loss, error = self.batch.evaluate(masks, *self.validation)
+            held = self.validation
+            loss, error = self.batch.evaluate(masks, held.inputs, held.targets, read=held.read)
             columns |= {"validation_loss": loss} | ({"validation_error": error} if self.classes else {})
         columns["learning_rate"] = self.batch.learning_rates()
         table = torch.stack([column.to(torch.float64) for column in columns.values()], -1).tolist()
