@@ -133,6 +133,11 @@ def test_what_counts_as_a_wrong_class() -> None:
     assert [int(n) for n in wrong(logits, torch.tensor([0, 1, 1, -100]))] == [1, 3]  # not predicted
     dense = logits.T[None]  # (1, classes, positions)
     assert [int(n) for n in wrong(dense, torch.tensor([[0, 1, 1, 2]]))] == [1, 4]
+    assert [int(n) for n in wrong(logits[None], torch.tensor([[0, 1, 1, 2]]))] == [1, 4]  # (1, positions, classes)
+    assert wrong(torch.zeros(2, 3, 3), torch.zeros(2, 3, dtype=torch.int64)) is None  # either dimension could be it
+    assert wrong(torch.zeros(2, 3, 5), torch.zeros(2, 7, dtype=torch.int64)) is None  # neither can
+    assert wrong(logits[:, :1], torch.tensor([0, 1, 1, 0])) is None  # one logit
+    assert wrong(logits[0], torch.tensor(0)) is None
     assert wrong(logits, torch.rand(4, 3)) is None
     assert wrong(logits, torch.tensor([0.0, 1.0, 1.0, 2.0])) is None
     assert wrong({"logits": logits}, torch.tensor([0, 1, 1, 2])) is None

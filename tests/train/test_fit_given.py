@@ -85,6 +85,31 @@ def test_integers_reach_the_model_as_they_are(dtype: torch.dtype) -> None:
     assert model.seen == {dtype}
 
 
+def tokens(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+
+@pytest.mark.parametrize("positions", [6, 12])
+def test_a_class_for_every_position(positions: int) -> None:
+    """Twelve classes at twelve positions: shapes do not say which is which, so no error is made up."""
+    torch.manual_seed(0)
+    x = torch.randint(0, 12, (256, positions))
+    model = nn.Sequential(nn.Embedding(12, 16), nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 12))
+    result = short(model, (x, x), loss=tokens, epochs=8, validation=(x, x))
+    assert result.validation.loss < 0.3
+    assert result.validation.error == (0.0 if positions == 6 else None)
+    assert (result.history[-1]["error"] is None) == (positions == 12)
+
+
+def test_one_logit_has_no_error_of_classes() -> None:
+    x, y = SMALL[0], SMALL[1] % 2
+    model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 1))
+    result = short(
+        model, (x, y), loss=lambda o, t: F.binary_cross_entropy_with_logits(o[:, 0], t.float()), validation=(x, y)
+    )
+    assert result.history[-1]["error"] is result.validation.error is None
+
+
 @pytest.mark.parametrize("form", [tuple, dict])
 def test_several_inputs(form: type) -> None:
     class Two(nn.Module):

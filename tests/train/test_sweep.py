@@ -83,6 +83,21 @@ def test_plain_bytes_are_refused_and_tokens_are_read_as_they_are() -> None:
     assert result.history[-1]["loss"] < result.history[0]["loss"]
 
 
+@pytest.mark.parametrize("positions", [6, 12])
+def test_a_class_for_every_position(positions: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randint(0, 12, (256, positions))
+
+    def words() -> nn.Module:
+        return nn.Sequential(nn.Embedding(12, 16), nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 12))
+
+    (result,) = sweep(words, (x, x), penalties=[0.0], epochs=8, validation=(x, x))
+    assert result.validation_loss < 0.3
+    assert result.validation_error == (0.0 if positions == 6 else None)
+    assert (result.history[-1]["error"] is None) == (positions == 12)
+    assert (result.history[-1]["validation_error"] is None) == (positions == 12)
+
+
 def test_rows_have_the_names_that_fit_gives_them() -> None:
     fitted = espalier.fit(
         network(),

@@ -22,7 +22,8 @@ Loss = Callable[[Any, Any], Tensor]
 
 @dataclass(frozen=True)
 class Score:
-    """loss: the mean over the examples. error: the share of wrong classes; None where targets are not classes."""
+    """loss: the mean over the examples. error: the share of wrong classes; None where targets are no classes, or
+    shapes do not say which scores are theirs."""
 
     loss: float
     error: float | None
@@ -70,29 +71,53 @@ def stochastic(
         for mask in masks:
             with gated.masked(mask):  # as it was drawn, which is how the weights were trained
                 outputs = nested.call(gated.model, inputs)
-            part = outputs.softmax(1) if classes else outputs
+            part = outputs if dim is None else outputs.softmax(dim)
             total = part if total is None else total + part
         assert total is not None
-        return (total / structures).log() if classes else total / structures
+        return total / structures if dim is None else (total / structures).log()
 
     batches = list(_batches(gated.model, data, batch_size))
     with torch.no_grad(), evaluating(gated.model):
         inputs, targets = _on(gated.model, batches[0])
-        classes = wrong(nested.call(gated.model, inputs), targets) is not None
+        dim = class_dim(nested.call(gated.model, inputs), targets)
     return _score(gated.model, batches, loss, predict)
 
 
 def wrong(outputs: object, targets: object) -> tuple[Tensor, Tensor] | None:
-    """How many predicted classes are wrong, and of how many; None where the targets are not classes.
+    """How many predicted classes are wrong, and of how many; None where shapes do not say where the classes are.
 
-    outputs: ``(n, classes, ...)``, targets: ``(n, ...)`` integers; negative ones are not predicted.
+    targets: integers; negative ones are not predicted. See :func:`class_dim`.
     """
-    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+    dim = class_dim(outputs, targets)
+    if dim is None:
         return None
-    if targets.is_floating_point() or targets.dtype == torch.bool or outputs.ndim != targets.ndim + 1:
-        return None
+    assert isinstance(outputs, Tensor)
+    assert isinstance(targets, Tensor)
     counted = targets >= 0
-    return ((outputs.detach().argmax(1) != targets) & counted).sum(), counted.sum()
+    return ((outputs.detach().argmax(dim) != targets) & counted).sum(), counted.sum()
+
+
+def class_dim(outputs: object, targets: object) -> int | None:
+    """The dimension of the outputs that holds a score for each class: what the integer targets have not.
+
+    ``(n, classes, ...)`` with targets ``(n, ...)``, as torch's cross entropy reads it, or ``(n, ..., classes)``, as
+    models of sequences give it. None where it could be either, where there is a single score, and for other targets.
+
+    >>> class_dim(torch.zeros(8, 10), torch.zeros(8, dtype=torch.int64))
+    1
+    >>> class_dim(torch.zeros(8, 12, 50), torch.zeros(8, 12, dtype=torch.int64))
+    2
+    """
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or outputs.ndim != targets.ndim + 1:
+        return None
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool or not targets.ndim:
+        return None
+    fitting = [
+        dim
+        for dim in dict.fromkeys((1, outputs.ndim - 1))
+        if outputs.shape[:dim] + outputs.shape[dim + 1 :] == targets.shape and outputs.shape[dim] > 1
+    ]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 @contextmanager

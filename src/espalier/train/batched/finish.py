@@ -14,7 +14,7 @@ from espalier.train.batched.feed import HeldOut
 from espalier.train.batched.group import Group
 from espalier.train.batched.measure import known
 from espalier.train.batched.result import SweepResult
-from espalier.train.batched.step import classes
+from espalier.train.score import class_dim
 
 CHUNK = 512
 
@@ -74,11 +74,12 @@ def inputs(group: Group) -> Iterator[Tensor]:
 @torch.no_grad()
 def score(group: Group, model: nn.Module, validation: HeldOut) -> tuple[float | None, float | None]:
     """The compact model's own mean loss and share of wrong classes."""
-    loss, wrong = 0.0, 0
+    loss, wrong = 0.0, 0.0
     x, y = validation.inputs, validation.targets
     with group.batch.compute.applied():
         for start in range(0, len(x), CHUNK):
             out, targets = model(validation.read(x[start : start + CHUNK])), y[start : start + CHUNK]
             loss += float(group.plan.loss(out, targets)) * len(targets)
-            wrong += int((out.argmax(1) != targets).sum()) if classes(targets, out.ndim - 1) else 0
-    return known(loss / len(x)), wrong / y.numel() if classes(y, y.ndim) else None
+            dim = class_dim(out, targets)
+            wrong += torch.nan if dim is None else int((out.argmax(dim) != targets).sum())
+    return known(loss / len(x)), known(wrong / y.numel())

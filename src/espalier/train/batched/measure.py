@@ -14,7 +14,6 @@ from espalier.space import Space
 from espalier.train.batched.batch import Batch
 from espalier.train.batched.feed import HeldOut
 from espalier.train.batched.stack import Gated
-from espalier.train.batched.step import classes
 
 Row = dict[str, Any]
 
@@ -34,7 +33,6 @@ class Measure:
         self.full = {name: cost(ones) for name, cost in self.costs.items()}
         if search is not None:
             self.full["cost_share"] = search.full_cost
-        self.classes = classes(batch.feed.targets)
 
     def shares(self, masks: Tensor) -> dict[str, Tensor]:
         """masks ``(R, d)``. Shares of gates, weights and cost that they keep, ``(R)`` each; NaN of a full cost of 0."""
@@ -43,13 +41,13 @@ class Measure:
     def rows(self, epoch: int, masks: Tensor, seconds: float) -> list[Row]:
         """masks ``(R, d)``: canonical, what would ship now. One row for each run."""
         loss, error = self.batch.read_sums()
-        columns = {"loss": loss} | ({"error": error} if self.classes else {}) | self.shares(masks)
+        columns = {"loss": loss, "error": error} | self.shares(masks)
         if self.search is not None:
             columns |= structure(self.search)
         if self.validation is not None:
             held = self.validation
             loss, error = self.batch.evaluate(masks, held.inputs, held.targets, read=held.read)
-            columns |= {"validation_loss": loss} | ({"validation_error": error} if self.classes else {})
+            columns |= {"validation_loss": loss, "validation_error": error}
         columns["learning_rate"] = self.batch.learning_rates()
         table = torch.stack([column.to(torch.float64) for column in columns.values()], -1).tolist()
         settled = self.search is None or self.search.settled
