@@ -85,6 +85,53 @@ def test_integers_reach_the_model_as_they_are(dtype: torch.dtype) -> None:
     assert model.seen == {dtype}
 
 
+class Frozen(nn.Sequential):
+    """Keeps its first BatchNorm in eval mode, whatever it is told."""
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+@pytest.mark.parametrize("overridden", [False, True])
+def test_frozen_batch_norm_is_left_alone(overridden: bool) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(64, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 16), nn.BatchNorm1d(16), nn.ReLU()]
+    model = (Frozen if overridden else nn.Sequential)(*layers, nn.Linear(16, 10)).train()
+    model[1].running_mean.normal_()
+    model[1].running_var.uniform_(1.0, 2.0)
+    model[1].eval()
+    mean, var, other = model[1].running_mean.clone(), model[1].running_var.clone(), model[4].running_mean.clone()
+    gated = espalier.attach(model, SMALL[0][:4])
+    seen = set()
+    model[1].register_forward_hook(lambda module, *_: seen.add(module.training))
+    result = short(gated, target=0.7, validation=SMALL)
+    assert model[1].running_mean.equal(mean)
+    assert model[1].running_var.equal(var)
+    assert not model[4].running_mean.equal(other)
+    assert seen == {False}
+    assert model[1].track_running_stats
+    assert [m.training for m in model] == [True, False, True, True, True, True, True]
+    kept = result.mask[gated.space.slices["0"]].bool()
+    assert result.model[1].running_mean.equal(mean[kept])
+    with gated.masked(result.mask):
+        masked = evaluate(model, SMALL, loss=F.cross_entropy)
+    assert result.validation.error == masked.error
+    assert result.validation.loss == pytest.approx(masked.loss, rel=1e-5)
+
+
+def test_a_model_in_eval_mode_as_a_whole_is_trained_and_left_in_it() -> None:
+    model = networks.mixed_network().eval()
+    before = model[1].running_mean.clone()
+    modes = set()
+    model[3].register_forward_hook(lambda module, *_: modes.add(module.training))
+    short(model)
+    assert modes == {True, False}
+    assert not model[1].running_mean.equal(before)
+    assert not any(part.training for part in model.modules())
+
+
 def tokens(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 

@@ -83,6 +83,16 @@ def test_plain_bytes_are_refused_and_tokens_are_read_as_they_are() -> None:
     assert result.history[-1]["loss"] < result.history[0]["loss"]
 
 
+def test_frozen_batch_norm_is_refused() -> None:
+    def frozen() -> nn.Module:
+        model = images()
+        model[1].eval()
+        return model
+
+    with pytest.raises(espalier.BadInput, match=r"1 is BatchNorm in eval mode.*espalier.fit"):
+        sweep(frozen, (SMALL[0].reshape(-1, 1, 8, 8), SMALL[1]), targets=[0.5], validation=None)
+
+
 @pytest.mark.parametrize("positions", [6, 12])
 def test_a_class_for_every_position(positions: int) -> None:
     torch.manual_seed(0)

@@ -54,7 +54,8 @@ def fit(
 ) -> Result:
     """Train the module in place, shape it on the way, and return the compact model that comes out.
 
-    model: a module, to which gates are attached, or what :func:`espalier.attach` gave. New or already trained.
+    model: a module, to which gates are attached, or what :func:`espalier.attach` gave. New or already trained. Parts of
+        it in eval mode (frozen BatchNorm) stay so and keep their statistics, unless the whole model is in eval mode.
     data: ``(inputs, targets)`` with examples first, a :class:`espalier.data.Dataset` (its training part), or an
         iterable of such pairs that can be gone through again, as a DataLoader can. Inputs may be a tensor, a tuple
         (positional arguments) or a dict (keyword arguments). They reach the model as they are, also uint8; what is
@@ -148,23 +149,19 @@ def _carry_out(
         record = None
     if record is not None:
         record.start(settings, run.device, run.history)
-    module = run.gated.model
-    modes = [(part, part.training) for part in module.modules()]
-    module.train()
-    shown.start(run.update, run.horizon)
-    try:
-        with stop.on_interrupt() if store is not None else nullcontext():
-            finished = loop.train(run, store, record, stop, shown)
-    except Diverged as error:
-        raise error if folder is None else Diverged(f"{error}. What was saved in {folder} is intact") from None
-    finally:
-        shown.stop()
-        for part, training in modes:
-            part.training = training
-    if stop.interrupted:
-        shown.say(f"interrupted after update {run.update} of {run.horizon}{again}")
-        raise KeyboardInterrupt
-    result = finish(run, finished)
+    with statistics.training(run.gated.model):
+        shown.start(run.update, run.horizon)
+        try:
+            with stop.on_interrupt() if store is not None else nullcontext():
+                finished = loop.train(run, store, record, stop, shown)
+        except Diverged as error:
+            raise error if folder is None else Diverged(f"{error}. What was saved in {folder} is intact") from None
+        finally:
+            shown.stop()
+        if stop.interrupted:
+            shown.say(f"interrupted after update {run.update} of {run.horizon}{again}")
+            raise KeyboardInterrupt
+        result = finish(run, finished)
     if record is not None:
         record.finish(result.summary(), run.theta)
     shown.say(str(result))

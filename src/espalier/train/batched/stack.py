@@ -71,6 +71,12 @@ def stacked(
     """
     each = {seed: made(factory, seed) for seed in dict.fromkeys(seeds)}
     template = attached(each[seeds[0]], example)
+    frozen = [name for name, m in template.model.named_modules() if isinstance(m, Norm) and not m.training]
+    if frozen and template.model.training:
+        raise BadInput(
+            f"{frozen[0]} is BatchNorm in eval mode; a sweep normalises with batch statistics always and cannot keep "
+            "frozen ones. Use espalier.fit, or put it into train mode"
+        )
     strip(template.model)
     names = dict(template.model.named_parameters())
     if not any(p.requires_grad for p in names.values()):
