@@ -286,6 +286,22 @@ def test_a_checkpoint_of_other_settings_is_refused_and_both_are_shown(tmp_path: 
         sweep(targets=[0.5], epochs=1, checkpoint=tmp_path, batch_size=32)
 
 
+def test_a_checkpoint_of_another_network_or_other_weights_is_refused(tmp_path: Path) -> None:
+    def other() -> nn.Module:
+        return nn.Sequential(*[nn.Tanh() if isinstance(m, nn.ReLU) else m for m in network()])
+
+    def moved() -> nn.Module:
+        model = network()
+        nn.init.ones_(model[0].bias)
+        return model
+
+    sweep(targets=[0.5], epochs=1, checkpoint=tmp_path)
+    for factory in (other, moved):
+        with pytest.raises(espalier.BadInput, match=r"model: .*there.*here"):
+            sweep(factory, targets=[0.5], epochs=1, checkpoint=tmp_path)
+    assert sweep(targets=[0.5], epochs=1, checkpoint=tmp_path)[0].finished
+
+
 def test_every_run_diverged_says_at_which_update() -> None:
     with pytest.raises(espalier.Diverged, match="update 1 of"):
         sweep(data=(torch.full((64, 64), torch.nan), SMALL[1][:64]), targets=[0.5])

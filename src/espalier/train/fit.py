@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from espalier.gates.attach import attach
 from espalier.search import Search
 from espalier.search.arguments import whole
 from espalier.space import BadInput, BadType, Diverged
-from espalier.train import chance, checks, feed, loop, nested, presets, progress, score, statistics
+from espalier.train import chance, checks, feed, identity, loop, nested, presets, progress, score, statistics
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.optimizer import StructureOptimizer, check_parameters
 from espalier.train.presets import OptimizerFactory, Recipe, SchedulerFactory
@@ -103,7 +102,7 @@ def fit(
         )
         settings = {
             **_settings(module, gated, feeding, inner, search),
-            "loss": getattr(loss, "__qualname__", type(loss).__qualname__),
+            "loss": identity.function(loss),
             "epochs": epochs,
             "batch_size": batch_size,
             "cost": cost if isinstance(cost, str) else "given",
@@ -141,7 +140,17 @@ def _carry_out(
     record = None if folder is None else Record(folder)
     again = "" if folder is None else f"; the same call goes on from {folder}"
     state = None if store is None else store.load()
+    if store is not None:
+        run.began_with = identity.weights(run.gated.model.parameters())
     if state is not None:
+        if not _same_weights(run, state):
+            if settings["recipe"]["initial"] > 0.9:  # a recipe for trained networks: the weights are what it is about
+                raise BadInput(
+                    f"the weights of this model are not those that the run in {folder} began with; give the same "
+                    "trained network to go on with it, or another folder to start anew"
+                )
+            # Who builds a network anew without a seed still goes on with the run.
+            shown.say(f"the model's weights are not those that the run in {folder} began with; it goes on with its own")
         run.load_state_dict(state)
         if run.update < run.horizon:
             shown.say(f"going on after update {run.update} of {run.horizon}")
@@ -170,6 +179,12 @@ def _carry_out(
             again += ", at the start of the epoch it was in: somebody else's loader cannot be entered in the middle"
         shown.say(f"stopped by its time limit after update {run.update} of {run.horizon}{again}")
     return result
+
+
+def _same_weights(run: loop.Run, state: dict[str, Any]) -> bool:
+    """Whether the model given is as the run began with it, or stands where its checkpoint does."""
+    stored = [state["model"][name] for name, _ in run.gated.model.named_parameters()]
+    return run.began_with in (state["began_with"], identity.weights(stored))
 
 
 def finish(run: loop.Run, finished: bool) -> Result:
@@ -250,13 +265,12 @@ def _settings(
     module: nn.Module, gated: Gated, feeding: feed.Feed, optimizer: torch.optim.Optimizer, search: Search
 ) -> dict[str, Any]:
     """What the run is of, in a form that two calls can be compared by."""
-    shapes = [[name, str(value.dtype), *value.shape] for name, value in module.state_dict().items()]
     numbers = [
         {key: float(value) if isinstance(value, Tensor) else value for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
     ]
     return {
-        "model": f"{type(module).__qualname__} {hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]}",
+        "model": identity.network(module),
         "space": gated.space.to_json(),
         "data": feeding.describe(),
         "full_cost": float(search.full_cost),

@@ -16,7 +16,7 @@ from espalier.cost import Cost
 from espalier.data import Dataset, standardise
 from espalier.search import Search
 from espalier.space import BadInput, Diverged
-from espalier.train import chance, presets
+from espalier.train import chance, identity, presets
 from espalier.train.batched import stack
 from espalier.train.batched.batch import Batch, Compute, searched
 from espalier.train.batched.feed import Pair, held_out, read_data
@@ -90,6 +90,9 @@ class Group:
         self.slice = 1  # updates until the next look at the clock; grows to what takes LOOK seconds
         self.settings = plan.describe() | {"space": self.gated.space.to_json(), "data": _describe(inputs, targets)}
         self.settings |= {"settle_at": self.settle_at, "device": device.type, "precision": compute.precision}
+        # The factory is called under the seed of each run, so the same call builds the same weights.
+        built = [*params.values(), *fixed.values()]
+        self.settings["model"] = f"{identity.network(self.gated.model)} {identity.weights(built)}"
         together = self.settings | {"runs": [run.describe() for run in runs]}
         self.checkpoint = None if folder is None else Checkpoint(folder, together)
 
