@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 from pathlib import Path
@@ -224,6 +225,8 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         ({"data": (X[:64], Y[:64])}, '"examples": 128.*"examples": 64'),
         ({"data": (X + 1, Y)}, "some_of_them"),
         ({"model": networks.mlp(20)}, "model: .*there.*here.*space"),
+        ({"model": nn.Sequential(*[nn.Tanh() if i % 2 else m for i, m in enumerate(networks.mlp())])}, "model: "),
+        ({"loss": lambda o, t: 2 * F.cross_entropy(o, t)}, "loss: .*cross_entropy.*lambda"),
     ],
 )
 def test_a_checkpoint_of_other_settings_is_refused_with_both_shown(
@@ -234,3 +237,39 @@ def test_a_checkpoint_of_other_settings_is_refused_with_both_shown(
     with pytest.raises(espalier.BadInput, match=says):
         short(**{"target": 0.5, "checkpoint": tmp_path} | settings)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def weighing(share: float):
+    return lambda o, t: share * F.cross_entropy(o, t)
+
+
+def test_losses_without_a_name_are_told_apart(tmp_path: Path) -> None:
+    smoothed = [functools.partial(F.cross_entropy, label_smoothing=share) for share in (0.1, 0.2)]
+    modules = [nn.CrossEntropyLoss(label_smoothing=share) for share in (0.1, 0.2)]
+    scaled = [(lambda o, t, s=share: s * F.cross_entropy(o, t)) for share in (1, 2)]
+    held = [weighing(share) for share in (1, 2)]
+    for i, (one, other) in enumerate((smoothed, modules, scaled, held)):
+        folder = tmp_path / str(i)
+        short(loss=one, checkpoint=folder)
+        with pytest.raises(espalier.BadInput, match="loss: "):
+            short(loss=other, checkpoint=folder)
+        assert short(loss=one, checkpoint=folder).finished
+
+
+def test_another_trained_network_is_refused(tmp_path: Path) -> None:
+    model = networks.mlp(seed=1)
+    first = short(model, preset="finetune", target=0.5, checkpoint=tmp_path)
+    with pytest.raises(espalier.BadInput, match=r"not those that the run in .* began with"):
+        short(networks.mlp(seed=2), preset="finetune", target=0.5, checkpoint=tmp_path)
+    for again in (networks.mlp(seed=1), model):  # as it began, or as the run left it
+        assert short(again, preset="finetune", target=0.5, checkpoint=tmp_path).mask.equal(first.mask)
+
+
+def test_new_weights_that_are_given_up_for_the_checkpoint_s_are_spoken_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = short(networks.mlp(seed=1), target=0.5, checkpoint=tmp_path)
+    for seed in (1, 2):
+        again = short(networks.mlp(seed=seed), target=0.5, checkpoint=tmp_path, quiet=False)
+        assert again.mask.equal(first.mask)
+        assert ("goes on with its own" in capsys.readouterr().err) == (seed == 2)

@@ -45,10 +45,10 @@ def test_evaluation_is_in_eval_mode_and_leaves_the_modes_as_they_were() -> None:
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
 
 
-def test_a_dataset_is_evaluated_on_its_training_part() -> None:
+def test_a_dataset_is_evaluated_on_its_test_part() -> None:
     data = digits().flatten()
     score = evaluate(networks.mlp(), data, loss=F.cross_entropy)
-    assert score == evaluate(networks.mlp(), data.as_floats().train, loss=F.cross_entropy)
+    assert score == evaluate(networks.mlp(), data.as_floats().test, loss=F.cross_entropy)
 
 
 class Bypassed(nn.Module):
@@ -133,6 +133,11 @@ def test_what_counts_as_a_wrong_class() -> None:
     assert [int(n) for n in wrong(logits, torch.tensor([0, 1, 1, -100]))] == [1, 3]  # not predicted
     dense = logits.T[None]  # (1, classes, positions)
     assert [int(n) for n in wrong(dense, torch.tensor([[0, 1, 1, 2]]))] == [1, 4]
+    assert [int(n) for n in wrong(logits[None], torch.tensor([[0, 1, 1, 2]]))] == [1, 4]  # (1, positions, classes)
+    assert wrong(torch.zeros(2, 3, 3), torch.zeros(2, 3, dtype=torch.int64)) is None  # either dimension could be it
+    assert wrong(torch.zeros(2, 3, 5), torch.zeros(2, 7, dtype=torch.int64)) is None  # neither can
+    assert wrong(logits[:, :1], torch.tensor([0, 1, 1, 0])) is None  # one logit
+    assert wrong(logits[0], torch.tensor(0)) is None
     assert wrong(logits, torch.rand(4, 3)) is None
     assert wrong(logits, torch.tensor([0.0, 1.0, 1.0, 2.0])) is None
     assert wrong({"logits": logits}, torch.tensor([0, 1, 1, 2])) is None

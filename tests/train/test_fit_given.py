@@ -11,6 +11,7 @@ from torch.nn import functional as F
 import espalier
 from espalier import Search, fit
 from espalier.data import from_arrays
+from espalier.data.digits import digits
 from espalier.train import PRESETS, Recipe, deterministic, evaluate, stochastic
 
 DATA, TEST = networks.digit_vectors()
@@ -42,13 +43,118 @@ def test_the_forms_of_data_agree() -> None:
     assert short(data=Unsized(), target=0.5).theta.equal(listed[0].theta)
 
 
-def test_inputs_of_uint8_are_divided_by_255() -> None:
-    x = (SMALL[0] * 255).round().to(torch.uint8)
-    watched = networks.Watched()
-    short(watched, (x, SMALL[1]), epochs=1)
-    assert watched.seen[0].dtype == torch.float32
-    assert float(watched.seen[0].max()) <= 1.0
-    assert float(watched.seen[0].max()) > 0.5
+DIGITS = digits().flatten()
+
+
+@pytest.mark.parametrize("given", [DIGITS, DIGITS.test, DIGITS.as_floats().test, DIGITS.as_floats()])
+def test_a_dataset_and_its_parts_are_read_by_its_own_scale(given: object) -> None:
+    result = short(data=DIGITS, epochs=6, validation=given)
+    true = evaluate(result.model, DIGITS.as_floats().test, loss=F.cross_entropy)
+    assert result.validation == true
+    assert true.error is not None
+    assert true.error < 0.2
+    assert evaluate(result.model, DIGITS, loss=F.cross_entropy) == true
+
+
+def test_a_dataset_is_read_in_the_precision_of_the_model() -> None:
+    assert short(networks.mlp().double(), DIGITS, epochs=1, validation=DIGITS).finished
+
+
+def test_plain_bytes_are_never_scaled_in_silence() -> None:
+    with pytest.raises(espalier.BadInput, match=r"uint8 is not converted: give the espalier.data.Dataset.*float"):
+        short(data=DIGITS.train)
+    with pytest.raises(espalier.BadInput, match="uint8 is not converted"):
+        evaluate(networks.mlp(), DIGITS.test, loss=F.cross_entropy)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
+def test_integers_reach_the_model_as_they_are(dtype: torch.dtype) -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.mix, self.out = nn.Embedding(17, 4), nn.Linear(256, 12), nn.Linear(12, 10)
+            self.seen: set[torch.dtype] = set()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen.add(x.dtype)
+            return self.out(self.mix(self.words(x.long()).flatten(1)).relu())
+
+    x, y = DIGITS.train
+    model = Words()
+    short(model, (x[:128].to(dtype), y[:128]), epochs=1, validation=(x[:64].to(dtype), y[:64]))
+    assert model.seen == {dtype}
+
+
+class Frozen(nn.Sequential):
+    """Keeps its first BatchNorm in eval mode, whatever it is told."""
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+@pytest.mark.parametrize("overridden", [False, True])
+def test_frozen_batch_norm_is_left_alone(overridden: bool) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(64, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 16), nn.BatchNorm1d(16), nn.ReLU()]
+    model = (Frozen if overridden else nn.Sequential)(*layers, nn.Linear(16, 10)).train()
+    model[1].running_mean.normal_()
+    model[1].running_var.uniform_(1.0, 2.0)
+    model[1].eval()
+    mean, var, other = model[1].running_mean.clone(), model[1].running_var.clone(), model[4].running_mean.clone()
+    gated = espalier.attach(model, SMALL[0][:4])
+    seen = set()
+    model[1].register_forward_hook(lambda module, *_: seen.add(module.training))
+    result = short(gated, target=0.7, validation=SMALL)
+    assert model[1].running_mean.equal(mean)
+    assert model[1].running_var.equal(var)
+    assert not model[4].running_mean.equal(other)
+    assert seen == {False}
+    assert model[1].track_running_stats
+    assert [m.training for m in model] == [True, False, True, True, True, True, True]
+    kept = result.mask[gated.space.slices["0"]].bool()
+    assert result.model[1].running_mean.equal(mean[kept])
+    with gated.masked(result.mask):
+        masked = evaluate(model, SMALL, loss=F.cross_entropy)
+    assert result.validation.error == masked.error
+    assert result.validation.loss == pytest.approx(masked.loss, rel=1e-5)
+
+
+def test_a_model_in_eval_mode_as_a_whole_is_trained_and_left_in_it() -> None:
+    model = networks.mixed_network().eval()
+    before = model[1].running_mean.clone()
+    modes = set()
+    model[3].register_forward_hook(lambda module, *_: modes.add(module.training))
+    short(model)
+    assert modes == {True, False}
+    assert not model[1].running_mean.equal(before)
+    assert not any(part.training for part in model.modules())
+
+
+def tokens(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+
+@pytest.mark.parametrize("positions", [6, 12])
+def test_a_class_for_every_position(positions: int) -> None:
+    """Twelve classes at twelve positions: shapes do not say which is which, so no error is made up."""
+    torch.manual_seed(0)
+    x = torch.randint(0, 12, (256, positions))
+    model = nn.Sequential(nn.Embedding(12, 16), nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 12))
+    result = short(model, (x, x), loss=tokens, epochs=8, validation=(x, x))
+    assert result.validation.loss < 0.3
+    assert result.validation.error == (0.0 if positions == 6 else None)
+    assert (result.history[-1]["error"] is None) == (positions == 12)
+
+
+def test_one_logit_has_no_error_of_classes() -> None:
+    x, y = SMALL[0], SMALL[1] % 2
+    model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 1))
+    result = short(
+        model, (x, y), loss=lambda o, t: F.binary_cross_entropy_with_logits(o[:, 0], t.float()), validation=(x, y)
+    )
+    assert result.history[-1]["error"] is result.validation.error is None
 
 
 @pytest.mark.parametrize("form", [tuple, dict])

@@ -17,8 +17,8 @@ from espalier.train.batched import SGD, AdamW, Compute, Cosine, Run
 from espalier.train.batched.group import Group
 
 DIGITS = load("digits").flatten()
-SMALL = (DIGITS.train_inputs[:256], DIGITS.train_labels[:256])
-TEST = (DIGITS.test_inputs[:100], DIGITS.test_labels[:100])
+SMALL = (DIGITS.train_inputs[:256] / 255, DIGITS.train_labels[:256])
+TEST = (DIGITS.test_inputs[:100] / 255, DIGITS.test_labels[:100])
 
 
 def network() -> nn.Sequential:
@@ -48,7 +48,7 @@ def test_one_result_for_each_target_and_seed_within_its_target() -> None:
         full = sum(m.weight.numel() for m in network() if isinstance(m, nn.Linear))
         assert weights / full == pytest.approx(result.shares["weight_share"])
         with torch.no_grad():
-            out = result.model(TEST[0].float() * (1 / 255))
+            out = result.model(TEST[0])
         assert float((out.argmax(1) != TEST[1]).double().mean()) == pytest.approx(result.validation_error)
         # masked == compact: the last row was measured under the mask, the result on the compact model
         assert result.history[-1]["validation_loss"] == pytest.approx(result.validation_loss, rel=1e-5)
@@ -59,6 +59,53 @@ def test_it_learns_and_reads_a_dataset() -> None:
     (result,) = sweep(data=DIGITS, targets=[0.7], epochs=12, batch_size=32, validation=None)
     assert result.validation_error < 0.3
     assert result.history[-1]["loss"] < result.history[0]["loss"]
+
+
+@pytest.mark.parametrize("given", [None, DIGITS, DIGITS.test, DIGITS.as_floats().test, DIGITS.as_floats()])
+def test_validation_is_read_by_its_own_scale(given: object) -> None:
+    (result,) = sweep(data=DIGITS, targets=[0.7], epochs=2, batch_size=32, validation=given)
+    x, y = DIGITS.as_floats().test
+    with torch.no_grad():
+        error = float((result.model(x).argmax(1) != y).double().mean())
+    assert result.validation_error == pytest.approx(error)
+    assert result.history[-1]["validation_error"] == pytest.approx(error, abs=0.005)
+
+
+def test_plain_bytes_are_refused_and_tokens_are_read_as_they_are() -> None:
+    with pytest.raises(espalier.BadInput, match=r"uint8 is not converted: give the espalier.data.Dataset.*float"):
+        sweep(data=DIGITS.train, targets=[0.5])
+
+    def words() -> nn.Module:
+        return nn.Sequential(nn.Embedding(17, 4), nn.Flatten(), nn.Linear(256, 12), nn.ReLU(), nn.Linear(12, 10))
+
+    data, held = ((x.long(), y) for x, y in (DIGITS.train, DIGITS.test))
+    (result,) = sweep(words, data, targets=[0.5], validation=held)
+    assert result.history[-1]["loss"] < result.history[0]["loss"]
+
+
+def test_frozen_batch_norm_is_refused() -> None:
+    def frozen() -> nn.Module:
+        model = images()
+        model[1].eval()
+        return model
+
+    with pytest.raises(espalier.BadInput, match=r"1 is BatchNorm in eval mode.*espalier.fit"):
+        sweep(frozen, (SMALL[0].reshape(-1, 1, 8, 8), SMALL[1]), targets=[0.5], validation=None)
+
+
+@pytest.mark.parametrize("positions", [6, 12])
+def test_a_class_for_every_position(positions: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randint(0, 12, (256, positions))
+
+    def words() -> nn.Module:
+        return nn.Sequential(nn.Embedding(12, 16), nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 12))
+
+    (result,) = sweep(words, (x, x), penalties=[0.0], epochs=8, validation=(x, x))
+    assert result.validation_loss < 0.3
+    assert result.validation_error == (0.0 if positions == 6 else None)
+    assert (result.history[-1]["error"] is None) == (positions == 12)
+    assert (result.history[-1]["validation_error"] is None) == (positions == 12)
 
 
 def test_rows_have_the_names_that_fit_gives_them() -> None:
@@ -114,15 +161,14 @@ def test_at_once_splits_without_changing_the_order() -> None:
 
 
 def test_batch_norm_trains_on_batch_statistics_and_ships_calibrated() -> None:
-    x, y = DIGITS.train_inputs[:256].reshape(-1, 1, 8, 8), DIGITS.train_labels[:256]
-    held = DIGITS.test_inputs[:100].reshape(-1, 1, 8, 8), DIGITS.test_labels[:100]
+    x, y = SMALL[0].reshape(-1, 1, 8, 8), SMALL[1]
+    held = TEST[0].reshape(-1, 1, 8, 8), TEST[1]
     results = sweep(images, (x, y), targets=[0.4, 0.8], cost="macs", epochs=8, validation=held, pad=1)
     for result in results:
         norm = next(m for m in result.model if isinstance(m, nn.BatchNorm2d))
         assert norm.track_running_stats
-        floats = x.float() / 255
         with torch.no_grad():
-            means = result.model[0](floats).mean((0, 2, 3))
+            means = result.model[0](x).mean((0, 2, 3))
         torch.testing.assert_close(norm.running_mean, means, rtol=1e-3, atol=1e-4)
         assert result.validation_error < 0.8
         assert result.share_after <= result.target + 1e-12
@@ -238,6 +284,22 @@ def test_a_checkpoint_of_other_settings_is_refused_and_both_are_shown(tmp_path: 
     sweep(targets=[0.5], epochs=1, checkpoint=tmp_path)
     with pytest.raises(espalier.BadInput, match="batch_size: 16 there, 32 here"):
         sweep(targets=[0.5], epochs=1, checkpoint=tmp_path, batch_size=32)
+
+
+def test_a_checkpoint_of_another_network_or_other_weights_is_refused(tmp_path: Path) -> None:
+    def other() -> nn.Module:
+        return nn.Sequential(*[nn.Tanh() if isinstance(m, nn.ReLU) else m for m in network()])
+
+    def moved() -> nn.Module:
+        model = network()
+        nn.init.ones_(model[0].bias)
+        return model
+
+    sweep(targets=[0.5], epochs=1, checkpoint=tmp_path)
+    for factory in (other, moved):
+        with pytest.raises(espalier.BadInput, match=r"model: .*there.*here"):
+            sweep(factory, targets=[0.5], epochs=1, checkpoint=tmp_path)
+    assert sweep(targets=[0.5], epochs=1, checkpoint=tmp_path)[0].finished
 
 
 def test_every_run_diverged_says_at_which_update() -> None:

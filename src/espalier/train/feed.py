@@ -51,8 +51,8 @@ class Feed(Protocol):
 class Tensors:
     """Examples in memory, each run in the order of its seed: resumed anywhere, since the order is a function of it.
 
-    A last batch that is not full begins the next epoch instead. Inputs of uint8 are divided by 255, unless a
-    :class:`espalier.data.Dataset` says how they are read.
+    A last batch that is not full begins the next epoch instead. Tensors are given to the model as they are; those of a
+    :class:`espalier.data.Dataset` as it says, by ``affine``, its gain and shift.
     """
 
     inputs: Nested
@@ -100,12 +100,9 @@ class Tensors:
 
     def _take(self, index: Tensor) -> Batch:
         inputs, targets = nested.each(lambda t: t[index.to(t.device)], (self.inputs, self.targets))
-        return nested.each(self._floats, inputs), targets
-
-    def _floats(self, tensor: Tensor) -> Tensor:
         if self.affine is not None:
-            return standardise(tensor, *(part.to(tensor.device) for part in self.affine))
-        return tensor.float() / 255 if tensor.dtype == torch.uint8 else tensor
+            inputs = standardise(inputs, *(part.to(inputs.device) for part in self.affine))
+        return inputs, targets
 
 
 class Batches:
@@ -175,9 +172,29 @@ class Batches:
 
 
 def read(data: object, batch: int, seed: int, dtype: torch.dtype = torch.float32) -> Feed:
-    """data: a Dataset (its training part), a tuple (inputs, targets) whose targets are a tensor, or an iterable."""
+    """data: a Dataset (its training part), a tuple (inputs, targets) whose targets are a tensor, or an iterable.
+
+    dtype: what a Dataset's inputs are turned into.
+    """
     if isinstance(data, Dataset):
         return Tensors(*data.train, batch, seed, data.affine(dtype))
     if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor):
         return Tensors(data[0], data[1], batch, seed)
     return Batches(data)
+
+
+def read_held_out(data: object, batch: int, dtype: torch.dtype = torch.float32, beside: Dataset | None = None) -> Feed:
+    """Data to evaluate on, each example once: as :func:`read`, but the test part of a Dataset. A batch that is larger
+    than the data is no mistake here.
+
+    beside: the Dataset that is trained on; its own parts, given as pairs, are read as it says.
+    """
+    affine = None
+    if isinstance(data, Dataset):
+        affine, data = data.affine(dtype), data.test
+    if not (isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor)):
+        return read(data, batch, 0)
+    if beside is not None and any(data[0] is own for own in (beside.train_inputs, beside.test_inputs)):
+        affine = beside.affine(dtype)
+    size = len(data[1]) if data[1].ndim else 0
+    return Tensors(data[0], data[1], max(min(batch, size), 1), 0, affine)

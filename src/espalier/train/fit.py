@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -14,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from espalier.cost import Cost
+from espalier.data import Dataset
 from espalier.gates.attach import attach
 from espalier.search import Search
 from espalier.search.arguments import whole
 from espalier.space import BadInput, BadType, Diverged
-from espalier.train import chance, feed, loop, nested, presets, progress, score, statistics
+from espalier.train import chance, checks, feed, identity, loop, nested, presets, progress, score, statistics
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.optimizer import StructureOptimizer, check_parameters
 from espalier.train.presets import OptimizerFactory, Recipe, SchedulerFactory
@@ -53,10 +53,12 @@ def fit(
 ) -> Result:
     """Train the module in place, shape it on the way, and return the compact model that comes out.
 
-    model: a module, to which gates are attached, or what :func:`espalier.attach` gave. New or already trained.
+    model: a module, to which gates are attached, or what :func:`espalier.attach` gave. New or already trained. Parts of
+        it in eval mode (frozen BatchNorm) stay so and keep their statistics, unless the whole model is in eval mode.
     data: ``(inputs, targets)`` with examples first, a :class:`espalier.data.Dataset` (its training part), or an
         iterable of such pairs that can be gone through again, as a DataLoader can. Inputs may be a tensor, a tuple
-        (positional arguments) or a dict (keyword arguments).
+        (positional arguments) or a dict (keyword arguments). They reach the model as they are, also uint8; what is
+        stored in a Dataset, and its ``test`` as validation, as the Dataset says.
     loss: ``loss(outputs, targets)`` gives a scalar, the mean over the mini-batch.
     cost: "weights", "macs", "units", "parameters", or a cost of one's own over the gates.
     penalty: how strongly cost counts; target: the share of the full cost to end at. One of them, or neither.
@@ -67,17 +69,21 @@ def fit(
     settle: the share of the run, at its end, in which the structure is fixed.
     preset: "paper", "finetune", a :class:`espalier.train.Recipe`, or None for the default recipe.
     seed: of the masks, of the order of the examples, and of everything random inside the call.
-    validation: data as above; evaluated after every epoch under the mask that would ship.
+    validation: data as above, of a Dataset its test part; evaluated after every epoch under the mask that would ship.
     checkpoint: the folder of the run. The same call goes on where it was stopped, killed, or out of time.
     time_limit: seconds after which this call stops, with a checkpoint.
     """
     stop = Stop(time_limit)
     seed = whole(seed, "seed", 0)
-    feeding = feed.read(data, whole(batch_size, "batch_size", 1), seed)
+    module, where = _place(model, device)
+    feeding = feed.read(data, whole(batch_size, "batch_size", 1), seed, nested.dtype(module))
     recipe = presets.read(preset)
     horizon = whole(epochs, "epochs", 1) * feeding.updates
     settle_at = presets.settle_update(settle, recipe, horizon, target)
-    module, where = _place(model, device)
+    held_out = None
+    if validation is not None:
+        beside = data if isinstance(data, Dataset) else None
+        held_out = feed.read_held_out(validation, batch_size, nested.dtype(module), beside)
     inner = _optimizer(optimizer or recipe.optimizer, module)
     with _attached(model, module, feeding, where) as gated, chance.seeded(seed, where):
         search = Search(
@@ -96,7 +102,7 @@ def fit(
         )
         settings = {
             **_settings(module, gated, feeding, inner, search),
-            "loss": getattr(loss, "__qualname__", type(loss).__qualname__),
+            "loss": identity.function(loss),
             "epochs": epochs,
             "batch_size": batch_size,
             "cost": cost if isinstance(cost, str) else "given",
@@ -119,7 +125,7 @@ def fit(
             settle_at=settle_at,
             scheduler=steps,
             per_update=scheduler is None,
-            validation=None if validation is None else _validation(validation, batch_size),
+            validation=held_out,
             device=where,
         )
         result = _carry_out(run, settings, checkpoint, stop, progress.choose(quiet))
@@ -134,7 +140,17 @@ def _carry_out(
     record = None if folder is None else Record(folder)
     again = "" if folder is None else f"; the same call goes on from {folder}"
     state = None if store is None else store.load()
+    if store is not None:
+        run.began_with = identity.weights(run.gated.model.parameters())
     if state is not None:
+        if not _same_weights(run, state):
+            if settings["recipe"]["initial"] > 0.9:  # a recipe for trained networks: the weights are what it is about
+                raise BadInput(
+                    f"the weights of this model are not those that the run in {folder} began with; give the same "
+                    "trained network to go on with it, or another folder to start anew"
+                )
+            # Who builds a network anew without a seed still goes on with the run.
+            shown.say(f"the model's weights are not those that the run in {folder} began with; it goes on with its own")
         run.load_state_dict(state)
         if run.update < run.horizon:
             shown.say(f"going on after update {run.update} of {run.horizon}")
@@ -142,23 +158,19 @@ def _carry_out(
         record = None
     if record is not None:
         record.start(settings, run.device, run.history)
-    module = run.gated.model
-    modes = [(part, part.training) for part in module.modules()]
-    module.train()
-    shown.start(run.update, run.horizon)
-    try:
-        with stop.on_interrupt() if store is not None else nullcontext():
-            finished = loop.train(run, store, record, stop, shown)
-    except Diverged as error:
-        raise error if folder is None else Diverged(f"{error}. What was saved in {folder} is intact") from None
-    finally:
-        shown.stop()
-        for part, training in modes:
-            part.training = training
-    if stop.interrupted:
-        shown.say(f"interrupted after update {run.update} of {run.horizon}{again}")
-        raise KeyboardInterrupt
-    result = finish(run, finished)
+    with statistics.training(run.gated.model):
+        shown.start(run.update, run.horizon)
+        try:
+            with stop.on_interrupt() if store is not None else nullcontext():
+                finished = loop.train(run, store, record, stop, shown)
+        except Diverged as error:
+            raise error if folder is None else Diverged(f"{error}. What was saved in {folder} is intact") from None
+        finally:
+            shown.stop()
+        if stop.interrupted:
+            shown.say(f"interrupted after update {run.update} of {run.horizon}{again}")
+            raise KeyboardInterrupt
+        result = finish(run, finished)
     if record is not None:
         record.finish(result.summary(), run.theta)
     shown.say(str(result))
@@ -167,6 +179,12 @@ def _carry_out(
             again += ", at the start of the epoch it was in: somebody else's loader cannot be entered in the middle"
         shown.say(f"stopped by its time limit after update {run.update} of {run.horizon}{again}")
     return result
+
+
+def _same_weights(run: loop.Run, state: dict[str, Any]) -> bool:
+    """Whether the model given is as the run began with it, or stands where its checkpoint does."""
+    stored = [state["model"][name] for name, _ in run.gated.model.named_parameters()]
+    return run.began_with in (state["began_with"], identity.weights(stored))
 
 
 def finish(run: loop.Run, finished: bool) -> Result:
@@ -213,15 +231,21 @@ def _place(model: object, device: str | torch.device | None) -> tuple[nn.Module,
 @contextmanager
 def _attached(model: object, module: nn.Module, feeding: feed.Feed, device: torch.device) -> Iterator[Gated]:
     """The gates that were given; else gates of our own, taken off again afterwards."""
+    # Gates are tried out on the example; numbers that are not finite are for the first update to name.
+    example = nested.each(lambda t: _finite(t).to(device), feeding.example())
+    checks.readable(module, example)
     if model is not module:
         yield model  # type: ignore[misc]
         return
-    # Gates are tried out on the example; what is wrong with the data is for the first update to say.
-    gated = attach(module, nested.each(lambda t: torch.where(t.isfinite(), t, 0).to(device), feeding.example()))
+    gated = attach(module, example)
     try:
         yield gated
     finally:
         gated.detach()
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    return tensor.nan_to_num(0.0, 0.0, 0.0) if tensor.is_floating_point() else tensor
 
 
 def _optimizer(factory: OptimizerFactory, module: nn.Module) -> torch.optim.Optimizer:
@@ -237,22 +261,16 @@ def _optimizer(factory: OptimizerFactory, module: nn.Module) -> torch.optim.Opti
     return inner
 
 
-def _validation(data: object, batch_size: int) -> feed.Feed:
-    examples = len(data[1]) if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor) else None
-    return feed.read(data, batch_size if examples is None else max(min(batch_size, examples), 1), 0)
-
-
 def _settings(
     module: nn.Module, gated: Gated, feeding: feed.Feed, optimizer: torch.optim.Optimizer, search: Search
 ) -> dict[str, Any]:
     """What the run is of, in a form that two calls can be compared by."""
-    shapes = [[name, str(value.dtype), *value.shape] for name, value in module.state_dict().items()]
     numbers = [
         {key: float(value) if isinstance(value, Tensor) else value for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
     ]
     return {
-        "model": f"{type(module).__qualname__} {hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]}",
+        "model": identity.network(module),
         "space": gated.space.to_json(),
         "data": feeding.describe(),
         "full_cost": float(search.full_cost),

@@ -59,6 +59,7 @@ class Run:
         self.validation, self.device = validation, device
         self.shares = Shares(self.gated, self.search.cost, self.search.full_cost, device)
         self.update = 0
+        self.began_with = ""  # a hash of the initial weights, where there are checkpoints
         self.history: list[Row] = []
         self.theta = Thinned(max(2, min(128, SNAPSHOTS // self.search.space.d)))
         self.theta.offer(0, self.search.theta)
@@ -152,6 +153,7 @@ class Run:
     def state_dict(self) -> dict[str, Any]:
         return {
             "update": self.update,
+            "began_with": self.began_with,
             "model": self.gated.model.state_dict(),
             "structure": self.structure.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
@@ -168,6 +170,7 @@ class Run:
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         self.update, self.history = state["update"], list(state["history"])
+        self.began_with = state["began_with"]
         self.sums = list(state["sums"])
         self.theta.load_state_dict(state["theta"])
         self.spent, self.began = state["seconds"], time.monotonic()

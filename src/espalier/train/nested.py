@@ -56,6 +56,11 @@ def join(values: Sequence[Nested]) -> Nested:
     return type(first)(join(items) for items in zip(*values, strict=True))
 
 
+def dtype(model: nn.Module) -> torch.dtype:
+    """What a model computes in: the type of its first floating-point parameter."""
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+
+
 def call(model: nn.Module, inputs: Nested) -> Any:
     """A tensor is the model's only argument, a tuple or list its positional ones, a dict its keyword ones."""
     if isinstance(inputs, dict):

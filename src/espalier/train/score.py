@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from espalier.search.distribution import Distribution
 from espalier.space import BadInput
+from espalier.train import checks, nested
 from espalier.train import feed as feeds
-from espalier.train import nested
 from espalier.train.feed import Batch, Batches, Tensors
 from espalier.train.step import Gated, scalar
 
@@ -22,7 +22,8 @@ Loss = Callable[[Any, Any], Tensor]
 
 @dataclass(frozen=True)
 class Score:
-    """loss: the mean over the examples. error: the share of wrong classes; None where targets are not classes."""
+    """loss: the mean over the examples. error: the share of wrong classes; None where targets are no classes, or
+    shapes do not say which scores are theirs."""
 
     loss: float
     error: float | None
@@ -30,8 +31,12 @@ class Score:
 
 
 def evaluate(model: nn.Module, data: object, *, loss: Loss, batch_size: int = 512) -> Score:
-    """The score of a model as it is, in eval mode; data as for :func:`espalier.fit`, each example once."""
-    return _score(model, _batches(data, batch_size), loss, lambda inputs: nested.call(model, inputs))
+    """The score of a model as it is, in eval mode; data as for :func:`espalier.fit`, each example once.
+
+    Of a Dataset, its test part. Tensors are given to the model as they are: the stored uint8 of ``dataset.test`` are
+    refused by most; give the Dataset, or ``dataset.as_floats().test``.
+    """
+    return _score(model, _batches(model, data, batch_size), loss, lambda inputs: nested.call(model, inputs))
 
 
 def deterministic(gated: Gated, mask: Tensor, data: object, *, loss: Loss, batch_size: int = 512) -> Score:
@@ -66,29 +71,53 @@ def stochastic(
         for mask in masks:
             with gated.masked(mask):  # as it was drawn, which is how the weights were trained
                 outputs = nested.call(gated.model, inputs)
-            part = outputs.softmax(1) if classes else outputs
+            part = outputs if dim is None else outputs.softmax(dim)
             total = part if total is None else total + part
         assert total is not None
-        return (total / structures).log() if classes else total / structures
+        return total / structures if dim is None else (total / structures).log()
 
-    batches = list(_batches(data, batch_size))
+    batches = list(_batches(gated.model, data, batch_size))
     with torch.no_grad(), evaluating(gated.model):
         inputs, targets = _on(gated.model, batches[0])
-        classes = wrong(nested.call(gated.model, inputs), targets) is not None
+        dim = class_dim(nested.call(gated.model, inputs), targets)
     return _score(gated.model, batches, loss, predict)
 
 
 def wrong(outputs: object, targets: object) -> tuple[Tensor, Tensor] | None:
-    """How many predicted classes are wrong, and of how many; None where the targets are not classes.
+    """How many predicted classes are wrong, and of how many; None where shapes do not say where the classes are.
 
-    outputs: ``(n, classes, ...)``, targets: ``(n, ...)`` integers; negative ones are not predicted.
+    targets: integers; negative ones are not predicted. See :func:`class_dim`.
     """
-    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+    dim = class_dim(outputs, targets)
+    if dim is None:
         return None
-    if targets.is_floating_point() or targets.dtype == torch.bool or outputs.ndim != targets.ndim + 1:
-        return None
+    assert isinstance(outputs, Tensor)
+    assert isinstance(targets, Tensor)
     counted = targets >= 0
-    return ((outputs.detach().argmax(1) != targets) & counted).sum(), counted.sum()
+    return ((outputs.detach().argmax(dim) != targets) & counted).sum(), counted.sum()
+
+
+def class_dim(outputs: object, targets: object) -> int | None:
+    """The dimension of the outputs that holds a score for each class: what the integer targets have not.
+
+    ``(n, classes, ...)`` with targets ``(n, ...)``, as torch's cross entropy reads it, or ``(n, ..., classes)``, as
+    models of sequences give it. None where it could be either, where there is a single score, and for other targets.
+
+    >>> class_dim(torch.zeros(8, 10), torch.zeros(8, dtype=torch.int64))
+    1
+    >>> class_dim(torch.zeros(8, 12, 50), torch.zeros(8, 12, dtype=torch.int64))
+    2
+    """
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or outputs.ndim != targets.ndim + 1:
+        return None
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool or not targets.ndim:
+        return None
+    fitting = [
+        dim
+        for dim in dict.fromkeys((1, outputs.ndim - 1))
+        if outputs.shape[:dim] + outputs.shape[dim + 1 :] == targets.shape and outputs.shape[dim] > 1
+    ]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 @contextmanager
@@ -109,6 +138,8 @@ def _score(model: nn.Module, batches: Iterable[Batch], loss: Loss, predict: Call
     with torch.no_grad(), evaluating(model):
         for batch in batches:
             inputs, targets = _on(model, batch)
+            if not examples:
+                checks.readable(model, nested.each(lambda t: t[:4], inputs))
             outputs = predict(inputs)
             size = nested.count(inputs, "the inputs")
             total += scalar(loss(outputs, targets)).cpu().double() * size
@@ -128,10 +159,7 @@ def _on(model: nn.Module, batch: Batch) -> Batch:
     return inputs, targets
 
 
-def _batches(data: object, batch_size: int) -> Iterator[Batch]:
+def _batches(model: nn.Module, data: object, batch_size: int) -> Iterator[Batch]:
     if isinstance(data, (Tensors, Batches)):
         return data.once()
-    # A batch that is larger than the data is no mistake here.
-    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor):
-        batch_size = max(min(batch_size, len(data[1])), 1)
-    return feeds.read(data, batch_size, 0).once()
+    return feeds.read_held_out(data, batch_size, nested.dtype(model)).once()

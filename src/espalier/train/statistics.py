@@ -24,9 +24,48 @@ def running(model: nn.Module) -> list[Tensor]:
 
 
 def recalibrate(gated: Gated, mask: Tensor, feed: Feed, limit: int | None = None) -> None:
-    """Re-estimate the running statistics under the canonical mask ``(d)``, in one pass over the data."""
-    with gated.masked(gated.canonical(mask)):
+    """Re-estimate the running statistics under the canonical mask ``(d)``, in one pass over the data.
+
+    Those of a BatchNorm in eval mode are frozen: they are used as they are, and left so.
+    """
+    with gated.masked(gated.canonical(mask)), _left_alone(gated.model):
         estimate(gated.model, feed.once(limit))
+
+
+@contextmanager
+def training(model: nn.Module) -> Iterator[None]:
+    """Train mode, as a run has it; afterwards every module is in the mode it was in.
+
+    Modules in eval mode inside a model in train mode are frozen, and stay so, as do those that the model's own
+    ``train()`` keeps in eval mode. A model that is in eval mode as a whole was only used before: all of it is trained.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    frozen = [module for module, mode in modes if not mode] if model.training else []
+    model.train()
+    for module in frozen:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def _left_alone(model: nn.Module) -> Iterator[None]:
+    """Inside, BatchNorm in eval mode says that it tracks nothing; it still reads the statistics it has."""
+    frozen = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats and not module.training
+    ]
+    for module in frozen:
+        module.track_running_stats = False
+    try:
+        yield
+    finally:
+        for module in frozen:
+            module.track_running_stats = True
 
 
 @contextmanager

@@ -167,10 +167,18 @@ class Batch:
         return loss / finite, wrong / predicted
 
     @torch.no_grad()
-    def evaluate(self, masks: Tensor, inputs: Tensor, targets: Tensor, chunk: int = 1024) -> tuple[Tensor, Tensor]:
+    def evaluate(
+        self,
+        masks: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        chunk: int = 1024,
+        read: Callable[[Tensor], Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Mean loss and share of wrong classes of each run under its mask ``(R, d)``, float64 ``(R)``.
 
-        inputs, targets: as stored. Batch statistics, where the model has any, are those of a chunk.
+        inputs, targets: as stored; read: how the network reads them, None for as the training inputs. Batch
+        statistics, where the model has any, are those of a chunk.
         """
         sums = torch.zeros(2, self.runs, dtype=torch.float64, device=self.device)
 
@@ -180,7 +188,7 @@ class Batch:
         over_runs = vmap(measured, in_dims=(0, 0, 0, None, None), randomness="different")
         with self.compute.applied():
             for start in range(0, len(inputs), chunk):
-                x = self.feed.floats(inputs[start : start + chunk].to(self.device))
+                x = (read or self.feed.floats)(inputs[start : start + chunk].to(self.device))
                 y = targets[start : start + chunk].to(self.device)
                 loss, wrong = over_runs(self.state.params, self.state.fixed, masks.to(self.device), x, y)
                 sums += torch.stack([loss.to(torch.float64) * len(x), wrong.to(torch.float64)])

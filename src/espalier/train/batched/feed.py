@@ -1,4 +1,4 @@
-"""Resident data and who reads which examples: each run its own order, gathered and turned into floats on the device."""
+"""Resident data and who reads which examples: each run its own order, gathered and read on the device."""
 
 from __future__ import annotations
 
@@ -81,12 +81,50 @@ class Feed:
 
 
 def read_data(data: Dataset | Pair, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Inputs and targets as stored, and the gain and shift that turn inputs into floats; uint8 is divided by 255."""
+    """Inputs and targets as stored, and the gain and shift by which the network reads the inputs.
+
+    A Dataset knows them. Plain tensors are read as they are: floating ones in ``dtype``, integers in their own.
+    """
     if isinstance(data, Dataset):
         return *data.train, *data.affine(dtype)
     inputs, targets = check_pair(data, "data")
-    gain = torch.tensor(1 / 255 if inputs.dtype == torch.uint8 else 1.0, dtype=dtype)
-    return inputs, targets, gain, torch.zeros((), dtype=dtype)
+    read_as = dtype if inputs.is_floating_point() else inputs.dtype
+    return inputs, targets, torch.ones((), dtype=read_as), torch.zeros((), dtype=read_as)
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Examples to evaluate on, on the device as they are stored: inputs ``(n, *shape)``, targets ``(n, ...)``."""
+
+    inputs: Tensor
+    targets: Tensor
+    gain: Tensor
+    shift: Tensor
+
+    def read(self, inputs: Tensor) -> Tensor:
+        """Some of the inputs as a network reads them."""
+        return standardise(inputs, self.gain, self.shift)
+
+
+def held_out(
+    given: Dataset | Pair | None, data: Dataset | Pair, dtype: torch.dtype, device: torch.device
+) -> HeldOut | None:
+    """What a sweep over these data is validated on: by default the test part of a Dataset.
+
+    A part of a Dataset is read as that Dataset says, any other pair as it is.
+    """
+    if given is None and isinstance(data, Dataset):
+        given = data
+    if given is None:
+        return None
+    if isinstance(given, Dataset):
+        parts = (*given.test, *given.affine(dtype))
+    else:
+        parts = read_data(check_pair(given, "validation"), dtype)
+        if isinstance(data, Dataset) and any(given[0] is own for own in (data.train_inputs, data.test_inputs)):
+            parts = (*parts[:2], *data.affine(dtype))
+    inputs, targets, gain, shift = (part.to(device) for part in parts)
+    return HeldOut(inputs, targets, gain, shift)
 
 
 def check_pair(data: object, name: str) -> Pair:

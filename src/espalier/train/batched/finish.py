@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from espalier.data import standardise
 from espalier.gates.recalibrate import recalibrate
 from espalier.train.batched import stack
-from espalier.train.batched.feed import Pair
+from espalier.train.batched.feed import HeldOut
 from espalier.train.batched.group import Group
 from espalier.train.batched.measure import known
 from espalier.train.batched.result import SweepResult
-from espalier.train.batched.step import classes
+from espalier.train.score import class_dim
 
 CHUNK = 512
 
 
-def results(group: Group, validation: Pair | None) -> list[SweepResult]:
+def results(group: Group) -> list[SweepResult]:
     """One for each run; the state of the group, which a checkpoint holds, is not changed."""
     state, search = group.batch.state, group.search
     masks = group.masks()
@@ -38,7 +38,7 @@ def results(group: Group, validation: Pair | None) -> list[SweepResult]:
         if calibrate:
             recalibrate(model, inputs(group))
         model.eval()
-        loss, error = (None, None) if validation is None else score(group, model, validation)
+        loss, error = (None, None) if group.validation is None else score(group, model, group.validation)
         broken = int(state.broken[i])
         found.append(
             SweepResult(
@@ -72,13 +72,14 @@ def inputs(group: Group) -> Iterator[Tensor]:
 
 
 @torch.no_grad()
-def score(group: Group, model: nn.Module, validation: Pair) -> tuple[float | None, float | None]:
+def score(group: Group, model: nn.Module, validation: HeldOut) -> tuple[float | None, float | None]:
     """The compact model's own mean loss and share of wrong classes."""
-    loss, wrong, feed = 0.0, 0, group.batch.feed
-    x, y = validation[0].to(group.device), validation[1].to(group.device)
+    loss, wrong = 0.0, 0.0
+    x, y = validation.inputs, validation.targets
     with group.batch.compute.applied():
         for start in range(0, len(x), CHUNK):
-            out, targets = model(feed.floats(x[start : start + CHUNK])), y[start : start + CHUNK]
+            out, targets = model(validation.read(x[start : start + CHUNK])), y[start : start + CHUNK]
             loss += float(group.plan.loss(out, targets)) * len(targets)
-            wrong += int((out.argmax(1) != targets).sum()) if classes(targets, out.ndim - 1) else 0
-    return known(loss / len(x)), wrong / y.numel() if classes(y, y.ndim) else None
+            dim = class_dim(out, targets)
+            wrong += torch.nan if dim is None else int((out.argmax(dim) != targets).sum())
+    return known(loss / len(x)), known(wrong / y.numel())

@@ -16,10 +16,10 @@ from espalier.cost import Cost
 from espalier.data import Dataset, standardise
 from espalier.search import Search
 from espalier.space import BadInput, Diverged
-from espalier.train import chance, presets
+from espalier.train import chance, identity, presets
 from espalier.train.batched import stack
 from espalier.train.batched.batch import Batch, Compute, searched
-from espalier.train.batched.feed import Pair, read_data
+from espalier.train.batched.feed import Pair, held_out, read_data
 from espalier.train.batched.masks import Given, Source
 from espalier.train.batched.measure import Measure, Row
 from espalier.train.batched.plan import Plan
@@ -43,7 +43,7 @@ class Group:
         self,
         factory: stack.Factory,
         data: Dataset | Pair,
-        validation: Pair | None,
+        validation: Dataset | Pair | None,
         runs: Sequence[Run],
         plan: Plan,
         device: torch.device,
@@ -82,15 +82,17 @@ class Group:
             pad=plan.pad,
             compute=compute,
         )
-        if validation is not None:
-            validation = validation[0].to(device), validation[1].to(device)
-        self.measure = Measure(self.gated, self.batch, self.search, self._cost(), validation)
+        self.validation = held_out(validation, data, dtype, device)
+        self.measure = Measure(self.gated, self.batch, self.search, self._cost(), self.validation)
         self.histories: list[list[Row]] = [[] for _ in runs]
         self.thetas = Thinned()  # (R, d) each
         self.spent, self.began = 0.0, time.monotonic()
         self.slice = 1  # updates until the next look at the clock; grows to what takes LOOK seconds
         self.settings = plan.describe() | {"space": self.gated.space.to_json(), "data": _describe(inputs, targets)}
         self.settings |= {"settle_at": self.settle_at, "device": device.type, "precision": compute.precision}
+        # The factory is called under the seed of each run, so the same call builds the same weights.
+        built = [*params.values(), *fixed.values()]
+        self.settings["model"] = f"{identity.network(self.gated.model)} {identity.weights(built)}"
         together = self.settings | {"runs": [run.describe() for run in runs]}
         self.checkpoint = None if folder is None else Checkpoint(folder, together)
 

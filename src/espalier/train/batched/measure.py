@@ -12,9 +12,8 @@ from espalier.cost import Cost
 from espalier.search import Search
 from espalier.space import Space
 from espalier.train.batched.batch import Batch
-from espalier.train.batched.feed import Pair
+from espalier.train.batched.feed import HeldOut
 from espalier.train.batched.stack import Gated
-from espalier.train.batched.step import classes
 
 Row = dict[str, Any]
 
@@ -25,14 +24,15 @@ class Measure:
     search: None where masks are given; cost: what is searched against, or would be.
     """
 
-    def __init__(self, gated: Gated, batch: Batch, search: Search | None, cost: Cost, validation: Pair | None) -> None:
+    def __init__(
+        self, gated: Gated, batch: Batch, search: Search | None, cost: Cost, validation: HeldOut | None
+    ) -> None:
         self.batch, self.search, self.validation = batch, search, validation
         self.costs = {"unit_share": gated.cost("units"), "weight_share": gated.cost("weights"), "cost_share": cost}
         ones = torch.ones(gated.space.d, device=batch.device)
         self.full = {name: cost(ones) for name, cost in self.costs.items()}
         if search is not None:
             self.full["cost_share"] = search.full_cost
-        self.classes = classes(batch.feed.targets)
 
     def shares(self, masks: Tensor) -> dict[str, Tensor]:
         """masks ``(R, d)``. Shares of gates, weights and cost that they keep, ``(R)`` each; NaN of a full cost of 0."""
@@ -41,12 +41,13 @@ class Measure:
     def rows(self, epoch: int, masks: Tensor, seconds: float) -> list[Row]:
         """masks ``(R, d)``: canonical, what would ship now. One row for each run."""
         loss, error = self.batch.read_sums()
-        columns = {"loss": loss} | ({"error": error} if self.classes else {}) | self.shares(masks)
+        columns = {"loss": loss, "error": error} | self.shares(masks)
         if self.search is not None:
             columns |= structure(self.search)
         if self.validation is not None:
-            loss, error = self.batch.evaluate(masks, *self.validation)
-            columns |= {"validation_loss": loss} | ({"validation_error": error} if self.classes else {})
+            held = self.validation
+            loss, error = self.batch.evaluate(masks, held.inputs, held.targets, read=held.read)
+            columns |= {"validation_loss": loss, "validation_error": error}
         columns["learning_rate"] = self.batch.learning_rates()
         table = torch.stack([column.to(torch.float64) for column in columns.values()], -1).tolist()
         settled = self.search is None or self.search.settled

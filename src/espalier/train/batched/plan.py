@@ -10,6 +10,7 @@ from torch import Tensor
 
 from espalier.cost import Cost
 from espalier.space import BadInput, Space
+from espalier.train import identity
 from espalier.train.batched.optimizers import SGD, Optimizer
 from espalier.train.batched.schedule import Schedule, Steps
 from espalier.train.presets import Recipe
@@ -66,7 +67,7 @@ class Plan:
         shown: dict[str, Any] = {
             name: getattr(self, name) for name in ("epochs", "batch_size", "samples", "settle", "pad")
         }
-        shown["loss"] = getattr(self.loss, "__qualname__", type(self.loss).__qualname__)
+        shown["loss"] = identity.function(self.loss)
         shown["cost"] = self.cost if isinstance(self.cost, str) else "given"
         shown["recipe"] = asdict(self.recipe)
         for name, part in (("optimizer", self.descent), ("schedule", self.rates)):

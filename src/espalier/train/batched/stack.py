@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from espalier.cost import Cost
 from espalier.gates.attach import attach
 from espalier.space import BadInput, BadType, Space
+from espalier.train import checks, nested
 from espalier.train.batched.step import Named
 
 Factory = Callable[[], Any]  # an nn.Module, or a gated model
@@ -49,7 +50,9 @@ def attached(found: Any, example: Tensor) -> Gated:
     if not isinstance(found, nn.Module):
         return found  # type: ignore[no-any-return]
     first = next(found.parameters(), example)
-    gated: Gated = attach(found, example.to(first))
+    example = example.to(first.device, nested.dtype(found) if example.is_floating_point() else example.dtype)
+    checks.readable(found, example)
+    gated: Gated = attach(found, example)
     return gated
 
 
@@ -68,6 +71,12 @@ def stacked(
     """
     each = {seed: made(factory, seed) for seed in dict.fromkeys(seeds)}
     template = attached(each[seeds[0]], example)
+    frozen = [name for name, m in template.model.named_modules() if isinstance(m, Norm) and not m.training]
+    if frozen and template.model.training:
+        raise BadInput(
+            f"{frozen[0]} is BatchNorm in eval mode; a sweep normalises with batch statistics always and cannot keep "
+            "frozen ones. Use espalier.fit, or put it into train mode"
+        )
     strip(template.model)
     names = dict(template.model.named_parameters())
     if not any(p.requires_grad for p in names.values()):

@@ -16,6 +16,7 @@ from espalier.train.batched.feed import Feed, Reading
 from espalier.train.batched.masks import Source
 from espalier.train.batched.optimizers import Optimizer
 from espalier.train.batched.schedule import Schedule
+from espalier.train.score import class_dim
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Named = dict[str, Tensor]
@@ -90,8 +91,9 @@ class Differential:
         return out if self.dtype is None else out.float()
 
     def measured(self, out: Tensor, y: Tensor) -> Measured:
-        """The loss and the number of wrong classes, 0 where targets are not classes: scalars."""
-        wrong = (out.detach().argmax(1) != y).sum() if classes(y, out.ndim - 1) else y.new_zeros((), dtype=torch.int64)
+        """The loss and the number of wrong classes, NaN where there are no classes: scalars."""
+        dim = class_dim(out, y)
+        wrong = out.new_full((), torch.nan) if dim is None else (out.detach().argmax(dim) != y).sum()
         loss = self.loss(out, y)
         if loss.ndim:
             raise BadInput(f"the loss is a scalar, the mean over the mini-batch, not of shape {tuple(loss.shape)}")
@@ -114,11 +116,6 @@ class Differential:
 
         loss, wrong = self.measured(vmap(under, randomness="different")(masks, x), y)
         return loss.unsqueeze(0), wrong.unsqueeze(0)
-
-
-def classes(targets: Tensor, dims: int = 1) -> bool:
-    """Whether targets are classes, one for each of so many dimensions."""
-    return not targets.is_floating_point() and targets.dtype != torch.bool and targets.ndim == dims
 
 
 class Step:

@@ -54,7 +54,7 @@ def sweep(
     settle: float | None = None,
     preset: str | Recipe | None = None,
     pad: int = 0,
-    validation: Pair | None = None,
+    validation: Dataset | Pair | None = None,
     compute: Compute | None = None,
     at_once: int | None = None,
     device: str | torch.device | None = None,
@@ -66,8 +66,10 @@ def sweep(
 
     factory: builds the model, from torch's random state; runs of equal seed start from equal weights and read the data
         in equal order. runs: instead of settings times seeds, any list of :class:`Run`.
-    data: (inputs, targets) tensors, or a Dataset, whose test part is then the validation. They stay on the device as
-        they are: uint8 inputs are divided by 255 there, and with ``pad`` images are cropped and mirrored at random.
+    data: (inputs, targets) tensors, which the network reads as they are, or a Dataset, which is read as it says; its
+        test part is then the validation. They stay on the device as they are stored; with ``pad`` images are cropped
+        and mirrored at random.
+    validation: (inputs, targets), or a Dataset, its test part; read as ``data`` are.
     batch_size: what each of the ``samples`` masks of an update reads. Where there is nothing to compare (given masks,
         or after settling) an update reads samples times as many distinct examples under the one mask.
     optimizer: settings such as ``SGD(lr=0.1)``, ``Adam()``, ``AdamW()``; schedule: "steps" (a tenth at 1/2 and at 3/4),
@@ -91,10 +93,8 @@ def sweep(
         settle=settle,
         pad=pad,
     )
-    if validation is not None:
-        validation = check_pair(validation, "validation")
-    elif isinstance(data, Dataset):
-        validation = data.test
+    if validation is not None and not isinstance(validation, Dataset):
+        check_pair(validation, "validation")
     found = run_list.listed(runs, seeds, penalties, targets, masks, dropouts)
     place = torch.device(device) if device is not None else torch.device("cuda" if torch.cuda.is_available() else "cpu")
     stop, shown = Stop(time_limit), progress.choose(quiet)
@@ -114,7 +114,7 @@ def sweep(
             if stop.interrupted:
                 shown.say(f"stopped after update {group.batch.done}; the same call goes on from {checkpoint}")
                 raise KeyboardInterrupt
-            made = results(group, validation)
+            made = results(group)
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(
                 f"{len(where)} runs at once do not fit into the memory of {place}; give "

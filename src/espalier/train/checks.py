@@ -1,0 +1,115 @@
+"""What is wrong with an argument, said before anything is trained: the thing, the value, the way out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from espalier.space import BadInput, BadType
+from espalier.train import nested
+from espalier.train.nested import Nested
+
+
+def device(given: object) -> torch.device:
+    """A device that torch knows and that is there."""
+    if not isinstance(given, (str, torch.device)):
+        raise BadType(f"device is a torch.device or its name, such as 'cpu' or 'cuda:0', not {given!r}")
+    try:
+        found = torch.device(given)
+    except RuntimeError:
+        raise BadInput(f"device {given!r} is not known to torch; use 'cpu', 'cuda', 'cuda:1' or 'mps'") from None
+    there = torch.cuda.device_count() if found.type == "cuda" else 1
+    if found.type == "cuda" and (found.index or 0) >= there:
+        seen = f"torch sees {there} CUDA devices" if there else "torch sees no CUDA device"
+        raise BadInput(f"device {str(given)!r}: {seen} here; use 'cpu', or leave device out")
+    return found
+
+
+def loss(given: object) -> None:
+    """A function of outputs and targets."""
+    if isinstance(given, type):
+        raise BadType(f"loss is a function of (outputs, targets); {given.__name__} is a class: give {given.__name__}()")
+    if not callable(given):
+        raise BadType(f"loss is a function of (outputs, targets), such as F.cross_entropy, not {given!r}")
+
+
+def gradient_of(given: object) -> None:
+    """The loss of one mini-batch can be gone backwards through."""
+    if not isinstance(given, Tensor):
+        raise BadType(
+            f"the loss is a scalar tensor, not {type(given).__name__}: loss(outputs, targets) returns what torch "
+            "computed, without .item()"
+        )
+    if not given.requires_grad:
+        raise BadInput(
+            "the loss has no gradient: it does not depend on what is trained; does loss(outputs, targets) detach, or "
+            "the model compute under no_grad?"
+        )
+
+
+def trainable(model: nn.Module) -> None:
+    if torch.is_inference_mode_enabled():
+        raise BadInput("training needs gradients, which torch.inference_mode() forbids; call it outside of that")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise BadInput("every parameter of the model is frozen (requires_grad is False); there is nothing to train")
+
+
+def factory(given: object, name: str, example: str) -> None:
+    if not isinstance(given, Callable):  # type: ignore[arg-type]
+        raise BadType(f"{name} is a function, such as {example}, not {given!r}")
+
+
+def folder(given: object) -> Path:
+    """Where a run may be written: not the current folder by mistake."""
+    if not isinstance(given, (str, os.PathLike)):
+        raise BadType(f"checkpoint is the path of a folder, not {given!r}")
+    if not os.fspath(given):
+        raise BadInput("checkpoint is the path of a folder, not ''; use '.' for the current one, None for none")
+    return Path(given)
+
+
+def readable(model: nn.Module, inputs: Nested) -> None:
+    """The model takes such inputs: it is called on a few of them, in eval mode and without a trace.
+
+    Nothing is converted on the way: what bytes mean (pixels, tokens) only who made them knows.
+    """
+    cuda = sorted({t.device.index or 0 for t in nested.tensors(inputs) if t.device.type == "cuda"})
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.random.fork_rng(devices=cuda), torch.no_grad():
+            nested.call(model, inputs)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, IndexError) as error:
+        raise BadInput(
+            f"the model does not take these inputs, {_shown(inputs)}: {_way_out(model, inputs, error)}"
+        ) from error
+    finally:
+        torch.clear_autocast_cache()  # inside autocast torch has kept weights that were cast without a graph
+        for module, training in modes:
+            module.training = training
+
+
+def _way_out(model: nn.Module, inputs: Nested, error: Exception) -> str:
+    why = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if any(tensor.dtype == torch.uint8 for tensor in nested.tensors(inputs)):
+        return (
+            f"{why}. uint8 is not converted: give the espalier.data.Dataset, which knows its scale (from_arrays makes "
+            "one), or x.float() / 255; for tokens x.long()"
+        )
+    wants = nested.dtype(model)
+    other = [t.dtype for t in nested.tensors(inputs) if t.is_floating_point() and t.dtype != wants]
+    if other:
+        return f"{why}. The model computes in {wants}, the inputs are {other[0]}: use x.to({wants})"
+    return why
+
+
+def _shown(inputs: Nested) -> str:
+    return (
+        ", ".join(f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in nested.tensors(inputs)) or "none"
+    )
