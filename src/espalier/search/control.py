@@ -34,10 +34,11 @@ class Price:
         if target is not None:
             smallest = (self.smallest_cost / self.full_cost).item()
             if bool((target < smallest).any()):
-                shown = math.ceil(smallest * 1e6) / 1e6  # up, so that the number shown can be met
+                digit = 10.0 ** (math.floor(math.log10(smallest)) - 5)
+                shown = math.ceil(smallest / digit) * digit  # six digits, up: the number shown can be met
                 raise Unreachable(
                     f"target {target[target < smallest].flatten()[0].item():.6g} is below the smallest reachable share "
-                    f"{shown:.6f}; targets from {shown:.6f} to 1 can be met (what no gate cuts always stays)"
+                    f"{shown:.6g}; targets from {shown:.6g} to 1 can be met (what no gate cuts always stays)"
                 )
 
     def start_ramp(self, theta: Tensor, lowest: Tensor, highest: Tensor, length: int) -> None:
