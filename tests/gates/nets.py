@@ -158,3 +158,8 @@ NETS = {
         lambda: torch.randn(6, 7),
     ),
 }
+
+
+def small_mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))

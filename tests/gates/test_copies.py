@@ -1,0 +1,109 @@
+"""Copies of a gated model, and modules that changed places since: neither is ever masked wrongly."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import espalier
+
+from .nets import Recurrent, small_mlp
+
+
+def test_a_deepcopy_works_and_can_be_gated_again():
+    for make, x in ((small_mlp, torch.randn(3, 4)), (Recurrent, torch.randn(2, 5, 3))):
+        model = make()
+        gated = espalier.attach(model, x)
+        mask = (torch.arange(gated.d) % 2).float()
+        with gated.masked(mask):
+            expected, twin, parts = model(x), copy.deepcopy(model), copy.deepcopy(list(model.children()))
+            second, own = copy.deepcopy(twin), espalier.attach(copy.deepcopy(model), x)
+            with gated.masked(torch.ones(gated.d)):
+                pass
+            assert torch.equal(twin(x), expected)  # it carries the mask it was copied under, as long as that is set
+            assert torch.equal(second(x), expected)
+            twin(x).sum().backward()
+            late = twin(x).sum()
+        late.backward()
+        plain = model(x)
+        assert not torch.equal(plain, expected)
+        for made in (twin, second, copy.deepcopy(twin)):
+            assert torch.equal(made(x), plain)
+        if make is small_mlp:
+            assert torch.equal(nn.Sequential(*parts)(x), plain)
+        with own.masked(mask):
+            assert torch.equal(own.model(x), expected)
+        again = espalier.attach(copy.deepcopy(model), x)
+        with again.masked(mask):
+            assert torch.equal(again.model(x), expected)
+
+
+def test_a_deepcopy_under_a_mask_ends_with_it_for_branches_and_placed_gates_too():
+    class Branched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.branch, self.last = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+        def forward(self, x):
+            h = F.relu(self.first(x))
+            return self.last(h + self.branch(h))
+
+    x = torch.randn(3, 4)
+    placed = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), espalier.Gate(6), nn.Linear(6, 2))
+    for model, kinds in ((Branched(), ("branches",)), (placed, ("units",))):
+        gated = espalier.attach(model, x, kinds=kinds)
+        mask = torch.zeros(gated.d)
+        with gated.masked(mask):
+            expected, twin = model(x), copy.deepcopy(model)
+            assert torch.equal(twin(x), expected)
+        assert not torch.equal(model(x), expected)
+        assert torch.equal(twin(x), model(x))
+
+
+def test_a_layer_replaced_or_moved_since_is_named():
+    def put(model):
+        model[2] = nn.Linear(6, 6)
+
+    def swap(model):
+        model[2], model[4] = model[4], model[2]
+
+    def drop(model):
+        del model[4]
+
+    x = torch.randn(3, 4)
+    for change, name in ((put, "2"), (swap, "2"), (drop, "4")):
+        model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.Linear(6, 2))
+        gated = espalier.attach(model, x)
+        mask = (torch.arange(gated.d) % 2).float()
+        change(model)
+        match = f"module '{name}' was replaced since the gates were attached; detach and attach again"
+        with pytest.raises(espalier.BadInput, match=match), gated.masked(mask):
+            pass
+        with pytest.raises(espalier.BadInput, match=match):
+            gated.compact(mask)
+        with pytest.raises(espalier.BadInput, match=match):
+            gated.call(dict(model.named_parameters()), mask, x)
+        gated.detach()
+        again = espalier.attach(model, x)
+        mask = (torch.arange(again.d) % 2).float()
+        with again.masked(mask):
+            assert torch.allclose(model(x), again.compact(mask)(x), atol=1e-6)
+
+
+def test_a_layer_held_twice_and_replaced_in_one_place_is_named():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.middle, self.last = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+            self.again = self.middle
+
+        def forward(self, x):
+            return self.last(F.relu(self.again(F.relu(self.middle(F.relu(self.first(x)))))))
+
+    model = Twice()
+    gated = espalier.attach(model, torch.randn(3, 4))
+    model.again = nn.Linear(6, 6)
+    with pytest.raises(espalier.BadInput, match="'again' was replaced"), gated.masked(torch.ones(gated.d)):
+        pass
