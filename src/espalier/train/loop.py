@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from espalier.space import Diverged, EspalierError
-from espalier.train import chance, nested, score
+from espalier.train import chance, checks, nested, score
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.feed import Batch, Feed
 from espalier.train.metrics import Row, Shares, Thinned, clean, structure_row
@@ -93,6 +93,7 @@ class Run:
             outputs = nested.call(self.gated.model, inputs)
             loss = self.loss(outputs, targets)
             scalar(loss)
+            checks.gradient_of(loss)
             loss.backward()  # type: ignore[no-untyped-call]
             if not seen:
                 seen.append(outputs)
