@@ -342,6 +342,15 @@ class Branching(nn.Module):
         return self.net(x if x.sum() > 0 else -x)
 
 
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.mix, self.out = nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 12), nn.Linear(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.mix(self.read(x.reshape(-1, 8, 8))[0][:, -1]).relu())
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"targets": [0.5], "penalties": [0.1], "runs": [Run()]}, "either runs or"),
     ({"targets": []}, "targets is empty"),
@@ -376,6 +385,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"targets": [0.5], "checkpoint": ""}, "not ''; use '.'"),
     ({"targets": [0.5], "loss": nn.CrossEntropyLoss}, "is a class: give CrossEntropyLoss"),
     ({"targets": [0.5], "factory": lambda: Branching()}, "cannot compute many runs at once.*use espalier.fit"),
+    ({"targets": [0.5], "factory": lambda: Recurrent()}, "cannot compute many runs at once.*use espalier.fit"),
     ({"targets": [0.5], "compute": Compute(capture=True), "device": "cpu"}, "on a CPU"),
 ]
 

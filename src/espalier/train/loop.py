@@ -219,7 +219,9 @@ def train(run: Run, checkpoint: Checkpoint | None, record: Record | None, stop: 
 def describe(row: Row) -> str:
     """A row for a person."""
     parts = [f"epoch {row['epoch']}", f"loss {row['loss']:.4f}" if row["loss"] is not None else "loss none"]
-    for name, key in (("error", "error"), ("validation", "validation_error"), ("share", "cost_share")):
+    # While the structure is searched for, the one mask that would ship now may be far worse than those that are drawn.
+    validation = "validation" if row["settled"] else "validation if cut now"
+    for name, key in (("error", "error"), (validation, "validation_error"), ("share", "cost_share")):
         if row.get(key) is not None:
             parts.append(f"{name} {row[key]:.2%}")
     return "  ".join([*parts, "settled"] if row["settled"] else parts)

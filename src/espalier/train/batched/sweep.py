@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -124,7 +125,7 @@ def sweep(
                 f"at_once={max(len(where) // 2, 1)}, or a smaller batch_size"
             ) from error
         except RuntimeError as error:
-            if "vmap" not in str(error) and "batching rule" not in str(error):
+            if not re.search("vmap|batching rule", str(error), re.IGNORECASE):
                 raise
             raise BadInput(
                 "this model cannot compute many runs at once (torch.func.vmap does not follow it: recurrent layers, "
