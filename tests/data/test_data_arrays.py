@@ -173,3 +173,11 @@ def test_splits_never_move():
 def test_splits_that_cannot_be(call, error, says):
     with pytest.raises(error, match=says):
         call()
+
+
+def test_pairs_are_asked_for_as_pairs():
+    x, y = [[0.0], [1.0]], [0, 1]
+    with pytest.raises(BadType, match=r"train is a pair \(inputs, labels\), not ndarray: from_arrays\(\(x, y\), "):
+        data.from_arrays(np.array(x), np.array(y))
+    with pytest.raises(BadType, match="test is a pair"):
+        data.from_arrays((x, y), (x, y, y))

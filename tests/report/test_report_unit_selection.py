@@ -191,3 +191,27 @@ def test_a_mixed_study_is_refused(tmp_path):
         path.write_text(json.dumps(story))
     with pytest.raises(BadInput, match=r"learning_rate is 0.01 in .* and 0.05 in "):
         report.write(tmp_path)
+
+
+def test_a_page_that_no_report_has_made_is_not_overwritten(tmp_path):
+    write(tmp_path, "search", 0.0, 0, error=0.02)
+    (tmp_path / "README.md").write_text("# My project\n")
+    for _ in range(2):
+        assert tmp_path / "REPORT.md" in report.write(tmp_path, figures=False)
+    assert (tmp_path / "README.md").read_text() == "# My project\n"
+    (tmp_path / "REPORT.md").write_text("# My report\n")
+    with pytest.raises(BadInput, match=r"README.md and a REPORT.md that no report has made"):
+        report.write(tmp_path, figures=False)
+    (tmp_path / "README.md").unlink()
+    for _ in range(2):
+        assert tmp_path / "README.md" in report.write(tmp_path, figures=False)
+    assert (tmp_path / "REPORT.md").read_text() == "# My report\n"
+
+
+def test_runs_are_looked_for_only_where_a_study_writes_them(tmp_path):
+    path = write(tmp_path, "search", 0.0, 0, error=0.02)
+    for place in ("runs/other.json", "runs/a/b/c/other.json", "deeper/runs/a/b/other.json"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text("{}")
+    report.write(tmp_path, figures=False)
+    assert path.is_relative_to(tmp_path / "runs")

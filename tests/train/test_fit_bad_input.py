@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
 import espalier
 from espalier import fit
@@ -74,6 +75,28 @@ REFUSED = {
         "6 of 6 parameters that are not the model's",
     ),
     "no optimizer": ({"optimizer": lambda p: None}, "gives a torch.optim.Optimizer, not NoneType"),
+    "a device nobody knows": ({"device": "gpu"}, "device 'gpu' is not known to torch; use 'cpu'"),
+    "a device that is no name": ({"device": 3}, "device is a torch.device or its name"),
+    "a device that is not there": ({"device": "cuda:99"}, "device 'cuda:99': torch sees"),
+    "a scheduler that is a number": ({"scheduler": 3}, "scheduler is a function that is given the optimizer"),
+    "no scheduler": ({"scheduler": lambda o: o}, "gives a torch scheduler.*not SGD"),
+    "no loss": ({"loss": None}, "loss is a function of .*such as F.cross_entropy, not None"),
+    "a loss by name": ({"loss": "ce"}, "loss is a function"),
+    "a class of losses": ({"loss": nn.CrossEntropyLoss}, r"CrossEntropyLoss is a class: give CrossEntropyLoss\(\)"),
+    "a loss without a graph": ({"loss": lambda o, t: F.cross_entropy(o, t).detach()}, "the loss has no gradient"),
+    "a loss that is a float": ({"loss": lambda o, t: F.cross_entropy(o, t).item()}, "not float: .*without .item()"),
+    "frozen": ({"model": networks.mlp().requires_grad_(False)}, "every parameter of the model is frozen"),
+    "inputs of another width": (
+        {"data": (X[:, :60], Y)},
+        r"the model does not take these inputs, float32 \(4, 60\): mat1 and mat2",
+    ),
+    "inputs of another precision": (
+        {"data": (X.double(), Y)},
+        r"computes in torch.float32, the inputs are torch.float64: use x.to\(torch.float32\)",
+    ),
+    "a dataset of torch": ({"data": TensorDataset(X, Y)}, r"DataLoader\(data, 32, shuffle=True\)"),
+    "NumPy": ({"data": (X.numpy(), Y.numpy())}, "torch.from_numpy"),
+    "lists": ({"data": ([[0.0] * 64], [1])}, r"pairs \(inputs, targets\), not list; one pair of tensors is a tuple"),
     "empty validation": ({"validation": (X[:0], Y[:0])}, "the data are empty"),
 }
 
@@ -103,6 +126,26 @@ def test_an_unreachable_target_is_named() -> None:
     smallest = 1 / 10_000
     with pytest.raises(espalier.Unreachable, match="smallest reachable share"):
         fit(gated, (X.reshape(-1, 1, 8, 8), Y), loss=F.cross_entropy, epochs=1, target=smallest, quiet=True)
+
+
+@pytest.mark.parametrize(("folder", "says"), [("", "not ''; use '.'"), (3, "the path of a folder, not 3")])
+def test_a_checkpoint_that_is_no_folder(folder: object, says: str) -> None:
+    with pytest.raises(espalier.BadInput, match=says):
+        short(checkpoint=folder)
+
+
+@pytest.mark.parametrize("name", ["settings.json", "metrics.jsonl", "result.json"])
+def test_somebody_else_s_files_are_not_overwritten(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text('{"mine": 1}')
+    with pytest.raises(espalier.BadInput, match="was not written by a run and would be overwritten; use another"):
+        short(checkpoint=tmp_path)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, '{"mine": 1}')]
+
+
+def test_training_in_inference_mode_is_refused() -> None:
+    model = networks.mlp()
+    with torch.inference_mode(), pytest.raises(espalier.BadInput, match=r"torch.inference_mode\(\) forbids"):
+        short(model)
 
 
 def test_gates_are_taken_off_when_a_run_is_refused() -> None:
@@ -209,8 +252,9 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path, monkeypatch:
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
-    with pytest.raises(NotSaved, match="could not be written"):
+    with pytest.raises(NotSaved, match="could not be written") as caught:
         short(checkpoint=tmp_path / "run")
+    assert "intact" not in str(caught.value)  # nothing was saved
 
 
 @pytest.mark.parametrize(

@@ -302,6 +302,14 @@ def test_a_checkpoint_of_another_network_or_other_weights_is_refused(tmp_path: P
     assert sweep(targets=[0.5], epochs=1, checkpoint=tmp_path)[0].finished
 
 
+def test_somebody_else_s_files_are_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "run-000").mkdir()
+    (tmp_path / "run-000" / "settings.json").write_text("[1]")
+    with pytest.raises(espalier.BadInput, match="was not written by a run"):
+        sweep(targets=[0.5], epochs=1, checkpoint=tmp_path)
+    assert (tmp_path / "run-000" / "settings.json").read_text() == "[1]"
+
+
 def test_every_run_diverged_says_at_which_update() -> None:
     with pytest.raises(espalier.Diverged, match="update 1 of"):
         sweep(data=(torch.full((64, 64), torch.nan), SMALL[1][:64]), targets=[0.5])
@@ -323,6 +331,24 @@ def test_one_diverged_run_stops_no_other() -> None:
 
 def loss_of_each(out: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(out, y, reduction="none")
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x if x.sum() > 0 else -x)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.mix, self.out = nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 12), nn.Linear(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.mix(self.read(x.reshape(-1, 8, 8))[0][:, -1]).relu())
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -347,6 +373,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"masks": [torch.ones(5)]}, "28 entries"),
     ({"masks": [torch.full((28,), 0.5)]}, "0 and 1"),
     ({"dropouts": [1.0]}, "rate in \\[0, 1\\)"),
+    ({"targets": 0.3}, r"targets is a list, as targets=\[0.3\], not float"),
+    ({"targets": ["a"]}, "target of a run is a number, not 'a'"),
+    ({"targets": [0.5], "seeds": 3}, r"seeds is a list, as seeds=\[3\], not int"),
+    ({"targets": [0.5], "seeds": [0.5]}, "seed of a run is an integer, not 0.5"),
+    ({"targets": [0.5], "optimizer": torch.optim.SGD}, r"SGD\(lr=0.1\), Adam\(\) or AdamW\(\)"),
+    ({"targets": [0.5], "optimizer": lambda p: torch.optim.SGD(p)}, "espalier.train.batched"),
+    ({"targets": [0.5], "compute": "bf16"}, r"Compute\(precision='bf16'\), not 'bf16'"),
+    ({"targets": [0.5], "factory": network()}, "a function without arguments.*not Sequential"),
+    ({"targets": [0.5], "device": "gpu"}, "device 'gpu' is not known"),
+    ({"targets": [0.5], "checkpoint": ""}, "not ''; use '.'"),
+    ({"targets": [0.5], "loss": nn.CrossEntropyLoss}, "is a class: give CrossEntropyLoss"),
+    ({"targets": [0.5], "factory": lambda: Branching()}, "cannot compute many runs at once.*use espalier.fit"),
+    ({"targets": [0.5], "factory": lambda: Recurrent()}, "cannot compute many runs at once.*use espalier.fit"),
     ({"targets": [0.5], "compute": Compute(capture=True), "device": "cpu"}, "on a CPU"),
 ]
 

@@ -172,6 +172,11 @@ def from_arrays(
     Inputs ``(n, *shape)`` are uint8 or floating and finite, labels integers from 0. Names of the classes are their
     numbers unless given. Call ``.standardised()`` on the result to read it with its own mean and deviation.
     """
+    for part, given in (("train", train), ("test", test)):
+        if not isinstance(given, (tuple, list)) or len(given) != 2:
+            raise BadType(
+                f"{part} is a pair (inputs, labels), not {type(given).__name__}: from_arrays((x, y), (test_x, test_y))"
+            )
     parts = [_part("training", *train), _part("test", *test)]
     most = max(int(labels.max()) for _, labels in parts)
     named = tuple(classes) if classes is not None else tuple(str(k) for k in range(most + 1))

@@ -150,9 +150,9 @@ def read(folder: str | os.PathLike[str]) -> list[Section]:
     root = Path(folder)
     if not root.is_dir():
         raise BadInput(f"{root} is not a folder; give the folder of a study")
-    paths = sorted((root / "runs").rglob("*.json"))
+    paths = sorted((root / "runs").glob("*/*/*.json"))  # as the study writes them
     if not paths:
-        raise BadInput(f"{root} holds no finished run (no runs/**/*.json); run the study first")
+        raise BadInput(f"{root} holds no finished run (no runs/*/*/*.json); run the study first")
     runs = [Run(path, _story(path)) for path in paths]
     return [_section(group) for group in _grouped(runs, _place)]
 

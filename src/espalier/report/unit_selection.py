@@ -15,6 +15,7 @@ from espalier.report.unit_tables import compared, far_cells, tables
 from espalier.space import BadInput
 
 BEGIN, END = "<!-- generated: unit selection -->", "<!-- end of generated: unit selection -->"
+MARK = "Made from the files under `runs/`; edits are overwritten."
 TITLES = {
     "error": "Size against error (Fig. 2a)",
     "learning": "Over the training",
@@ -28,12 +29,14 @@ def write(
 ) -> list[Path]:
     """Make everything anew from the run files. reproduction: a page whose generated part is replaced as well.
 
+    The page is README.md, or REPORT.md beside a README.md that no report has made.
     figures: draw them too; without matplotlib there are none, and the README says so. Returns the files written.
     """
     root, sections = Path(folder), read(folder)
     can_draw = importlib.util.find_spec("matplotlib") is not None
     written = list[Path]()
-    pieces = ["# Unit selection", "", "Made from the files under `runs/`; edits are overwritten.", ""]
+    page = _page(root)
+    pieces = ["# Unit selection", "", MARK, ""]
     if figures and not can_draw:
         pieces += ["There are no figures: matplotlib was not installed.", ""]
     for section in sections:
@@ -48,12 +51,22 @@ def write(
                 written += draw.save(figure, root / "figures" / f"{section.name}-{name}")
                 names.append(name)
         pieces += [_section(section, made, names)]
-    page = root / "README.md"
     page.write_text("\n".join(pieces), encoding="utf-8")
     written.append(page)
     if reproduction is not None:
         written.append(_into(Path(reproduction), reproduced(sections, root)))
     return written
+
+
+def _page(root: Path) -> Path:
+    """Where the page goes: README.md, unless somebody else has written that."""
+    for page in (root / "README.md", root / "REPORT.md"):
+        if not page.exists() or MARK in page.read_text(encoding="utf-8", errors="replace").splitlines()[:5]:
+            return page
+    raise BadInput(
+        f"{root} has a README.md and a REPORT.md that no report has made (their first lines would say so); move one of "
+        "them away"
+    )
 
 
 def reproduced(sections: Iterable[Section], root: Path) -> str:

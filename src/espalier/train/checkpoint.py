@@ -168,12 +168,11 @@ def write(path: Path, data: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-        why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
-        raise NotSaved(
-            error.errno,
-            f"{path} could not be written: {why}. What was saved before is intact; make room, or choose another "
-            "folder, and run the same call again",
-        ) from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        why = "the disk is full" if full else error.strerror or str(error)
+        kept = "What was saved before is intact; make room, or choose another folder, and run the same call again"
+        lost = "Choose a folder that can be made and written to"
+        raise NotSaved(error.errno, f"{path} could not be written: {why}. {kept if full else lost}") from error
 
 
 def _sync_folder(folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -56,11 +55,6 @@ def trainable(model: nn.Module) -> None:
         raise BadInput("training needs gradients, which torch.inference_mode() forbids; call it outside of that")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise BadInput("every parameter of the model is frozen (requires_grad is False); there is nothing to train")
-
-
-def factory(given: object, name: str, example: str) -> None:
-    if not isinstance(given, Callable):  # type: ignore[arg-type]
-        raise BadType(f"{name} is a function, such as {example}, not {given!r}")
 
 
 def folder(given: object) -> Path:

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Subset, TensorDataset
 
 from espalier.data import Dataset, Stream, standardise
 from espalier.space import BadInput, BadType
@@ -164,7 +166,10 @@ class Batches:
         number = 0
         for batch in self.source:
             if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-                raise BadType(f"data gives pairs (inputs, targets), not {type(batch).__name__}")
+                raise BadType(
+                    f"data gives pairs (inputs, targets), not {type(batch).__name__}; one pair of tensors is a tuple "
+                    "(inputs, targets), its targets a tensor"
+                )
             number += 1
             yield batch[0], batch[1]
         if not number:
@@ -180,6 +185,11 @@ def read(data: object, batch: int, seed: int, dtype: torch.dtype = torch.float32
         return Tensors(*data.train, batch, seed, data.affine(dtype))
     if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor):
         return Tensors(data[0], data[1], batch, seed)
+    if isinstance(data, (TensorDataset, Subset)):
+        kind = type(data).__name__
+        raise BadType(f"a {kind} gives single examples; give torch.utils.data.DataLoader(data, {batch}, shuffle=True)")
+    if isinstance(data, (tuple, list)) and len(data) == 2 and any(isinstance(part, np.ndarray) for part in data):
+        raise BadType("data are tensors, not NumPy arrays: give (torch.from_numpy(inputs), torch.from_numpy(targets))")
     return Batches(data)
 
 

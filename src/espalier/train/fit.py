@@ -20,6 +20,7 @@ from espalier.search.arguments import whole
 from espalier.space import BadInput, BadType, Diverged
 from espalier.train import chance, checks, feed, identity, loop, nested, presets, progress, score, statistics
 from espalier.train.checkpoint import Checkpoint
+from espalier.train.loop import Scheduler
 from espalier.train.optimizer import StructureOptimizer, check_parameters
 from espalier.train.presets import OptimizerFactory, Recipe, SchedulerFactory
 from espalier.train.record import Record
@@ -74,6 +75,8 @@ def fit(
     time_limit: seconds after which this call stops, with a checkpoint.
     """
     stop = Stop(time_limit)
+    checks.loss(loss)
+    folder = None if checkpoint is None else checks.folder(checkpoint)
     seed = whole(seed, "seed", 0)
     module, where = _place(model, device)
     feeding = feed.read(data, whole(batch_size, "batch_size", 1), seed, nested.dtype(module))
@@ -113,9 +116,10 @@ def fit(
             "seed": seed,
             "device": where.type,
         }
-        steps = scheduler(inner) if scheduler is not None else None
-        if scheduler is None and optimizer is None:
-            steps = recipe.scheduler(inner, horizon)
+        if scheduler is not None:
+            steps: Scheduler | None = _scheduler(scheduler, inner)
+        else:
+            steps = recipe.scheduler(inner, horizon) if optimizer is None else None
         settings["scheduler"] = None if steps is None else type(steps).__name__
         run = loop.Run(
             StructureOptimizer(inner, search, gated),
@@ -128,7 +132,7 @@ def fit(
             validation=held_out,
             device=where,
         )
-        result = _carry_out(run, settings, checkpoint, stop, progress.choose(quiet))
+        result = _carry_out(run, settings, folder, stop, progress.choose(quiet))
     return result if model is not module else replace(result, gated=None)
 
 
@@ -138,6 +142,8 @@ def _carry_out(
     """From where the folder's checkpoint stands to the end, or as far as time allows."""
     store = None if folder is None else Checkpoint(folder, settings)
     record = None if folder is None else Record(folder)
+    if record is not None:
+        record.check()
     again = "" if folder is None else f"; the same call goes on from {folder}"
     state = None if store is None else store.load()
     if store is not None:
@@ -222,8 +228,9 @@ def _place(model: object, device: str | torch.device | None) -> tuple[nn.Module,
     first = next(module.parameters(), None)
     if first is None:
         raise BadInput("the model has no parameters, so there is nothing to train")
+    checks.trainable(module)
     if device is not None:
-        module.to(device)
+        module.to(checks.device(device))
         first = next(module.parameters())
     return module, first.device
 
@@ -259,6 +266,16 @@ def _optimizer(factory: OptimizerFactory, module: nn.Module) -> torch.optim.Opti
         raise BadType(f"the optimizer function gives a torch.optim.Optimizer, not {type(inner).__name__}")
     check_parameters(inner, module)
     return inner
+
+
+def _scheduler(factory: SchedulerFactory, inner: torch.optim.Optimizer) -> Scheduler:
+    example = "lambda o: torch.optim.lr_scheduler.StepLR(o, 10)"
+    if not callable(factory):
+        raise BadType(f"scheduler is a function that is given the optimizer, such as {example}, not {factory!r}")
+    found = factory(inner)
+    if not isinstance(found, Scheduler):
+        raise BadType(f"the scheduler function gives a torch scheduler, as {example}, not {type(found).__name__}")
+    return found
 
 
 def _settings(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from espalier.space import Diverged, EspalierError
-from espalier.train import chance, nested, score
+from espalier.train import chance, checks, nested, score
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.feed import Batch, Feed
 from espalier.train.metrics import Row, Shares, Thinned, clean, structure_row
@@ -93,6 +93,7 @@ class Run:
             outputs = nested.call(self.gated.model, inputs)
             loss = self.loss(outputs, targets)
             scalar(loss)
+            checks.gradient_of(loss)
             loss.backward()  # type: ignore[no-untyped-call]
             if not seen:
                 seen.append(outputs)
@@ -218,7 +219,9 @@ def train(run: Run, checkpoint: Checkpoint | None, record: Record | None, stop: 
 def describe(row: Row) -> str:
     """A row for a person."""
     parts = [f"epoch {row['epoch']}", f"loss {row['loss']:.4f}" if row["loss"] is not None else "loss none"]
-    for name, key in (("error", "error"), ("validation", "validation_error"), ("share", "cost_share")):
+    # While the structure is searched for, the one mask that would ship now may be far worse than those that are drawn.
+    validation = "validation" if row["settled"] else "validation if cut now"
+    for name, key in (("error", "error"), (validation, "validation_error"), ("share", "cost_share")):
         if row.get(key) is not None:
             parts.append(f"{name} {row[key]:.2%}")
     return "  ".join([*parts, "settled"] if row["settled"] else parts)

@@ -19,7 +19,8 @@ class StructureOptimizer(torch.optim.Optimizer):
     """Wraps any torch optimiser: ``step(closure)`` is one update of the weights and of theta.
 
     The closure is called once for each mask, with the model masked; it computes the loss, goes backwards and returns
-    it, and it may zero gradients. All calls of one step must see the same mini-batch. The weights then take one step
+    it, and it may zero gradients. Gradients from before the step are dropped: what is to count goes backwards inside
+    the closure. All calls of one step must see the same mini-batch. The weights then take one step
     of the inner optimiser on the mean gradient, theta one step of the search. Once the search is settled there is one
     mask and the closure is called once: give it ``search.samples`` times as many examples for the same work.
 

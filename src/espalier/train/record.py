@@ -22,8 +22,11 @@ import safetensors
 import safetensors.torch
 import torch
 
+from espalier.space import BadInput
 from espalier.train.checkpoint import NotSaved, write
 from espalier.train.metrics import Row, Thinned, clean
+
+NAMES = ("settings.json", "metrics.jsonl", "theta.safetensors", "result.json")
 
 
 class Record:
@@ -35,9 +38,25 @@ class Record:
 
     def start(self, settings: Mapping[str, Any], device: torch.device, history: Sequence[Row]) -> None:
         """Also puts the metrics back to what the checkpoint knows: rows written after it will be written again."""
+        self.check()
         story = {"settings": dict(settings), "versions": versions(), "hardware": hardware(device)}
         write(self.folder / "settings.json", _json(story))
         write(self.metrics, b"".join(_line(row) for row in history))
+
+    def check(self) -> None:
+        """Refuse a folder that holds files of these names which no run has written."""
+        try:
+            story = json.loads((self.folder / "settings.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            story = None
+        if isinstance(story, dict) and story.keys() >= {"settings", "versions", "hardware"}:
+            return
+        found = [name for name in NAMES if (self.folder / name).exists()]
+        if found:
+            raise BadInput(
+                f"{self.folder / found[0]} was not written by a run and would be overwritten; use another folder for "
+                "checkpoint"
+            )
 
     def complete(self) -> bool:
         """Whether a finished run has been written here: then it is not written again."""

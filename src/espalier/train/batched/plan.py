@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from espalier.cost import Cost
-from espalier.space import BadInput, Space
-from espalier.train import identity
+from espalier.space import BadInput, BadType, Space
+from espalier.train import checks, identity
 from espalier.train.batched.optimizers import SGD, Optimizer
 from espalier.train.batched.schedule import Schedule, Steps
 from espalier.train.presets import Recipe
@@ -38,6 +38,12 @@ class Plan:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise BadInput(f"{name} is an integer of at least {least}, not {value!r}")
+        checks.loss(self.loss)
+        if self.optimizer is not None and (isinstance(self.optimizer, type) or not hasattr(self.optimizer, "pace")):
+            raise BadType(
+                "optimizer of a sweep is SGD(lr=0.1), Adam() or AdamW() of espalier.train.batched: torch's move one "
+                f"run at a time; not {self.optimizer!r}"
+            )
         known = {"learning_rate", "adaptive", "ramp", "initial", "margin"}
         if unknown := set(self.search or {}) - known:
             raise BadInput(f"search holds some of {sorted(known)}, not {sorted(unknown)}")

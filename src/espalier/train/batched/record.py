@@ -19,6 +19,8 @@ class Records:
         self.group = group
         self.records = [Record(folder / f"run-{number:03d}") for number in numbers]
         self.started = False
+        for record in self.records:
+            record.check()
 
     def start(self) -> None:
         """Once the group knows its history: rows written after its checkpoint are written again."""

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from espalier.space import BadInput
+from espalier.space import BadInput, BadType
 
 Numbers = Sequence[float] | None
 
@@ -38,6 +40,12 @@ class Run:
             "target": self.target is not None,
             "mask or all_open": self.mask is not None or self.all_open,
         }
+        for name in ("seed", "penalty", "target", "dropout", "learning_rate"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not _number(value)):
+                raise BadType(f"{name} of a run is a number, not {value!r}")
+        if isinstance(self.seed, float):
+            raise BadType(f"seed of a run is an integer, not {self.seed!r}")
         given = [name for name, there in kinds.items() if there]
         if len(given) > 1:
             raise BadInput(f"a run has one source of masks, not {' and '.join(given)}")
@@ -76,6 +84,12 @@ class Run:
         return words
 
 
+def _number(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return not value.ndim and value.dtype != torch.bool
+    return isinstance(value, (int, float, np.number))
+
+
 def listed(
     runs: Sequence[Run] | None,
     seeds: Sequence[int],
@@ -97,6 +111,10 @@ def listed(
     else:
         if not asked:
             asked = {"penalties": [0.0]}
+        lists: dict[str, object] = {**asked, "seeds": seeds}
+        for name, given in lists.items():
+            if isinstance(given, str) or not isinstance(given, (Sequence, Tensor, np.ndarray)):
+                raise BadType(f"{name} is a list, as {name}=[{given!r}], not {type(given).__name__}")
         for name, values in asked.items():
             if not len(values):
                 raise BadInput(f"{name} is empty, so there is nothing to run")

@@ -33,6 +33,11 @@ class Gated(Protocol):
 
 def made(factory: Factory, seed: int) -> Any:
     """What the factory builds from this seed; torch's own random state stays as it was."""
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise BadType(
+            f"factory is a function without arguments that builds the model, anew for every seed, such as "
+            f"lambda: Net(), not {type(factory).__name__}"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         found = factory()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from espalier.cost import Cost
 from espalier.data import Dataset
-from espalier.train import presets, progress
+from espalier.space import BadInput, BadType
+from espalier.train import checks, presets, progress
 from espalier.train.batched import runs as run_list
 from espalier.train.batched import schedule as schedules
 from espalier.train.batched.batch import Compute
@@ -96,16 +97,19 @@ def sweep(
     if validation is not None and not isinstance(validation, Dataset):
         check_pair(validation, "validation")
     found = run_list.listed(runs, seeds, penalties, targets, masks, dropouts)
-    place = torch.device(device) if device is not None else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    place = checks.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    root = None if checkpoint is None else checks.folder(checkpoint)
+    if compute is not None and not isinstance(compute, Compute):
+        raise BadType(f"compute is settings such as Compute(precision='bf16'), not {compute!r}")
     stop, shown = Stop(time_limit), progress.choose(quiet)
     finished: dict[int, SweepResult] = {}
     for number, where in enumerate(run_list.batches(found, at_once)):
-        folder = None if checkpoint is None else Path(checkpoint) / f"batch-{number:03d}"
+        folder = None if root is None else root / f"batch-{number:03d}"
         try:
             group = Group(
                 factory, data, validation, [found[i] for i in where], plan, place, compute or Compute(), folder
             )
-            records = None if checkpoint is None else Records(Path(checkpoint), where, group)
+            records = None if root is None else Records(root, where, group)
             with stop.on_interrupt() if checkpoint is not None else nullcontext():
                 for rows in group.train(stop, shown):
                     shown.epoch(f"{len(rows)} runs, epoch {rows[0]['epoch']}")
@@ -119,6 +123,13 @@ def sweep(
             raise OutOfMemory(
                 f"{len(where)} runs at once do not fit into the memory of {place}; give "
                 f"at_once={max(len(where) // 2, 1)}, or a smaller batch_size"
+            ) from error
+        except RuntimeError as error:
+            if not re.search("vmap|batching rule", str(error), re.IGNORECASE):
+                raise
+            raise BadInput(
+                "this model cannot compute many runs at once (torch.func.vmap does not follow it: recurrent layers, "
+                f"and branches or shapes that depend on values); use espalier.fit. {str(error).splitlines()[0]}"
             ) from error
         finally:
             shown.stop()
