@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import espalier
+from espalier.data import from_arrays
 from espalier.train.batched.batch import Batch, Compute, searched
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given
@@ -70,7 +71,7 @@ def batch(
         call,
         params,
         fixed,
-        data=examples(widths, device),
+        data=from_arrays(examples(widths, device), examples(widths, device, 16), scale=1 / 255),
         seeds=list(range(runs)),
         source=source,
         loss=cross_entropy,
