@@ -81,6 +81,7 @@ class StudyBatch:
             batch_size=PAIR * settings.batch_size // samples,
             samples=samples,
             compute=compute or Compute(precision=cast(Precision, settings.precision)),
+            chain=network.chain,
         )
         self.test = data.test_inputs.to(device), data.test_labels.to(device)
         self.points = points(self.total, settings.points, self.batch.compute.updates_at_once)

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from espalier.space import BadInput
+from espalier.train.batched.chain import Chain, Factors
 from espalier.train.batched.feed import Feed, Reading
 from espalier.train.batched.masks import Source
-from espalier.train.batched.optimizers import Optimizer
+from espalier.train.batched.optimizers import SGD, Optimizer
 from espalier.train.batched.schedule import Schedule
 from espalier.train.score import class_dim
 
@@ -119,7 +120,10 @@ class Differential:
 
 
 class Step:
-    """One update of all runs, in place. Call it eagerly, or compile it: there is one body for both."""
+    """One update of all runs, in place. Call it eagerly, or compile it: there is one body for both.
+
+    chain: what the network is known to be; its gradient is then written out instead of derived. tf32: its precision.
+    """
 
     def __init__(
         self,
@@ -129,16 +133,26 @@ class Step:
         schedule: Schedule,
         total: int,
         feed: Feed,
+        chain: Chain | None = None,
+        tf32: bool = False,
     ) -> None:
-        self.state, self.differential, self.feed = state, differential, feed
+        self.state, self.differential, self.feed, self.chain, self.tf32 = state, differential, feed, chain, tf32
         self.optimizer, self.schedule, self.total = optimizer, schedule, total
         self.set_pace()
 
     def __call__(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
-        """Without a look at any value: a run with a loss that is not finite leaves its weights alone."""
+        """Without a look at any value. A run with a loss that is not finite leaves its weights alone; a chain's
+        gradient leaves out the masks of such losses, and its weights stay where no loss is finite."""
         masks, x, y = source.masks(noise), *self.feed.batch(reading)
-        grads, (losses, wrong) = self._gradients(source, masks, x, y)
-        self._apply(source, noise, masks, grads, losses, losses.isfinite().all(-1))
+        if self.chain is None:
+            grads, (losses, wrong) = self._gradients(source, masks, x, y)
+            ok = losses.isfinite().all(-1)
+            self._move(grads, ok)
+        else:
+            factors, (losses, wrong) = self.chain(self.state.params, masks, x, y, each=source.masks_each)
+            ok = losses.isfinite().any(-1)
+            self._descend(factors, ok)
+        self._learn(source, noise, masks, losses, ok)
         self._count(losses, wrong, y)
 
     def exactly(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
@@ -154,7 +168,8 @@ class Step:
             ok = finite.any(-1)
             for run in (ok & ~finite.all(-1)).nonzero().flatten().tolist():
                 self._recompute(grads, run, masks[run, finite[run]], x[run], y[run])
-        self._apply(source, noise, masks, grads, losses, ok)
+        self._move(grads, ok)
+        self._learn(source, noise, masks, losses, ok)
         self._count(losses, wrong, y)
 
     def _gradients(self, source: Source, masks: Tensor, x: Tensor, y: Tensor) -> tuple[Named, Measured]:
@@ -171,18 +186,28 @@ class Step:
         for name, gradient in grads.items():
             gradient[here] = torch.stack([g[name] for g in alone]).mean(0)
 
-    def _apply(
-        self,
-        source: Source,
-        noise: tuple[Tensor, ...],
-        masks: Tensor,
-        grads: Named,
-        losses: Tensor,
-        ok: Tensor | None,
-    ) -> None:
+    def _move(self, grads: Named, ok: Tensor | None) -> None:
         state = self.state
         params = list(state.params.values())
         self.optimizer.move(params, [grads[name] for name in state.params], state.slots, state.pace, ok)
+
+    def _descend(self, factors: list[Factors], ok: Tensor) -> None:
+        """Each layer's gradient applied as it is multiplied, where a kernel can; else multiplied out and applied."""
+        state, sgd = self.state, self.optimizer
+        fits = all(p.is_cuda and p.dtype == torch.float32 for p in state.params.values())
+        if not (fits and isinstance(sgd, SGD) and sgd.slots):
+            return self._move({name: g for one in factors for name, g in one.gradients().items()}, ok)
+        from espalier.train.batched.fused import descend
+
+        velocities = dict(zip(state.params, state.slots[0]))
+        for one in factors:
+            weights, slots = ((held[one.weight], held[one.bias]) for held in (state.params, velocities))
+            descend(one, weights, slots, state.pace[0], ok, sgd, tf32=self.tf32)
+
+    def _learn(
+        self, source: Source, noise: tuple[Tensor, ...], masks: Tensor, losses: Tensor, ok: Tensor | None
+    ) -> None:
+        state = self.state
         source.learn(masks, losses.to(torch.float32) if losses.dtype == torch.bfloat16 else losses, noise)
         if ok is not None:
             broken = (state.broken < 0) & ~losses.isfinite().any(-1)
