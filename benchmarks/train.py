@@ -146,11 +146,11 @@ def fastest(
     return found
 
 
-def on_gpu(runs: list[int], updates: int, device: torch.device, compute: Compute) -> list[dict[str, Any]]:
-    """The paper's unit selection, for each number of runs; for the first also with the gradient derived."""
+def on_gpu(runs: list[int], derived: list[int], updates: int, device: torch.device, compute: Compute) -> list[dict[str, Any]]:
+    """The paper's unit selection, for each number of runs; and for some with the gradient derived."""
     rows = []
     weights = sum(a * b for a, b in pairwise(PAPER))
-    for count, by_hand in [*((count, True) for count in runs), (runs[0], False)]:
+    for count, by_hand in [*((count, True) for count in runs), *((count, False) for count in derived)]:
         torch.cuda.reset_peak_memory_stats(device)
         begin = time.perf_counter()
         engine = batch(PAPER, count, device, compute, by_hand=by_hand)
@@ -241,6 +241,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--runs", type=int, nargs="+", default=[1, 8, 35], help="numbers of runs at once, on a GPU")
+    parser.add_argument("--derived", type=int, nargs="*", default=[35], help="the same with the gradient by autograd")
     parser.add_argument("--updates", type=int, default=None, help="updates in one measurement")
     parser.add_argument("--precision", choices=["float32", "tf32", "bf16"], default=None)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None)
@@ -271,7 +272,7 @@ def main() -> None:
     }
     if on_cuda:
         found["gpu"] = torch.cuda.get_device_name(device)
-        found["unit_selection"] = on_gpu(given.runs, given.updates or 1000, device, compute)
+        found["unit_selection"] = on_gpu(given.runs, given.derived, given.updates or 1000, device, compute)
     found["memory"] = memory(device)
     if not on_cuda or given.cpu_too:
         found["cpu"] = on_cpu(given.updates or 100, Compute(compile=given.compile if not on_cuda else None))

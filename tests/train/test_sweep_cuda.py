@@ -148,15 +148,15 @@ def test_a_gradient_multiplied_where_it_is_applied(outputs: int, inputs: int, de
     left = torch.where(counts.unsqueeze(1), normal(runs, outputs, depth), 0.0)
     right = torch.where(counts.unsqueeze(1), normal(runs, inputs, depth), torch.nan)
     factors = Factors("weight", "bias", left, right, counts)
-    weights, velocities = ([normal(runs, outputs, inputs), normal(runs, outputs)] for _ in range(2))
-    expected, slots = [w.clone() for w in weights], [v.clone() for v in velocities]
+    weight, velocity = (normal(runs, outputs, inputs) for _ in range(2))
+    expected, slot = weight.clone(), velocity.clone()
     rates, moves = torch.tensor([0.1, 0.2, 0.3], device="cuda"), torch.tensor([True, False, True], device="cuda")
     sgd = SGD(0.1, 0.9, 1e-2)
-    gradients = factors.gradients()
-    sgd.move(expected, [gradients["weight"], gradients["bias"]], [slots], rates.unsqueeze(0), moves)
-    descend(factors, tuple(weights), tuple(velocities), rates, moves, sgd, tf32=False)
-    for found, wanted in zip((*weights, *velocities), (*expected, *slots)):
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    sgd.move([expected], [factors.gradients()["weight"]], [[slot]], rates.unsqueeze(0), moves)
+    descend(*factors.contiguous(), weight, velocity, rates, moves, sgd, tf32=False)
+    torch.testing.assert_close(weight, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(velocity, slot, rtol=1e-4, atol=1e-4)
+    assert torch.equal(weight[1], expected[1])
 
 
 @pytest.mark.parametrize("source", ["search", "dropout"])

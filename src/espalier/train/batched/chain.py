@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 Named = dict[str, Tensor]
+Parts = tuple[Tensor, Tensor, Tensor | None]  # left, right, counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,10 @@ class Factors:
         right = self.right if self.counts is None else torch.where(self.counts.unsqueeze(1), self.right, 0.0)
         return {self.weight: self.left @ right.mT, self.bias: self.left.sum(-1)}
 
+    def contiguous(self) -> Parts:
+        """The tensors, laid out for a kernel that reads along K."""
+        return self.left.contiguous(), self.right.contiguous(), self.counts
+
 
 @dataclass(frozen=True)
 class Chain:
@@ -48,7 +53,8 @@ class Chain:
     def __call__(
         self, params: Named, masks: Tensor, x: Tensor, y: Tensor, *, each: bool
     ) -> tuple[list[Factors], tuple[Tensor, Tensor]]:
-        """The factors of the gradient of each run's mean over its finite losses, losses and wrong classes ``(R, S)``.
+        """The factors of the gradient of each run's mean over its finite losses, last layer first; losses and wrong
+        classes ``(R, S)``.
 
         masks ``(R, S, d)``, or ``(R, B, d)`` if each example has its own; x ``(R, B, inputs)``; y ``(R, B)`` classes.
         Everything in between is ``(R, units, masks x examples)``: so laid out both factors are read along K.

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from espalier.space import BadInput
-from espalier.train.batched.chain import Chain, Factors
+from espalier.train.batched.chain import Chain, Parts
 from espalier.train.batched.feed import Feed, Reading
 from espalier.train.batched.masks import Source
 from espalier.train.batched.optimizers import SGD, Optimizer
@@ -22,6 +22,7 @@ from espalier.train.score import class_dim
 Loss = Callable[[Tensor, Tensor], Tensor]
 Named = dict[str, Tensor]
 Measured = tuple[Tensor, Tensor]  # losses and numbers of wrong classes
+Descent = tuple[list[Parts], Tensor, Tensor]  # factors of each layer's gradient, learning rates, the runs that move
 Call = Callable[..., Tensor]  # gated.call(params_and_buffers, mask, x)
 
 
@@ -138,12 +139,19 @@ class Step:
     ) -> None:
         self.state, self.differential, self.feed, self.chain, self.tf32 = state, differential, feed, chain, tf32
         self.optimizer, self.schedule, self.total = optimizer, schedule, total
+        single = all(p.is_cuda and p.dtype == torch.float32 for p in state.params.values())
+        self.fused = chain is not None and single and isinstance(optimizer, SGD) and optimizer.momentum > 0
         self.set_pace()
 
     def __call__(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
         """Without a look at any value. A run with a loss that is not finite leaves its weights alone; a chain's
         gradient leaves out the masks of such losses, and its weights stay where no loss is finite."""
+        self.descend(self.begin(source, reading, noise))
+
+    def begin(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> Descent | None:
+        """The update, up to what is left for :meth:`descend`: what a compiler can make one graph of."""
         masks, x, y = source.masks(noise), *self.feed.batch(reading)
+        left: Descent | None = None
         if self.chain is None:
             grads, (losses, wrong) = self._gradients(source, masks, x, y)
             ok = losses.isfinite().all(-1)
@@ -151,9 +159,31 @@ class Step:
         else:
             factors, (losses, wrong) = self.chain(self.state.params, masks, x, y, each=source.masks_each)
             ok = losses.isfinite().any(-1)
-            self._descend(factors, ok)
+            if self.fused:
+                left = [f.contiguous() for f in factors], self.state.pace[0].clone(), ok
+                self._move({one.bias: one.left.sum(-1) for one in factors}, ok)
+            else:
+                self._move({name: g for one in factors for name, g in one.gradients().items()}, ok)
         self._learn(source, noise, masks, losses, ok)
         self._count(losses, wrong, y)
+        return left
+
+    def descend(self, left: Descent | None) -> None:
+        """Each layer's gradient multiplied and applied in one kernel, which changes the weights where they are.
+
+        Inside what is compiled the compiler would copy the weights for it, and back.
+        """
+        if left is None:
+            return
+        from espalier.train.batched.fused import descend
+
+        assert self.chain is not None
+        assert isinstance(self.optimizer, SGD)
+        parts, rates, ok = left
+        velocities = dict(zip(self.state.params, self.state.slots[0]))
+        for (weight, _), (a, b, counts) in zip(reversed(self.chain.layers), parts, strict=True):
+            p, v = self.state.params[weight], velocities[weight]
+            descend(a, b, counts, p, v, rates, ok, self.optimizer, tf32=self.tf32)
 
     def exactly(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
         """The same with a look at the losses (so on a CPU): masks without a finite loss are left out of the mean.
@@ -187,22 +217,12 @@ class Step:
             gradient[here] = torch.stack([g[name] for g in alone]).mean(0)
 
     def _move(self, grads: Named, ok: Tensor | None) -> None:
+        """The optimiser's step of the parameters that have a gradient here."""
         state = self.state
-        params = list(state.params.values())
-        self.optimizer.move(params, [grads[name] for name in state.params], state.slots, state.pace, ok)
-
-    def _descend(self, factors: list[Factors], ok: Tensor) -> None:
-        """Each layer's gradient applied as it is multiplied, where a kernel can; else multiplied out and applied."""
-        state, sgd = self.state, self.optimizer
-        fits = all(p.is_cuda and p.dtype == torch.float32 for p in state.params.values())
-        if not (fits and isinstance(sgd, SGD) and sgd.slots):
-            return self._move({name: g for one in factors for name, g in one.gradients().items()}, ok)
-        from espalier.train.batched.fused import descend
-
-        velocities = dict(zip(state.params, state.slots[0]))
-        for one in factors:
-            weights, slots = ((held[one.weight], held[one.bias]) for held in (state.params, velocities))
-            descend(one, weights, slots, state.pace[0], ok, sgd, tf32=self.tf32)
+        where = [i for i, name in enumerate(state.params) if name in grads]
+        params, slots = list(state.params.values()), [[slot[i] for i in where] for slot in state.slots]
+        ordered = [grads[name] for name in state.params if name in grads]
+        self.optimizer.move([params[i] for i in where], ordered, slots, state.pace, ok)
 
     def _learn(
         self, source: Source, noise: tuple[Tensor, ...], masks: Tensor, losses: Tensor, ok: Tensor | None
@@ -233,14 +253,16 @@ class Step:
 def compiled(
     step: Step, options: Mapping[str, Any] | None = None, backend: str | Callable[..., Any] = "inductor"
 ) -> Callable[..., Any]:
-    """The one compile site: the whole update, theta and weights included, as one graph of fixed shapes.
+    """The one compile site: the whole update, theta and weights included, as one graph of fixed shapes; behind it
+    the kernels that apply a chain's gradient, if it has one.
 
     options: of torch's inductor, by name.
     """
 
-    def update(source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
-        step(source, reading, noise)
+    def update(source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> Descent | None:
+        return step.begin(source, reading, noise)
 
     # What is compiled is kept with the code object, up to a limit of eight: every batch brings one of its own.
     own = FunctionType(update.__code__.replace(), update.__globals__, "update", None, update.__closure__)
-    return torch.compile(own, fullgraph=True, dynamic=False, backend=backend, options=dict(options or {}) or None)
+    begin = torch.compile(own, fullgraph=True, dynamic=False, backend=backend, options=dict(options or {}) or None)
+    return lambda source, reading, noise: step.descend(begin(source, reading, noise))
