@@ -146,7 +146,9 @@ def fastest(
     return found
 
 
-def on_gpu(runs: list[int], derived: list[int], updates: int, device: torch.device, compute: Compute) -> list[dict[str, Any]]:
+def on_gpu(
+    runs: list[int], derived: list[int], updates: int, device: torch.device, compute: Compute
+) -> list[dict[str, Any]]:
     """The paper's unit selection, for each number of runs; and for some with the gradient derived."""
     rows = []
     weights = sum(a * b for a, b in pairwise(PAPER))
