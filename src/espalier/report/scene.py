@@ -1,0 +1,310 @@
+"""A drawing as shapes: boxes, curves and words at their places, which SVG and PNG are both written from.
+
+Lengths are pixels at full size, y pointing down. What a shape looks like is its ``style``, a name in a palette.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from espalier.report.graph import Drawing, percent
+from espalier.report.lanes import Heights, arrange
+from espalier.space import BadInput
+
+Point = tuple[float, float]
+
+EDGE = 24.0  # around the picture
+CELL = (32.0, 24.0)
+PITCH = 66.0  # from column to column
+LEAST_WIDTH = 560.0
+BAR = 18.0
+
+
+@dataclass(frozen=True)
+class Box:
+    """cell: which cell of the drawing it is, if it is one; told: what it says when pointed at."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    style: str
+    radius: float = 0.0
+    cell: int | None = None
+    told: str = ""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Starts at the first point; then a line to each single point, a cubic curve along each three. ends: the cells."""
+
+    start: Point
+    steps: tuple[tuple[Point, ...], ...]
+    style: str
+    ends: tuple[int, int] | None = None
+    closed: bool = False
+
+    @property
+    def end(self) -> Point:
+        return self.steps[-1][-1]
+
+
+@dataclass(frozen=True)
+class Words:
+    """y: of the baseline. anchor: "start", "middle" or "end". cell: the cell it is the label of, if it is one."""
+
+    x: float
+    y: float
+    text: str
+    style: str
+    size: float
+    anchor: str = "start"
+    bold: bool = False
+    cell: int | None = None
+    told: str = ""
+
+
+@dataclass
+class Scene:
+    """Shapes, in the order they are painted."""
+
+    title: str
+    told: str
+    width: float = 0.0
+    height: float = 0.0
+    shapes: list[Box | Curve | Words] = field(default_factory=list)
+
+
+def scene(drawing: Drawing) -> Scene:
+    """What :mod:`espalier.report.graph` described, laid out."""
+    made = Scene(drawing["title"], " ".join([", ".join(drawing["facts"]) + ".", *drawing["notes"]]))
+    if drawing["kind"] == "graph":
+        _graph(made, drawing)
+    elif drawing["kind"] == "layers":
+        _layers(made, drawing)
+    else:
+        raise BadInput(f"a drawing is of the kind graph or layers, not {drawing['kind']!r}")
+    return made
+
+
+def _head(made: Scene, drawing: Drawing) -> float:
+    """Title and facts; returns where the picture may begin."""
+    made.shapes.append(
+        Words(EDGE, 38.0, shortened(drawing["title"], made.width - 2 * EDGE, 17.0), "ink", 17.0, bold=True)
+    )
+    made.shapes.append(Words(EDGE, 60.0, "  \u00b7  ".join(drawing["facts"]), "muted", 13.0))
+    return 78.0
+
+
+def _foot(made: Scene, drawing: Drawing, y: float) -> None:
+    for note in drawing["notes"]:
+        for line in textwrap.wrap(note, int((made.width - 2 * EDGE) / (11.5 * LETTER))):
+            made.shapes.append(Words(EDGE, y + 11.5, line, "muted", 11.5))
+            y += 17.0
+    made.height = y + EDGE - 6.0
+
+
+# ---- a graph in bands ------------------------------------------------------------------------------------------------
+
+
+def _graph(made: Scene, drawing: Drawing) -> None:
+    bands = [_Band(drawing, i) for i in range(len(drawing["bands"]))]
+    most = max((band.columns for band in bands), default=1)
+    made.width = max(LEAST_WIDTH, 2 * EDGE + 2 * BAND_SIDE + CELL[0] + PITCH * (most - 1))
+    y = _head(made, drawing)
+    exit_at: Point | None = None
+    for band in bands:
+        exit_at = band.paint(made, y, exit_at)
+        y += band.height + BAND_GAP
+    _foot(made, drawing, y - BAND_GAP + 14.0)
+
+
+BAND_SIDE = 30.0
+BAND_GAP = 26.0
+HEADER = 34.0
+AXIS = 40.0
+
+
+class _Band:
+    """One block: its input, its layers, and what reads them all."""
+
+    def __init__(self, drawing: Drawing, number: int) -> None:
+        self.words = drawing["bands"][number]
+        every = {cell["id"]: cell for cell in drawing["cells"]}
+        self.edges = [(edge["from"], edge["to"]) for edge in drawing["edges"] if edge["band"] == number]
+        self.cells = {i: every[i] for i in sorted({end for edge in self.edges for end in edge})}
+        self.first = min((cell["column"] for cell in self.cells.values()), default=0)
+        at = {i: cell["column"] - self.first for i, cell in self.cells.items()}
+        self.heights = arrange(at, self.edges) if self.cells else Heights({}, {}, 0)
+        self.at = at
+        self.columns = max(at.values(), default=0) + 1
+        used = [*self.heights.cells.values(), *self.heights.lanes.values(), 0.0]
+        self.top, self.bottom = min(used) - CELL[1] / 2, max(used) + CELL[1] / 2
+        self.height = HEADER + self.bottom - self.top + AXIS
+        self.entry = next((i for i, cell in self.cells.items() if cell["band"] != number), None)
+
+    def paint(self, made: Scene, y: float, came_from: Point | None) -> Point | None:
+        """Returns where the line to the next band leaves."""
+        left, width = EDGE + BAND_SIDE, made.width - 2 * EDGE
+        made.shapes.append(Box(EDGE, y, width, self.height, "band", radius=8.0))
+        made.shapes.append(Words(EDGE + 14, y + 22, self.words["label"], "ink", 13.0, bold=True))
+        made.shapes.append(Words(EDGE + width - 14, y + 22, self.words["fact"], "muted", 12.0, anchor="end"))
+        if not self.cells:
+            return None
+        middle = y + HEADER - self.top
+        places = {i: (left + CELL[0] / 2 + PITCH * self.at[i], middle + self.heights.cells[i]) for i in self.cells}
+        for a, b in sorted(self.edges, key=lambda edge: (self.at[edge[0]] - self.at[edge[1]], edge)):
+            made.shapes.append(self._curve(a, b, places, middle))
+        for i, cell in self.cells.items():
+            if i == self.entry:
+                self._enter(made, places[i], came_from, cell)
+            else:
+                self._cell(made, places[i], cell)
+        for column in range(self.columns):
+            x = left + CELL[0] / 2 + PITCH * column
+            made.shapes.append(Words(x, y + self.height - 12, str(self.first + column), "faint", 10.5, anchor="middle"))
+        exit_cell = max(self.cells)
+        return places[exit_cell]
+
+    def _curve(self, a: int, b: int, places: dict[int, Point], middle: float) -> Curve:
+        (x0, y0), (x1, y1) = places[a], places[b]
+        half = CELL[0] / 2 if a != self.entry else 4.0
+        start, end = (x0 + half, y0), (x1 - CELL[0] / 2, y1)
+        steps: list[tuple[Point, ...]]
+        if self.at[b] == self.at[a] + 1:
+            steps = [_bend(start, end)]
+        else:
+            lane = middle + self.heights.lanes[a]
+            on, off = (x0 + PITCH - CELL[0] / 2, lane), (x1 - PITCH + CELL[0] / 2, lane)
+            steps = [_bend(start, on), (off,), _bend(off, end)]
+        kind = "input" if self.at[a] == 0 else "near" if len(steps) == 1 else "far"
+        return Curve(start, tuple(steps), f"edge {kind}", ends=(a, b))
+
+    def _cell(self, made: Scene, at: Point, cell: dict[str, Any]) -> None:
+        (x, y), (width, height) = at, CELL
+        layer = cell["role"] == "layer"
+        sources = [a for a, b in self.edges if b == cell["id"]]
+        readers = [b for a, b in self.edges if a == cell["id"]]
+        told = f"{cell['label']}: {cell['name']}"
+        if sources:
+            told += f"; reads {cell['kept']} of {cell['total']}: {', '.join(map(str, sources))}"
+        if readers:
+            told += f"; read by {', '.join(map(str, readers))}"
+        style = "cell" if layer else "end"
+        box = Box(x - width / 2, y - height / 2, width, height, style, 5.0 if layer else 12.0, cell["id"], told)
+        made.shapes.append(box)
+        words = Words(x, y + 4.5, cell["label"], f"on {style}", 12.5, "middle", cell=cell["id"], bold=not layer)
+        made.shapes.append(words)
+        if not layer:
+            made.shapes.append(Words(x, y + height / 2 + 13, cell["name"], "muted", 10.5, "middle"))
+
+    def _enter(self, made: Scene, at: Point, came_from: Point | None, cell: dict[str, Any]) -> None:
+        """The line from the band above, where the cell itself stands, to this one's beginning."""
+        x, y = at
+        if came_from is not None:
+            (x0, y0), r = came_from, 8.0
+            x0 += CELL[0] / 2
+            right, left = x0 + 14.0, EDGE + 12.0
+            above = y - (HEADER - self.top) - self.heights.cells[cell["id"]] - BAND_GAP / 2
+            steps = [
+                (((right - r), y0),),
+                _corner((right - r, y0), (right, y0), (right, y0 + r)),
+                ((right, above - r),),
+                _corner((right, above - r), (right, above), (right - r, above)),
+                ((left + r, above),),
+                _corner((left + r, above), (left, above), (left, above + r)),
+                ((left, y - r),),
+                _corner((left, y - r), (left, y), (left + r, y)),
+                ((x - 4.0, y),),
+            ]
+            made.shapes.append(Curve((x0, y0), tuple(steps), "link"))
+        made.shapes.append(Box(x - 4.0, y - 4.0, 8.0, 8.0, "port", 4.0, told=f"from {cell['label']}, {cell['name']}"))
+        made.shapes.append(Words(x, y + 19.0, f"from {cell['label']}", "muted", 10.5, "middle"))
+
+
+def _bend(a: Point, b: Point) -> tuple[Point, ...]:
+    """From a to b, level at both."""
+    half = (a[0] + b[0]) / 2
+    return (half, a[1]), (half, b[1]), b
+
+
+def _corner(a: Point, tip: Point, b: Point) -> tuple[Point, ...]:
+    k = 0.55
+    return (
+        (a[0] + k * (tip[0] - a[0]), a[1] + k * (tip[1] - a[1])),
+        (
+            b[0] + k * (tip[0] - b[0]),
+            b[1] + k * (tip[1] - b[1]),
+        ),
+        b,
+    )
+
+
+# ---- layers one below the other --------------------------------------------------------------------------------------
+
+
+def _layers(made: Scene, drawing: Drawing) -> None:
+    cells = drawing["cells"]
+    chain = bool(drawing["edges"])
+    names = min(max(len(cell["label"]) for cell in cells) * 12.0 * LETTER + 16, 230.0)
+    room, numbers = 300.0, 130.0
+    made.width = max(2 * EDGE + names + room + numbers, 480.0)
+    y = _head(made, drawing) + 8.0
+    pitch = BAR + (24.0 if chain else 9.0)
+    scale = room / max(cell["total"] for cell in cells)
+    left = EDGE + names
+    spans: list[tuple[float, float]] = []
+    for i, cell in enumerate(cells):
+        full = max(cell["total"] * scale, 16.0)  # a narrow layer is still to be seen
+        kept = full * cell["kept"] / cell["total"]
+        start = left + (room - full) / 2 if chain else left
+        inner = left + (room - kept) / 2 if chain else left
+        spans.append((inner, inner + kept))
+        if chain and i:
+            (a, b), (c, d) = spans[-2], spans[-1]
+            top, bottom = y + pitch * (i - 1) + BAR, y + pitch * i
+            made.shapes.append(Curve((a, top), (((b, top),), ((d, bottom),), ((c, bottom),)), "flow", closed=True))
+        _bar(made, cell, start, inner, y + pitch * i, full, kept)
+        baseline = y + pitch * i + BAR / 2 + 4.3
+        text = shortened(cell["label"], names - 12, 12.0)
+        made.shapes.append(Words(EDGE, baseline, text, "ink", 12.0, cell=cell["id"], told=cell["label"]))
+        fixed = cell["role"] == "fixed"
+        count = str(cell["kept"]) if fixed else f"{cell['kept']} of {cell['total']}"
+        made.shapes.append(
+            Words(left + room + 16, baseline, cell.get("note", count), "ink" if not fixed else "muted", 12.0)
+        )
+        if not fixed and "note" not in cell:
+            share = percent(cell["kept"] / cell["total"])
+            made.shapes.append(Words(made.width - EDGE, baseline, share, "muted", 12.0, anchor="end"))
+    _foot(made, drawing, y + pitch * len(cells) + (0.0 if chain else 10.0))
+
+
+def _bar(made: Scene, cell: dict[str, Any], start: float, inner: float, y: float, full: float, kept: float) -> None:
+    told = f"{cell['label']}: {cell['kept']} of {cell['total']}"
+    if cell["role"] == "fixed":
+        made.shapes.append(Box(start, y, full, BAR, "fixed", 2.0, cell["id"], told))
+        return
+    made.shapes.append(Box(start, y, full, BAR, "whole", 2.0, cell["id"], told))
+    if kept:
+        made.shapes.append(Box(inner, y, max(kept, 1.0), BAR, "kept", min(2.0, kept / 2), told=told))
+
+
+LETTER = 0.56  # mean width of a letter over its size, on the safe side
+
+
+def shortened(text: str, room: float, size: float) -> str:
+    """Text that fits, its end kept: names of modules differ there.
+
+    >>> shortened("encoder.layers.11.attention", 100, 12.0)
+    '\u20261.attention'
+    """
+    most = max(int(room / (size * LETTER)), 4)
+    return text if len(text) <= most else "\u2026" + text[-(most - 1) :]
+
+
+def count(shapes: Sequence[Box | Curve | Words], kind: type) -> int:
+    """How many shapes are of a kind."""
+    return sum(isinstance(shape, kind) for shape in shapes)
