@@ -7,15 +7,18 @@ that a report can draw from a run file's mask alone; :mod:`espalier.report.pictu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from espalier.report.runs import whole_power
 from espalier.report.table import power
 from espalier.space import BadInput, BadMask, Bits, Space
 
 Drawing = dict[str, Any]
+SUPERSCRIPTS = str.maketrans("-0123456789", "\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079")
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,7 @@ def _notes(summary: Mapping[str, Any]) -> list[str]:
     notes = []
     if summary["connections"]:
         notes.append("In a cell: the layer's depth in the original network. Below a column: depth in this one.")
+        notes.append("Blue: what reads the block's input. Pale: connections past one or more columns.")
         if summary["dead"]:
             notes.append("Dead layers, not drawn: " + ", ".join(map(str, summary["dead"])) + ".")
     idle = summary["open"] - summary["connections"]
@@ -236,23 +240,24 @@ def of_run(story: Mapping[str, Any], *, title: str = "") -> Drawing:
         share = result.get("weight_share")
         facts = [] if share is None else [f"{percent(share)} of the weights"]
         return layers(result["kept"], title=title, facts=facts)
-    title = title or _run_title(story)
+    title = title or run_title(story)
     if "widths" in settings and "units" in result:
         units = result.get("canonical", result)["units"]
         return mlp(settings["widths"], units, title=title)
-    if "mask" in result:
-        depth = settings.get("depth", 40)
-        return densenet(result["mask"], layers=(depth - 4) // 3, growth=settings.get("growth", 12), title=title)
+    if settings.get("network") == "DenseNet" and "mask" in result:
+        layers_of_block = (settings["depth"] - 4) // 3
+        return densenet(result["mask"], layers=layers_of_block, growth=settings["growth"], title=title)
     raise BadInput(
         "a run is drawn from `kept`, from `units` and `widths`, or from the `mask` of a DenseNet; it has none"
     )
 
 
-def _run_title(story: Mapping[str, Any]) -> str:
+def run_title(story: Mapping[str, Any]) -> str:
+    """What tells a run of a study from its others, in words."""
     run = story.get("run", {})
     words = [str(story.get("settings", {}).get("dataset", "")), str(run.get("variant", run.get("method", "")))]
     if run.get("penalty") is not None:
-        words.append(f"penalty {power(run['penalty'])}")
+        words.append(f"penalty {raised(power(whole_power(run['penalty'])))}")
     words += [f"{name} {run[name]:g}" for name in ("size", "rate", "share") if isinstance(run.get(name), (int, float))]
     if "seed" in run:
         words.append(f"seed {run['seed']}")
@@ -295,6 +300,15 @@ def percent(share: float) -> str:
     if share in (0, 1):
         return f"{share:.0%}"
     return "<0.1%" if share < 0.0005 else ">99.9%" if share > 0.9995 else f"{share:.1%}"
+
+
+def raised(text: str) -> str:
+    """A power as it is printed.
+
+    >>> raised("penalty 2^-4")
+    'penalty 2⁻⁴'
+    """
+    return re.sub(r"\^(-?\d+)", lambda found: found[1].translate(SUPERSCRIPTS), text)
 
 
 def bits(mask: str | Iterable[Any], d: int) -> list[bool]:

@@ -8,17 +8,22 @@ then the solution of a small quadratic programme: connections short, with the gi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
+from functools import cached_property, lru_cache
+from itertools import combinations, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-ROUNDS = 6
+ROUNDS = 3
+STARTS = 10
+STEP = 50.0  # so much up and down is as bad as a crossing
+STRAIGHTER = 9
+SPINE = 1e4
 
 
 @dataclass(frozen=True)
@@ -41,50 +46,60 @@ class Heights:
 
 def arrange(columns: Mapping[int, int], edges: Iterable[tuple[int, int]], room: Room | None = None) -> Heights:
     """columns: of each cell; edges: (source, reader), the reader in a later column."""
-    block = _Block(tuple(sorted(columns)), dict(columns), tuple(sorted(set(edges))), room or Room())
-    order = block.untangled(block.nested())
-    best = None
-    for _ in range(ROUNDS):
-        y = block.heights(order)
-        found = (block.crossings(order), round(block.length(y), 3))
-        if best is None or found < best[0]:
-            best = (found, y)
-        order = block.untangled(block.by_neighbours(y, order))
-    assert best is not None
-    (crossed, _), y = best
-    snapped = [round(2 * float(value)) / 2 for value in y]
+    return _arranged(tuple(sorted(columns.items())), tuple(sorted(set(edges))), room or Room())
+
+
+@lru_cache(maxsize=64)  # blocks are often alike: all open, or drawn once for SVG and once for PNG
+def _arranged(columns: tuple[tuple[int, int], ...], edges: tuple[tuple[int, int], ...], room: Room) -> Heights:
+    block = _Block(dict(columns), edges, room)
+    tried = dict[tuple[int, ...], float]()
+    for start in block.starts():
+        order = block.untangled(start)
+        for _ in range(ROUNDS):
+            crossed = int(block.crossings([order])[0])
+            if tuple(order) in tried or crossed > min(tried.values(), default=crossed):
+                break  # no shortness can make up for that
+            y = block.heights(order, exact=0.5)
+            tried[tuple(order)] = crossed + block.length(y) / STEP
+            order = block.untangled(block.by_neighbours(y, order))
+    _, order = min((score, list(found)) for found, score in tried.items())
+    snapped = [round(2 * float(value)) / 2 for value in block.straightened(order)]
     return Heights(
-        {cell: snapped[i] for i, cell in enumerate(block.cells)},
-        {cell: snapped[len(block.cells) + i] for i, cell in enumerate(block.sources)},
-        crossed,
+        {cell: snapped[number] for cell, number in block.number.items()},
+        {cell: snapped[number] for cell, number in block.lane.items()},
+        int(block.crossings([order])[0]),
     )
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Things to place are numbered: first the cells, then the lanes."""
+    """What is to be placed is numbered: 0 is the spine, which is all the cells that are alone in their column, on one
+    line at height 0; then come the other cells, then the lanes."""
 
-    cells: tuple[int, ...]
     columns: dict[int, int]
     edges: tuple[tuple[int, int], ...]
     room: Room
 
     @cached_property
-    def sources(self) -> list[int]:
-        """The cells that have a lane."""
-        return sorted({a for a, b in self.edges if self.columns[b] > self.columns[a] + 1})
-
-    @cached_property
     def number(self) -> dict[int, int]:
-        return {cell: i for i, cell in enumerate(self.cells)}
+        """Of each cell."""
+        beside = Counter(self.columns.values())
+        others = [cell for cell, column in self.columns.items() if beside[column] > 1]
+        return dict.fromkeys(self.columns, 0) | {cell: i + 1 for i, cell in enumerate(others)}
 
     @cached_property
     def lane(self) -> dict[int, int]:
-        return {cell: len(self.cells) + i for i, cell in enumerate(self.sources)}
+        """The number of the lane of each cell that has one."""
+        sources = sorted({a for a, b in self.edges if self.columns[b] > self.columns[a] + 1})
+        return {cell: self.lanes_from + i for i, cell in enumerate(sources)}
 
-    @property
+    @cached_property
+    def lanes_from(self) -> int:
+        return max(self.number.values()) + 1
+
+    @cached_property
     def size(self) -> int:
-        return len(self.cells) + len(self.sources)
+        return self.lanes_from + len(self.lane)
 
     @cached_property
     def last(self) -> dict[int, int]:
@@ -95,16 +110,24 @@ class _Block:
     def present(self) -> list[list[int]]:
         """What stands in or passes through each column."""
         found: list[list[int]] = [[] for _ in range(max(self.columns.values()) + 1)]
-        for cell in self.cells:
-            found[self.columns[cell]].append(self.number[cell])
-        for source in self.sources:
+        for cell, column in self.columns.items():
+            found[column].append(self.number[cell])
+        for source, lane in self.lane.items():
             for column in range(self.columns[source] + 1, self.last[source]):
-                found[column].append(self.lane[source])
+                found[column].append(lane)
         return found
 
     @cached_property
-    def segments(self) -> tuple[Ints, Ints]:
-        """What runs between columns: (gaps, most in a gap) numbers on the left and on the right, padded with 0."""
+    def together(self) -> NDArray[np.bool_]:
+        """Whether two things share a column; if not, it is all the same which of them comes first."""
+        found = np.zeros((self.size, self.size), dtype=bool)
+        for column in self.present:
+            found[np.ix_(column, column)] = True
+        return found
+
+    @cached_property
+    def segments(self) -> list[list[tuple[int, int]]]:
+        """What runs in each gap between columns: the numbers at its left and right end."""
         gaps: list[set[tuple[int, int]]] = [set() for _ in self.present[1:]]
         for a, b in self.edges:
             start, end = self.columns[a], self.columns[b]
@@ -115,107 +138,130 @@ class _Block:
             for column in range(start + 1, end - 1):
                 gaps[column].add((self.lane[a], self.lane[a]))
             gaps[end - 1].add((self.lane[a], self.number[b]))
-        most = max((len(gap) for gap in gaps), default=0)
-        left, right = (np.zeros((len(gaps), most), dtype=np.int64) for _ in range(2))
-        for i, gap in enumerate(gaps):
-            for j, (a, b) in enumerate(sorted(gap)):
-                left[i, j], right[i, j] = a, b
-            left[i, len(gap) :], right[i, len(gap) :] = sorted(gap)[0] if gap else (0, 0)  # crosses nothing twice
-        return left, right
+        return [sorted(gap) for gap in gaps]
 
     @cached_property
-    def real(self) -> NDArray[np.bool_]:
-        """(gaps, most in a gap): false where padded."""
-        left, right = self.segments
-        first = np.arange(left.shape[1]) == 0
-        return first | (left != left[:, :1]) | (right != right[:, :1])
+    def pairs(self) -> Ints:
+        """Segments that may cross, ``(4, pairs)``: left ends of both, right ends of both. Level ones never do."""
+        found = [
+            (a, c, b, d)
+            for gap in self.segments
+            for (a, b), (c, d) in combinations(gap, 2)
+            if a != c and b != d and (a != b or c != d)
+        ]
+        return np.array(found, dtype=np.int64).reshape(-1, 4).T
 
-    def crossings(self, order: Sequence[int]) -> int:
-        rank = np.empty(self.size)
-        rank[list(order)] = np.arange(self.size)
-        left, right = (rank[part] for part in self.segments)
-        crossed = (left[:, :, None] - left[:, None, :]) * (right[:, :, None] - right[:, None, :]) < 0
-        return int((crossed & self.real[:, :, None] & self.real[:, None, :]).sum()) // 2
+    def crossings(self, orders: Sequence[Sequence[int]]) -> Ints:
+        """Of each of some orders."""
+        table = np.array(orders, dtype=np.int64)
+        ranks = np.empty_like(table)
+        np.put_along_axis(ranks, table, np.broadcast_to(np.arange(self.size), table.shape), axis=1)
+        a, c, b, d = (ranks[:, ends] for ends in self.pairs)
+        return np.asarray(((a < c) != (b < d)).sum(-1))
 
     def nested(self) -> list[int]:
         """To begin with: cells in the middle, the longest lanes outside, taking turns above and below."""
-        by_length = sorted(self.sources, key=lambda s: (self.columns[s] - self.last[s], s))
+        by_length = sorted(self.lane, key=lambda cell: (self.columns[cell] - self.last[cell], cell))
         above, below = by_length[::2], by_length[1::2][::-1]
-        return [*[self.lane[s] for s in above], *range(len(self.cells)), *[self.lane[s] for s in below]]
+        cells = list(range(1, self.lanes_from))
+        half = len(cells) // 2
+        middle = [*cells[:half], 0, *cells[half:]]
+        return [*[self.lane[cell] for cell in above], *middle, *[self.lane[cell] for cell in below]]
+
+    def starts(self) -> Iterator[list[int]]:
+        """Orders to begin from: nested, and some drawn ones where cells stand beside each other."""
+        yield self.nested()
+        draw = np.random.default_rng(0)
+        for _ in range(STARTS if self.lanes_from > 1 else 0):
+            yield draw.permutation(self.size).tolist()
 
     def by_neighbours(self, y: Floats, order: Sequence[int]) -> list[int]:
         """Sorted by where each would like to be, given the others."""
-        pull = self.pull - np.diag(np.diag(self.pull))
-        wish = -(pull @ y) / np.maximum(np.diag(self.pull), 1e-9)
+        strength = np.diag(self.pull)
+        wish = y - (self.pull @ y) / strength
+        wish[0] = 0.0
         place = {item: i for i, item in enumerate(order)}
         return sorted(range(self.size), key=lambda i: (round(float(wish[i]), 6), place[i]))
 
     def untangled(self, order: list[int]) -> list[int]:
-        """Each thing put where it crosses least, as long as that helps."""
-        best = self.crossings(order)
-        for _ in range(4):
+        """Each thing put where it crosses least, as long as that helps; of equal places the nearest."""
+        best = int(self.crossings([order])[0])
+        for _ in range(6):
             before = best
             for item in list(order):
-                rest = [other for other in order if other != item]
                 home = order.index(item)
-                for place in sorted(range(len(order)), key=lambda p: abs(p - home)):
-                    tried = [*rest[:place], item, *rest[place:]]
+                rest = [*order[:home], *order[home + 1 :]]
+                places = sorted(range(len(order)), key=lambda p: abs(p - home))
+                tried = [[*rest[:p], item, *rest[p:]] for p in places if self._differs(item, rest, home, p)]
+                if tried:
                     found = self.crossings(tried)
-                    if found < best:
-                        best, order = found, tried
+                    if found.min() < best:
+                        best, order = int(found.min()), tried[int(found.argmin())]
             if best == before:
                 break
         return order
 
+    def _differs(self, item: int, rest: Sequence[int], home: int, place: int) -> bool:
+        """Whether moving there passes, as the last one, something that shares a column with it."""
+        return place != home and bool(self.together[item, rest[place - 1] if place > home else rest[place]])
+
+    @cached_property
+    def ties(self) -> list[tuple[int, int, float]]:
+        """What is connected, and how strongly it pulls together; a lane strongest to the cell it comes from."""
+        near = [(a, b, self.columns[b] == self.columns[a] + 1) for a, b in self.edges]
+        found = [(self.number[a] if is_near else self.lane[a], self.number[b], 1.0) for a, b, is_near in near]
+        found += [(self.number[cell], lane, 6.0) for cell, lane in self.lane.items()]
+        return [(a, b, strength) for a, b, strength in found if a != b]
+
     @cached_property
     def pull(self) -> Floats:
-        """The quadratic form of heights: what is connected pulls together, and everything a little to the middle."""
-        form = np.zeros((self.size, self.size))
+        return self._form([strength for _, _, strength in self.ties])
 
-        def tie(a: int, b: int, strength: float) -> None:
+    def _form(self, strengths: Iterable[float]) -> Floats:
+        """The quadratic form of heights; everything is pulled a little to the middle, and the spine held there."""
+        form = np.diag([SPINE] + [0.05] * (self.size - 1))
+        for (a, b, _), strength in zip(self.ties, strengths):
             form[[a, b], [a, b]] += strength
             form[[a, b], [b, a]] -= strength
-
-        for a, b in self.edges:
-            near = self.columns[b] == self.columns[a] + 1
-            tie(self.number[a] if near else self.lane[a], self.number[b], 1.0)
-        for source in self.sources:
-            tie(self.number[source], self.lane[source], 3.0)
-        alone = [column for column in self.present if sum(item < len(self.cells) for item in column) == 1]
-        for column in alone:  # a chain of layers is a straight line
-            form[column[0], column[0]] += 40.0
-        form[np.diag_indices(self.size)] += 0.05
         return form
 
     def length(self, y: Floats) -> float:
-        return float(y @ self.pull @ y)
+        """The sum of all steps up and down."""
+        return float(sum(abs(y[a] - y[b]) for a, b, _ in self.ties))
 
-    def heights(self, order: Sequence[int]) -> Floats:
+    def straightened(self, order: Sequence[int]) -> Floats:
+        """Heights that make the sum of the steps small, not of their squares: few steps, and level lines between."""
+        y = self.heights(order)
+        for _ in range(STRAIGHTER):
+            y = self.heights(order, self._form(s * 20 / max(abs(y[a] - y[b]), 0.5) for a, b, s in self.ties))
+        return y
+
+    def heights(self, order: Sequence[int], form: Floats | None = None, *, exact: float = 0.02) -> Floats:
         """The best heights in this order, by Hildreth's method: one constraint after another, until all hold."""
         place = {item: i for i, item in enumerate(order)}
-        pairs = dict[tuple[int, int], float]()
+        apart = dict[tuple[int, int], float]()
         for column in self.present:
             line = sorted(column, key=place.__getitem__)
             for a, b in pairwise(line):
-                pairs[a, b] = self._distance(a, b)
-        inverse = np.linalg.inv(self.pull)
+                apart[a, b] = self._distance(a, b)
+        inverse = np.linalg.inv(self.pull if form is None else form)
         y = np.zeros(self.size)
-        held = dict.fromkeys(pairs, 0.0)
-        moves = {(a, b): inverse[:, b] - inverse[:, a] for a, b in pairs}
+        held = dict.fromkeys(apart, 0.0)
+        moves = {(a, b): inverse[:, b] - inverse[:, a] for a, b in apart}
         for _ in range(400):
             worst = 0.0
-            for (a, b), apart in pairs.items():
-                short = apart - (y[b] - y[a])
+            for (a, b), least in apart.items():
+                short = least - (y[b] - y[a])
                 move = moves[a, b]
                 step = max(short / (move[b] - move[a]), -held[a, b])
                 if step:
                     held[a, b] += step
                     y += step * move
                 worst = max(worst, short)
-            if worst < 0.02:
+            if worst < exact:
                 break
         return y
 
     def _distance(self, a: int, b: int) -> float:
-        lanes = (a >= len(self.cells)) + (b >= len(self.cells))
+        lanes = (a >= self.lanes_from) + (b >= self.lanes_from)
         return (self.room.cells, self.room.cell_to_lane, self.room.lanes)[lanes]

@@ -70,6 +70,7 @@ LOOKS: dict[str, tuple[str, str, float, float]] = {
     "fixed": ("fixed", "", 0.0, 1.0),
 }
 INKS = {"ink": "ink", "muted": "muted", "faint": "faint", "on cell": "ink", "on end": "on-end"}
+LEAST = 0.7  # of its size: below that a picture in a page is not shrunk
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 
 
@@ -82,7 +83,7 @@ def draw(drawing: Drawing) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="espalier-picture" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" role="img" aria-labelledby="{name}-title {name}-told" '
-        f'font-family="{FONT}">\n'
+        f'style="--ep-width:{width}px;--ep-least:{_n(LEAST * made.width)}px" font-family="{FONT}">\n'
         f'<title id="{name}-title">{escape(_clean(made.title))}</title>\n'
         f'<desc id="{name}-told">{escape(_clean(made.told))}</desc>\n'
         f"<style>{_rules(made)}</style>\n"
@@ -107,10 +108,11 @@ def _rules(made: Scene) -> str:
     light, dark = (";".join(f"--ep-{name}:{value}" for name, value in p.items()) for p in (LIGHT, DARK))
     root = ".espalier-picture"
     rules = [
-        f"{root}{{{light};max-width:100%;height:auto}}",
+        f"{root}{{{light}}}",
+        # In a page it takes the room there is, down to what can be read; a narrower place has to scroll.
+        f"{root}:not(:root){{display:block;width:100%;height:auto;max-width:var(--ep-width);min-width:var(--ep-least)}}",
         f"@media (prefers-color-scheme:dark){{{root}{{{dark}}}}}",
         f"{root} .ep-paper{{fill:var(--ep-paper)}}",
-        f"{root} path{{fill:none}}",
     ]
     for style, (fill, stroke, width, opacity) in LOOKS.items():
         look = [f"fill:var(--ep-{fill})" if fill else "fill:none"]
@@ -136,9 +138,11 @@ def _element(shape: Box | Curve | Words) -> str:
     if isinstance(shape, Words):
         anchor = "" if shape.anchor == "start" else f' text-anchor="{shape.anchor}"'
         weight = ' font-weight="600"' if shape.bold else ""
-        mine = "" if shape.cell is None else f' data-cell="{shape.cell}" pointer-events="none"'
+        mine = "" if shape.cell is None else f' data-cell="{shape.cell}"'
+        mine += "" if shape.told or not shape.style.startswith("on ") else ' pointer-events="none"'
+        told = f"<title>{escape(_clean(shape.told))}</title>" if shape.told else ""
         attributes = f'class="{_class(shape.style)}" x="{_n(shape.x)}" y="{_n(shape.y)}" font-size="{_n(shape.size)}"'
-        return f"<text {attributes}{anchor}{weight}{mine}>{escape(_clean(shape.text))}</text>"
+        return f"<text {attributes}{anchor}{weight}{mine}>{told}{escape(_clean(shape.text))}</text>"
     if isinstance(shape, Curve):
         kinds, ends = _class(shape.style), ""
         if shape.ends is not None:
@@ -191,7 +195,7 @@ def figure(drawing: Drawing, *, dark: bool = False) -> Figure:
         for order, shape in enumerate(made.shapes):
             if isinstance(shape, Words):
                 axes.text(
-                    shape.x, shape.y, _clean(shape.text).replace("$", r"\$"), color=palette[INKS[shape.style]],
+                    shape.x, shape.y, _clean(shape.text), parse_math=False, color=palette[INKS[shape.style]],
                     fontsize=shape.size * 0.72 * NARROWER, ha=ALIGN[shape.anchor], va="baseline",
                     fontweight="bold" if shape.bold else "normal", zorder=order,
                 )  # fmt: skip

@@ -18,9 +18,13 @@ Point = tuple[float, float]
 
 EDGE = 24.0  # around the picture
 CELL = (32.0, 24.0)
-PITCH = 66.0  # from column to column
+PITCH = 64.0  # from column to column
 LEAST_WIDTH = 560.0
-BAR = 18.0
+BAND_SIDE, BAND_GAP = 46.0, 24.0  # left and right of the cells; between bands
+HEADER, AXIS = 38.0, 38.0  # of a band: room for its words above and below the cells
+BAR = 18.0  # height of a layer's bar
+LETTER = 0.56  # mean width of a letter over its size, on the safe side
+NARROW = 16.0  # the least width of one, to be seen
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Words:
 
 @dataclass
 class Scene:
-    """Shapes, in the order they are painted."""
+    """Shapes, in the order they are painted. told: the picture in words."""
 
     title: str
     told: str
@@ -99,8 +103,8 @@ def _head(made: Scene, drawing: Drawing) -> float:
     return 78.0
 
 
-def _foot(made: Scene, drawing: Drawing, y: float) -> None:
-    for note in drawing["notes"]:
+def _foot(made: Scene, notes: Sequence[str], y: float) -> None:
+    for note in notes:
         for line in textwrap.wrap(note, int((made.width - 2 * EDGE) / (11.5 * LETTER))):
             made.shapes.append(Words(EDGE, y + 11.5, line, "muted", 11.5))
             y += 17.0
@@ -119,13 +123,7 @@ def _graph(made: Scene, drawing: Drawing) -> None:
     for band in bands:
         exit_at = band.paint(made, y, exit_at)
         y += band.height + BAND_GAP
-    _foot(made, drawing, y - BAND_GAP + 14.0)
-
-
-BAND_SIDE = 30.0
-BAND_GAP = 26.0
-HEADER = 34.0
-AXIS = 40.0
+    _foot(made, drawing["notes"], y - BAND_GAP + 14.0)
 
 
 class _Band:
@@ -141,9 +139,10 @@ class _Band:
         self.heights = arrange(at, self.edges) if self.cells else Heights({}, {}, 0)
         self.at = at
         self.columns = max(at.values(), default=0) + 1
-        used = [*self.heights.cells.values(), *self.heights.lanes.values(), 0.0]
-        self.top, self.bottom = min(used) - CELL[1] / 2, max(used) + CELL[1] / 2
-        self.height = HEADER + self.bottom - self.top + AXIS
+        cells, lines = (list(part.values()) or [0.0] for part in (self.heights.cells, self.heights.lanes))
+        self.top = min(min(cells) - CELL[1] / 2, min(lines))
+        self.bottom = max(max(cells) + CELL[1] / 2, max(lines))
+        self.height = HEADER + self.bottom - self.top + AXIS if self.cells else HEADER
         self.entry = next((i for i, cell in self.cells.items() if cell["band"] != number), None)
 
     def paint(self, made: Scene, y: float, came_from: Point | None) -> Point | None:
@@ -163,6 +162,7 @@ class _Band:
                 self._enter(made, places[i], came_from, cell)
             else:
                 self._cell(made, places[i], cell)
+        made.shapes.append(Words(EDGE + 14, y + self.height - 12, "depth", "faint", 10.5))
         for column in range(self.columns):
             x = left + CELL[0] / 2 + PITCH * column
             made.shapes.append(Words(x, y + self.height - 12, str(self.first + column), "faint", 10.5, anchor="middle"))
@@ -199,7 +199,13 @@ class _Band:
         words = Words(x, y + 4.5, cell["label"], f"on {style}", 12.5, "middle", cell=cell["id"], bold=not layer)
         made.shapes.append(words)
         if not layer:
-            made.shapes.append(Words(x, y + height / 2 + 13, cell["name"], "muted", 10.5, "middle"))
+            self._name(made, at, cell["name"], first=self.at[cell["id"]] == 0)
+
+    def _name(self, made: Scene, at: Point, name: str, *, first: bool) -> None:
+        """Above a cell that begins or ends a band, on the side where no connection runs."""
+        side = CELL[0] / 2 - 3.0
+        x, anchor = (at[0] + side, "end") if first else (at[0] - side, "start")
+        made.shapes.append(Words(x, at[1] - CELL[1] / 2 - 6.0, name, "muted", 10.5, anchor))
 
     def _enter(self, made: Scene, at: Point, came_from: Point | None, cell: dict[str, Any]) -> None:
         """The line from the band above, where the cell itself stands, to this one's beginning."""
@@ -207,7 +213,7 @@ class _Band:
         if came_from is not None:
             (x0, y0), r = came_from, 8.0
             x0 += CELL[0] / 2
-            right, left = x0 + 14.0, EDGE + 12.0
+            right, left = x0 + 18.0, EDGE / 2
             above = y - (HEADER - self.top) - self.heights.cells[cell["id"]] - BAND_GAP / 2
             steps = [
                 (((right - r), y0),),
@@ -222,7 +228,7 @@ class _Band:
             ]
             made.shapes.append(Curve((x0, y0), tuple(steps), "link"))
         made.shapes.append(Box(x - 4.0, y - 4.0, 8.0, 8.0, "port", 4.0, told=f"from {cell['label']}, {cell['name']}"))
-        made.shapes.append(Words(x, y + 19.0, f"from {cell['label']}", "muted", 10.5, "middle"))
+        made.shapes.append(Words(x + 4.0, y - 10.0, f"from {cell['label']}", "muted", 10.5, "end"))
 
 
 def _bend(a: Point, b: Point) -> tuple[Point, ...]:
@@ -257,8 +263,11 @@ def _layers(made: Scene, drawing: Drawing) -> None:
     scale = room / max(cell["total"] for cell in cells)
     left = EDGE + names
     spans: list[tuple[float, float]] = []
+    notes = list(drawing["notes"])
+    if any(cell["total"] * scale < NARROW for cell in cells):
+        notes.append("The narrowest layers are drawn wider than to scale.")
     for i, cell in enumerate(cells):
-        full = max(cell["total"] * scale, 16.0)  # a narrow layer is still to be seen
+        full = max(cell["total"] * scale, NARROW)
         kept = full * cell["kept"] / cell["total"]
         start = left + (room - full) / 2 if chain else left
         inner = left + (room - kept) / 2 if chain else left
@@ -270,7 +279,11 @@ def _layers(made: Scene, drawing: Drawing) -> None:
         _bar(made, cell, start, inner, y + pitch * i, full, kept)
         baseline = y + pitch * i + BAR / 2 + 4.3
         text = shortened(cell["label"], names - 12, 12.0)
-        made.shapes.append(Words(EDGE, baseline, text, "ink", 12.0, cell=cell["id"], told=cell["label"]))
+        made.shapes.append(
+            Words(
+                EDGE, baseline, text, "ink", 12.0, cell=cell["id"], told=cell["label"] if text != cell["label"] else ""
+            )
+        )
         fixed = cell["role"] == "fixed"
         count = str(cell["kept"]) if fixed else f"{cell['kept']} of {cell['total']}"
         made.shapes.append(
@@ -279,7 +292,7 @@ def _layers(made: Scene, drawing: Drawing) -> None:
         if not fixed and "note" not in cell:
             share = percent(cell["kept"] / cell["total"])
             made.shapes.append(Words(made.width - EDGE, baseline, share, "muted", 12.0, anchor="end"))
-    _foot(made, drawing, y + pitch * len(cells) + (0.0 if chain else 10.0))
+    _foot(made, notes, y + pitch * len(cells) + (0.0 if chain else 10.0))
 
 
 def _bar(made: Scene, cell: dict[str, Any], start: float, inner: float, y: float, full: float, kept: float) -> None:
@@ -292,9 +305,6 @@ def _bar(made: Scene, cell: dict[str, Any], start: float, inner: float, y: float
         made.shapes.append(Box(inner, y, max(kept, 1.0), BAR, "kept", min(2.0, kept / 2), told=told))
 
 
-LETTER = 0.56  # mean width of a letter over its size, on the safe side
-
-
 def shortened(text: str, room: float, size: float) -> str:
     """Text that fits, its end kept: names of modules differ there.
 
@@ -303,8 +313,3 @@ def shortened(text: str, room: float, size: float) -> str:
     """
     most = max(int(room / (size * LETTER)), 4)
     return text if len(text) <= most else "\u2026" + text[-(most - 1) :]
-
-
-def count(shapes: Sequence[Box | Curve | Words], kind: type) -> int:
-    """How many shapes are of a kind."""
-    return sum(isinstance(shape, kind) for shape in shapes)
