@@ -170,7 +170,7 @@ def _notes(summary: Mapping[str, Any]) -> list[str]:
     notes = []
     if summary["connections"]:
         notes.append("In a cell: the layer's depth in the original network. Below a column: depth in this one.")
-        notes.append("Blue: what reads the block's input. Pale: connections past one or more columns.")
+        notes.append("Blue: what reads the block's input. Fainter: connections past one or more columns.")
         if summary["dead"]:
             notes.append("Dead layers, not drawn: " + ", ".join(map(str, summary["dead"])) + ".")
     idle = summary["open"] - summary["connections"]
@@ -322,10 +322,10 @@ def bits(mask: str | Iterable[Any], d: int) -> list[bool]:
             digits = "".join(f"{int(sign, 16):04b}" for sign in mask)
         except ValueError:
             raise BadMask(f"{mask[:20]!r} is not a mask: it holds other signs than hexadecimal digits") from None
-        if len(mask) != -(-d // 4) or "1" in digits[d:]:
-            raise BadMask(
-                f"a mask of {d} gates has {-(-d // 4)} hexadecimal digits, not {len(mask)}, and no bit beyond"
-            )
+        if len(mask) != -(-d // 4):
+            raise BadMask(f"a mask of {d} gates has {-(-d // 4)} hexadecimal digits, not {len(mask)}")
+        if "1" in digits[d:]:
+            raise BadMask(f"a mask of {d} gates has no open bit beyond them; this one is of a larger network")
         return [digit == "1" for digit in digits[:d]]
     values = [float(value) for value in mask]
     if len(values) != d:

@@ -23,6 +23,7 @@ ROUNDS = 3
 STARTS = 10
 STEP = 50.0  # so much up and down is as bad as a crossing
 STRAIGHTER = 9
+SLIGHT = 3.0  # a step that looks like a slip
 SPINE = 1e4
 
 
@@ -234,16 +235,19 @@ class _Block:
         y = self.heights(order)
         for _ in range(STRAIGHTER):
             y = self.heights(order, self._form(s * 20 / max(abs(y[a] - y[b]), 0.5) for a, b, s in self.ties))
+        apart = self._apart(order)
+        for a, b, _ in sorted(self.ties, key=lambda tie: -tie[2]):
+            for move, to in ((b, a), (a, b)) if 0 < abs(y[a] - y[b]) < SLIGHT else ():
+                tried = y.copy()
+                tried[move] = y[to]
+                if move and all(tried[d] - tried[c] > least - SLIGHT / 2 for (c, d), least in apart.items()):
+                    y = tried
+                    break
         return y
 
     def heights(self, order: Sequence[int], form: Floats | None = None, *, exact: float = 0.02) -> Floats:
         """The best heights in this order, by Hildreth's method: one constraint after another, until all hold."""
-        place = {item: i for i, item in enumerate(order)}
-        apart = dict[tuple[int, int], float]()
-        for column in self.present:
-            line = sorted(column, key=place.__getitem__)
-            for a, b in pairwise(line):
-                apart[a, b] = self._distance(a, b)
+        apart = self._apart(order)
         inverse = np.linalg.inv(self.pull if form is None else form)
         y = np.zeros(self.size)
         held = dict.fromkeys(apart, 0.0)
@@ -262,6 +266,12 @@ class _Block:
                 break
         return y
 
-    def _distance(self, a: int, b: int) -> float:
-        lanes = (a >= self.lanes_from) + (b >= self.lanes_from)
-        return (self.room.cells, self.room.cell_to_lane, self.room.lanes)[lanes]
+    def _apart(self, order: Sequence[int]) -> dict[tuple[int, int], float]:
+        """How far neighbours of a column are to be from each other, in this order."""
+        place = {item: i for i, item in enumerate(order)}
+        distances = (self.room.cells, self.room.cell_to_lane, self.room.lanes)
+        found = dict[tuple[int, int], float]()
+        for column in self.present:
+            for a, b in pairwise(sorted(column, key=place.__getitem__)):
+                found[a, b] = distances[(a >= self.lanes_from) + (b >= self.lanes_from)]
+        return found

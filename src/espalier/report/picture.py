@@ -14,7 +14,7 @@ import hashlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import escape
 
 from espalier.report.graph import Drawing
 from espalier.report.scene import Box, Curve, Scene, Words, scene
@@ -29,30 +29,30 @@ LIGHT = {
     "band": "#f5f6f8",
     "ink": "#1c242d",
     "muted": "#5b6672",
-    "faint": "#8a949f",
+    "faint": "#66717d",
     "cell": "#ffffff",
     "rim": "#4a5763",
     "end": "#2c3844",
     "on-end": "#ffffff",
     "near": "#4a5763",
-    "far": "#95a0ab",
+    "far": "#848f9b",
     "input": "#0072b2",
-    "fixed": "#b4bcc5",
+    "fixed": "#87929e",
 }
 DARK = {
     "paper": "#13171c",
     "band": "#1b2128",
     "ink": "#e8ecf1",
     "muted": "#a3aebb",
-    "faint": "#76828f",
+    "faint": "#8692a0",
     "cell": "#2a323c",
     "rim": "#94a1ae",
     "end": "#d5dce4",
     "on-end": "#13171c",
     "near": "#a9b5c1",
-    "far": "#66727f",
+    "far": "#6c7986",
     "input": "#56b4e9",
-    "fixed": "#566270",
+    "fixed": "#66727f",
 }
 # style: (fill, stroke, width of the stroke, opacity of the fill)
 LOOKS: dict[str, tuple[str, str, float, float]] = {
@@ -70,7 +70,7 @@ LOOKS: dict[str, tuple[str, str, float, float]] = {
     "fixed": ("fixed", "", 0.0, 1.0),
 }
 INKS = {"ink": "ink", "muted": "muted", "faint": "faint", "on cell": "ink", "on end": "on-end"}
-LEAST = 0.7  # of its size: below that a picture in a page is not shrunk
+LEAST = 0.66  # of its size: below that a picture in a page is not shrunk
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 
 
@@ -78,14 +78,15 @@ def draw(drawing: Drawing) -> str:
     """The SVG. Equal drawings give equal text; ids are of the content, and every rule of style is for it alone."""
     made = scene(drawing)
     body = "\n".join(_element(shape) for shape in made.shapes)
-    name = "ep" + hashlib.sha256((made.title + made.told + body).encode()).hexdigest()[:10]
+    title, told = _text(made.title), _text(made.told)
+    name = "ep" + hashlib.sha256((title + told + body).encode()).hexdigest()[:10]
     width, height = _n(made.width), _n(made.height)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="espalier-picture" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" role="img" aria-labelledby="{name}-title {name}-told" '
         f'style="--ep-width:{width}px;--ep-least:{_n(LEAST * made.width)}px" font-family="{FONT}">\n'
-        f'<title id="{name}-title">{escape(_clean(made.title))}</title>\n'
-        f'<desc id="{name}-told">{escape(_clean(made.told))}</desc>\n'
+        f'<title id="{name}-title">{title}</title>\n'
+        f'<desc id="{name}-told">{told}</desc>\n'
         f"<style>{_rules(made)}</style>\n"
         f'<rect class="ep-paper" width="{width}" height="{height}"/>\n{body}\n</svg>\n'
     )
@@ -124,8 +125,8 @@ def _rules(made: Scene) -> str:
     rules += [f"{root} .{_class(style)}{{fill:var(--ep-{ink})}}" for style, ink in INKS.items()]
     ends = sorted({end for shape in made.shapes if isinstance(shape, Curve) and shape.ends for end in shape.ends})
     if ends:  # pointing at a layer shows what it reads and what reads it
-        rules.append(f"{root}:has(.ep-layer:hover) .ep-edge{{opacity:.15}}")
-        mine = [f"{root}:has(.ep-c{i}:hover) .ep-edge:is(.ep-f{i},.ep-t{i})" for i in ends]
+        rules.append(f"{root}:has(rect[data-cell]:hover) [data-from]{{opacity:.15}}")
+        mine = [f'{root}:has(rect[data-cell="{i}"]:hover) path:is([data-from="{i}"],[data-to="{i}"])' for i in ends]
         rules.append(",".join(mine) + "{opacity:1;stroke-width:2}")
     return "".join(rules)
 
@@ -140,22 +141,17 @@ def _element(shape: Box | Curve | Words) -> str:
         weight = ' font-weight="600"' if shape.bold else ""
         mine = "" if shape.cell is None else f' data-cell="{shape.cell}"'
         mine += "" if shape.told or not shape.style.startswith("on ") else ' pointer-events="none"'
-        told = f"<title>{escape(_clean(shape.told))}</title>" if shape.told else ""
+        told = f"<title>{_text(shape.told)}</title>" if shape.told else ""
         attributes = f'class="{_class(shape.style)}" x="{_n(shape.x)}" y="{_n(shape.y)}" font-size="{_n(shape.size)}"'
-        return f"<text {attributes}{anchor}{weight}{mine}>{told}{escape(_clean(shape.text))}</text>"
+        return f"<text {attributes}{anchor}{weight}{mine}>{told}{_text(shape.text)}</text>"
     if isinstance(shape, Curve):
-        kinds, ends = _class(shape.style), ""
-        if shape.ends is not None:
-            a, b = shape.ends
-            kinds = f"ep-edge {kinds} ep-f{a} ep-t{b}"
-            ends = f' data-from="{a}" data-to="{b}"'
-        return f'<path class="{kinds}"{ends} d="{_path(shape)}"/>'
-    mine = "" if shape.cell is None else f" ep-layer ep-c{shape.cell}"
+        ends = "" if shape.ends is None else ' data-from="{}" data-to="{}"'.format(*shape.ends)
+        return f'<path class="{_class(shape.style)}"{ends} d="{_path(shape)}"/>'
     known = "" if shape.cell is None else f' data-cell="{shape.cell}"'
     radius = f' rx="{_n(shape.radius)}"' if shape.radius else ""
     place = f'x="{_n(shape.x)}" y="{_n(shape.y)}" width="{_n(shape.width)}" height="{_n(shape.height)}"{radius}'
-    told = f"<title>{escape(_clean(shape.told))}</title>" if shape.told else ""
-    return f"<rect class={quoteattr(_class(shape.style) + mine)}{known} {place}>{told}</rect>"
+    told = f"<title>{_text(shape.told)}</title>" if shape.told else ""
+    return f'<rect class="{_class(shape.style)}"{known} {place}>{told}</rect>'
 
 
 def _path(curve: Curve) -> str:
@@ -168,6 +164,10 @@ def _path(curve: Curve) -> str:
 
 def _n(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def _text(text: str) -> str:
+    return escape(_clean(text))
 
 
 def _clean(text: str) -> str:

@@ -23,7 +23,7 @@ LEAST_WIDTH = 560.0
 BAND_SIDE, BAND_GAP = 46.0, 24.0  # left and right of the cells; between bands
 HEADER, AXIS = 38.0, 38.0  # of a band: room for its words above and below the cells
 BAR = 18.0  # height of a layer's bar
-LETTER = 0.56  # mean width of a letter over its size, on the safe side
+LETTER, LETTER_BOLD = 0.6, 0.68  # mean width of a letter over its size, on the safe side
 NARROW = 16.0  # the least width of one, to be seen
 
 
@@ -96,19 +96,22 @@ def scene(drawing: Drawing) -> Scene:
 
 def _head(made: Scene, drawing: Drawing) -> float:
     """Title and facts; returns where the picture may begin."""
-    made.shapes.append(
-        Words(EDGE, 38.0, shortened(drawing["title"], made.width - 2 * EDGE, 17.0), "ink", 17.0, bold=True)
-    )
-    made.shapes.append(Words(EDGE, 60.0, "  \u00b7  ".join(drawing["facts"]), "muted", 13.0))
-    return 78.0
+    y = _lines(made, drawing["title"], EDGE + 14.0, 17.0, 22.0, "ink", bold=True)
+    return _lines(made, "  \u00b7  ".join(drawing["facts"]), y, 13.0, 18.0, "muted")
 
 
 def _foot(made: Scene, notes: Sequence[str], y: float) -> None:
     for note in notes:
-        for line in textwrap.wrap(note, int((made.width - 2 * EDGE) / (11.5 * LETTER))):
-            made.shapes.append(Words(EDGE, y + 11.5, line, "muted", 11.5))
-            y += 17.0
+        y = _lines(made, note, y + 11.5, 11.5, 17.0, "muted") - 11.5
     made.height = y + EDGE - 6.0
+
+
+def _lines(made: Scene, text: str, y: float, size: float, pitch: float, style: str, *, bold: bool = False) -> float:
+    """Text on as many lines as it needs; y: of its first baseline. Returns where the next one would be."""
+    for line in textwrap.wrap(text, int((made.width - 2 * EDGE) / (size * (LETTER_BOLD if bold else LETTER)))):
+        made.shapes.append(Words(EDGE, y, line, style, size, bold=bold))
+        y += pitch
+    return y
 
 
 # ---- a graph in bands ------------------------------------------------------------------------------------------------
@@ -309,7 +312,7 @@ def shortened(text: str, room: float, size: float) -> str:
     """Text that fits, its end kept: names of modules differ there.
 
     >>> shortened("encoder.layers.11.attention", 100, 12.0)
-    '\u20261.attention'
+    '\u202611.attention'
     """
     most = max(int(room / (size * LETTER)), 4)
     return text if len(text) <= most else "\u2026" + text[-(most - 1) :]
