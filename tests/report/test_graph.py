@@ -1,7 +1,10 @@
 """What a mask leaves of a network, against the network itself: its gates, its canonical masks, its weights."""
 
+import doctest
 import json
 import random
+import re
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import drawn_masks
@@ -11,9 +14,10 @@ from torch import nn
 
 import espalier
 from espalier.models import DenseNet
-from espalier.report import graph
+from espalier.report import graph, picture
 
-RUNS = sorted(Path(__file__).resolve().parents[2].glob("results/unit-selection/runs/*/*/*.json"))
+ROOT = Path(__file__).resolve().parents[2]
+RUNS = sorted(ROOT.glob("results/unit-selection/runs/*/*/*.json"))
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +196,25 @@ def test_a_choice_says_which_option():
     cells = graph.of_space(space, [1, 1, 0, 0, 0, 1, 0])["cells"]
     assert cells[1]["note"] == "option 3 of 4"
     assert "note" not in cells[0]
+
+
+def told(path):
+    """What a picture says, wherever its lines run: connections and words."""
+    svg = ET.fromstring(path.read_text(encoding="utf-8"))
+    ends = sorted((int(e.get("data-from")), int(e.get("data-to"))) for e in svg.iter() if e.get("data-from"))
+    return ends, [e.text for e in svg.iter() if e.tag.endswith("}text") and not e.get("data-cell")]
+
+
+def test_the_pictures_of_the_docs_are_what_they_say(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ran = doctest.testfile(str(ROOT / "docs" / "pictures.md"), module_relative=False)
+    assert ran.attempted > 5
+    assert told(tmp_path / "densenet.svg") == told(ROOT / "docs" / "pictures" / "densenet.svg")
+    story = (
+        ROOT / re.search(r'Path\("(results/[^"]*)"\)', (ROOT / "docs" / "pictures.md").read_text(encoding="utf-8"))[1]
+    )
+    picture.save(graph.of_run(json.loads(story.read_text(encoding="utf-8"))), "perceptron.svg")
+    assert told(tmp_path / "perceptron.svg") == told(ROOT / "docs" / "pictures" / "perceptron.svg")
 
 
 def test_no_group_is_refused():

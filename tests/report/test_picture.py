@@ -150,7 +150,7 @@ class TestGraph:
             columns, lefts = zip(*sorted(places))
             assert len(set(columns)) == len(columns), "one place for each depth"
             steps = {round((q - p) / (b - a), 3) for (a, p), (b, q) in pairwise(zip(columns, lefts))}
-            assert len(steps) == 1
+            assert len(steps) <= 1
         below = [(float(t.get("x")), t.text) for t in svg.iter(f"{SVG}text") if t.get("class") == "ep-faint"]
         for cell in drawing["cells"]:
             x, _, width, _ = cells[cell["id"]]
@@ -217,6 +217,19 @@ def test_cells_alone_in_their_column_stand_on_one_line():
     found = lanes.arrange({i: i for i in range(6)}, [(a, b) for b in range(6) for a in range(b)])
     assert set(found.cells.values()) == {0.0}
     assert len(set(found.lanes.values())) == 4
+
+
+def test_what_may_stand_in_any_order_stands_in_its_own():
+    wide = lanes.arrange(
+        {0: 0, 9: 2} | dict.fromkeys(range(1, 7), 1), [(0, 9), *[e for i in range(1, 7) for e in ((0, i), (i, 9))]]
+    )
+    assert sorted(range(1, 7), key=wide.cells.__getitem__) == [1, 2, 3, 4, 5, 6]
+    assert wide.crossings == 0
+    two = lanes.arrange({0: 0, 1: 1, 2: 1, 3: 2, 4: 3}, [(0, 1), (0, 2), (1, 3), (3, 4), (2, 4)])
+    assert two.cells[1] < two.cells[2]
+    assert two.crossings == 0
+    first = lanes.arrange({i: i for i in range(4)}, [(a, b) for b in range(4) for a in range(b)])
+    assert first.lanes[0] < 0 < first.lanes[1]
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 ROUNDS = 3
-STARTS = 10
+STARTS = 8
 STEP = 50.0  # so much up and down is as bad as a crossing
-STRAIGHTER = 9
+STRAIGHTER = 6
 SLIGHT = 3.0  # a step that looks like a slip
 SPINE = 1e4
 
@@ -31,8 +31,8 @@ SPINE = 1e4
 class Room:
     """Distances between the middles of neighbours in one column."""
 
-    cells: float = 36.0
-    cell_to_lane: float = 21.0
+    cells: float = 33.0
+    cell_to_lane: float = 20.0
     lanes: float = 8.0
 
 
@@ -65,11 +65,29 @@ def _arranged(columns: tuple[tuple[int, int], ...], edges: tuple[tuple[int, int]
             order = block.untangled(block.by_neighbours(y, order))
     _, order = min((score, list(found)) for found, score in tried.items())
     snapped = [round(2 * float(value)) / 2 for value in block.straightened(order)]
-    return Heights(
-        {cell: snapped[number] for cell, number in block.number.items()},
-        {cell: snapped[number] for cell, number in block.lane.items()},
-        int(block.crossings([order])[0]),
-    )
+    cells = {cell: snapped[number] for cell, number in block.number.items()}
+    lanes = {cell: snapped[number] for cell, number in block.lane.items()}
+    return _read_downwards(block, Heights(cells, lanes, int(block.crossings([order])[0])))
+
+
+def _read_downwards(block: _Block, found: Heights) -> Heights:
+    """The same picture, of its equals the one in which the first layers are above."""
+    cells, lanes = dict(found.cells), dict(found.lanes)
+    twins: dict[tuple[frozenset[int], frozenset[int]], list[int]] = {}
+    for cell in sorted(cells):
+        reads = frozenset(a for a, b in block.edges if b == cell)
+        read_by = frozenset(b for a, b in block.edges if a == cell)
+        twins.setdefault((reads, read_by), []).append(cell)
+    for group in twins.values():  # they may change places
+        for cell, other in zip(group, sorted(group, key=found.cells.__getitem__)):
+            cells[cell] = found.cells[other]
+            if other in lanes:
+                lanes[cell] = found.lanes[other]
+    beside = [(a, b) for a, b in combinations(sorted(cells), 2) if block.columns[a] == block.columns[b]]
+    upwards = sum(cells[a] > cells[b] for a, b in beside) - len(beside) / 2
+    if upwards > 0 or (upwards == 0 and lanes and lanes[min(lanes)] > 0):  # upside down
+        cells, lanes = ({cell: 0.0 - y for cell, y in part.items()} for part in (cells, lanes))
+    return Heights(cells, lanes, found.crossings)
 
 
 @dataclass(frozen=True)
@@ -245,25 +263,34 @@ class _Block:
                     break
         return y
 
-    def heights(self, order: Sequence[int], form: Floats | None = None, *, exact: float = 0.02) -> Floats:
+    def heights(self, order: Sequence[int], form: Floats | None = None, *, exact: float = 0.05) -> Floats:
         """The best heights in this order, by Hildreth's method: one constraint after another, until all hold."""
         apart = self._apart(order)
         inverse = np.linalg.inv(self.pull if form is None else form)
-        y = np.zeros(self.size)
-        held = dict.fromkeys(apart, 0.0)
         moves = {(a, b): inverse[:, b] - inverse[:, a] for a, b in apart}
-        for _ in range(400):
+        gains = {(a, b): float(move[b] - move[a]) for (a, b), move in moves.items()}
+        held = dict.fromkeys(apart, 0.0)
+        y = np.zeros(self.size)
+        for _ in range(200):
             worst = 0.0
-            for (a, b), least in apart.items():
-                short = least - (y[b] - y[a])
-                move = moves[a, b]
-                step = max(short / (move[b] - move[a]), -held[a, b])
+            for pair, least in apart.items():
+                short = least - float(y[pair[1]] - y[pair[0]])
+                step = max(short / gains[pair], -held[pair])
                 if step:
-                    held[a, b] += step
-                    y += step * move
+                    held[pair] += step
+                    y += step * moves[pair]
                 worst = max(worst, short)
             if worst < exact:
                 break
+        return self._parted(y, order, apart)
+
+    def _parted(self, y: Floats, order: Sequence[int], apart: Mapping[tuple[int, int], float]) -> Floats:
+        """Heights with every distance kept, also where the method above was stopped: pushed away from the spine."""
+        y[0], home = 0.0, order.index(0)
+        for item in reversed(order[:home]):
+            y[item] = min([y[item], *[y[b] - least for (a, b), least in apart.items() if a == item]])
+        for item in order[home + 1 :]:
+            y[item] = max([y[item], *[y[a] + least for (a, b), least in apart.items() if b == item]])
         return y
 
     def _apart(self, order: Sequence[int]) -> dict[tuple[int, int], float]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
 from espalier.report.graph import Drawing
-from espalier.report.scene import Box, Curve, Scene, Words, scene
+from espalier.report.scene import Box, Curve, Scene, Words, rounded, scene
 from espalier.space import BadInput
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def figure(drawing: Drawing, *, dark: bool = False) -> Figure:
     """The same shapes with matplotlib, 100 pixels to the inch."""
     import matplotlib
     from matplotlib.figure import Figure
-    from matplotlib.patches import FancyBboxPatch, PathPatch
+    from matplotlib.patches import PathPatch
 
     made = scene(drawing)
     palette = DARK if dark else LIGHT
@@ -200,15 +200,8 @@ def figure(drawing: Drawing, *, dark: bool = False) -> Figure:
                     fontweight="bold" if shape.bold else "normal", zorder=order,
                 )  # fmt: skip
                 continue
-            look = _patch_look(shape.style, palette)
-            if isinstance(shape, Curve):
-                axes.add_patch(PathPatch(_matplotlib_path(shape), zorder=order, **look))
-            else:
-                style = f"round,pad=0,rounding_size={min(shape.radius, shape.width / 2, shape.height / 2)}"
-                box = FancyBboxPatch(
-                    (shape.x, shape.y), shape.width, shape.height, boxstyle=style, zorder=order, **look
-                )
-                axes.add_patch(box)
+            outline = shape if isinstance(shape, Curve) else rounded(shape)
+            axes.add_patch(PathPatch(_matplotlib_path(outline), zorder=order, **_patch_look(shape.style, palette)))
     return result
 
 

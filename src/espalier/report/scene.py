@@ -143,7 +143,7 @@ class _Band:
         self.at = at
         self.columns = max(at.values(), default=0) + 1
         cells, lines = (list(part.values()) or [0.0] for part in (self.heights.cells, self.heights.lanes))
-        self.top = min(min(cells) - CELL[1] / 2, min(lines))
+        self.top = min(min(cells) - CELL[1] / 2, min(lines), -CELL[1] / 2 - 16.0)  # room for the names of both ends
         self.bottom = max(max(cells) + CELL[1] / 2, max(lines))
         self.height = HEADER + self.bottom - self.top + AXIS if self.cells else HEADER
         self.entry = next((i for i, cell in self.cells.items() if cell["band"] != number), None)
@@ -241,15 +241,22 @@ def _bend(a: Point, b: Point) -> tuple[Point, ...]:
 
 
 def _corner(a: Point, tip: Point, b: Point) -> tuple[Point, ...]:
-    k = 0.55
-    return (
-        (a[0] + k * (tip[0] - a[0]), a[1] + k * (tip[1] - a[1])),
-        (
-            b[0] + k * (tip[0] - b[0]),
-            b[1] + k * (tip[1] - b[1]),
-        ),
-        b,
-    )
+    """From a to b, a quarter of a circle around the corner at the tip."""
+    k = 0.5523
+    (ax, ay), (tx, ty), (bx, by) = a, tip, b
+    return (ax + k * (tx - ax), ay + k * (ty - ay)), (bx + k * (tx - bx), by + k * (ty - by)), b
+
+
+def rounded(box: Box) -> Curve:
+    """A box as its outline."""
+    r = min(box.radius, box.width / 2, box.height / 2)
+    left, top, right, bottom = box.x, box.y, box.x + box.width, box.y + box.height
+    steps: list[tuple[Point, ...]] = []
+    corners = [(right, top, 0, 1), (right, bottom, -1, 0), (left, bottom, 0, -1), (left, top, 1, 0)]
+    for x, y, dx, dy in corners:  # clockwise; dx, dy: the way on from this corner
+        before = (x - dy * r, y + dx * r)
+        steps += [(before,), _corner(before, (x, y), (x + dx * r, y + dy * r))]
+    return Curve((left + r, top), tuple(steps), box.style, closed=True)
 
 
 # ---- layers one below the other --------------------------------------------------------------------------------------
