@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-ROUNDS = 3
-STARTS = 8
+STARTS, ROUNDS = 8, 3  # orders to begin from besides the nested one, and how often each is improved
 STEP = 50.0  # so much up and down is as bad as a crossing
-STRAIGHTER = 6
+STRAIGHTER = 6  # times that heights are solved for again, with small steps pulled harder
 SLIGHT = 3.0  # a step that looks like a slip
-SPINE = 1e4
+SPINE = 1e4  # what holds the spine at height 0, against pulls of about 1 to 10
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ BAND_SIDE, BAND_GAP = 46.0, 24.0  # left and right of the cells; between bands
 HEADER, AXIS = 38.0, 38.0  # of a band: room for its words above and below the cells
 BAR = 18.0  # height of a layer's bar
 LETTER, LETTER_BOLD = 0.6, 0.68  # mean width of a letter over its size, on the safe side
-NARROW = 16.0  # the least width of one, to be seen
+NARROW = 16.0  # the least width of a bar, to be seen
 
 
 @dataclass(frozen=True)
