@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
+from espalier.report.files import put
 from espalier.report.runs import Run, Section
 from espalier.report.statistics import median, quartiles
 from espalier.report.table import power
@@ -52,12 +54,13 @@ def figures(section: Section) -> dict[str, Figure]:
 
 def save(figure: Figure, stem: Path) -> list[Path]:
     """Writes stem.svg and stem.png."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "png")]
+    drawn = dict[str, bytes]()
     with matplotlib.rc_context(RULES):
-        figure.savefig(paths[0], metadata={"Date": None}, bbox_inches="tight")
-        figure.savefig(paths[1], dpi=160, metadata={"Software": None}, bbox_inches="tight")
-    return paths
+        for kind, told in (("svg", {"Date": None}), ("png", {"Software": None})):
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=kind, dpi=160, metadata=told, bbox_inches="tight")
+            drawn[kind] = buffer.getvalue()
+    return [put(stem.with_name(f"{stem.name}.{kind}"), data) for kind, data in drawn.items()]
 
 
 def trade_off(section: Section) -> Figure:
