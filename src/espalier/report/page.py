@@ -18,8 +18,10 @@ from espalier.report.sections import Section, Study, grouped, variant_label
 from espalier.report.story import Story
 from espalier.report.table import Table
 from espalier.report.words import amount, duration, headline, listed, percent, pretty
+from espalier.space import BadInput
 
 NAME = "report.html"
+MARK = '<meta name="generator" content="espalier report">'
 MOST_PICTURES = 16
 FORMATS = {"seconds": duration, "error": percent, "loss": amount}
 
@@ -58,6 +60,17 @@ def render(study: Study, files: Iterable[Path] = ()) -> str:
         script=_template("page.js"),
         plotly=plotly.offline.get_plotlyjs(),
     )
+
+
+def check_place(path: Path) -> None:
+    """Refuse to write over a page that no report has made."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            made = MARK in file.read(4096)
+    except OSError:  # nothing there, or nothing to be read: writing will say so
+        return
+    if not made:
+        raise BadInput(f"{path} was not written by a report and would be overwritten; move it away")
 
 
 def _template(name: str) -> str:

@@ -162,7 +162,7 @@ def read(folder: str | os.PathLike[str]) -> Study:
     if not root.is_dir():
         raise BadInput(f"{root} is not a folder; give the folder of a study or of a run")
     notes = list[str]()
-    stories = [from_file(path, root) for path in sorted((root / "runs").glob("*/*/*.json"))]
+    stories = [_from_file(path, root) for path in sorted((root / "runs").glob("*/*/*.json"))]
     for place in _run_directories(root):
         try:
             stories.append(from_folder(place, root))
@@ -184,6 +184,13 @@ def read(folder: str | os.PathLike[str]) -> Study:
     name = (kind or root.resolve().name).replace("-", " ").replace("_", " ")
     sections = _sections(stories)
     return Study(root, name[:1].upper() + name[1:], kind, sections, tuple(notes))
+
+
+def _from_file(path: Path, root: Path) -> Story:
+    try:
+        return from_file(path, root)
+    except (TypeError, AttributeError, LookupError) as error:
+        raise Corrupt(f"{path} is not a run file: {error}. Take it out of the folder") from None
 
 
 def _run_directories(root: Path) -> list[Path]:

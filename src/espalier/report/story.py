@@ -108,7 +108,8 @@ class Story:
         """Read when asked for: of a run directory it is a file of its own."""
         if self.path.is_dir():
             return theta.from_tensors(self.path / "theta.safetensors", self.settings.get("space"))
-        return theta.from_histograms(self.raw["curve"], list(self.kept))
+        rows = self.raw["curve"]
+        return theta.from_histograms(rows if isinstance(rows, list) else [], list(self.kept))
 
 
 def load_file(path: Path) -> dict[str, Any]:
@@ -133,7 +134,7 @@ def from_file(path: Path, root: Path) -> Story:
         error = 1.0
     place = (path.parent.parent.name, *(str(settings.get(key, "")) for key in ("dataset", "epochs")))
     of = str(raw.get("evaluated_on") or "test set")
-    seconds = raw["seconds"]
+    seconds, rows = raw["seconds"], raw["curve"] if isinstance(raw["curve"], list) else []
     return Story(
         name=path.relative_to(root / "runs").with_suffix("").as_posix() if root in path.parents else path.stem,
         path=path,
@@ -151,7 +152,7 @@ def from_file(path: Path, root: Path) -> Story:
         kept=_kept(result, settings),
         updates=_whole(result.get("updates")),
         seconds=number(seconds.get("per_run") if isinstance(seconds, Mapping) else seconds),
-        curve=[_row(row, COLUMNS) for row in raw["curve"] if isinstance(row, Mapping)],
+        curve=[_row(row, COLUMNS) for row in rows if isinstance(row, Mapping)],
         settings=settings,
         versions=mapping(raw["versions"]),
         hardware=mapping(raw["hardware"]),
@@ -286,10 +287,13 @@ def _shares_of_row(row: Mapping[str, float]) -> dict[str, float]:
 
 def _kept(result: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, tuple[int, int | None]]:
     """Groups of gates: as told under ``kept``, or as the lists that the paper's studies write."""
-    told = result.get("kept")
+    told, found = result.get("kept"), dict[str, tuple[int, int | None]]()
     if isinstance(told, Mapping):
-        pairs = {str(name): pair if isinstance(pair, list) else [pair] for name, pair in told.items()}
-        return {name: (int(pair[0]), int(pair[1]) if len(pair) > 1 else None) for name, pair in pairs.items() if pair}
+        for name, pair in told.items():
+            count, total, *_ = [*(_whole(value) for value in (pair if isinstance(pair, list) else [pair])), None, None]
+            if count is not None:
+                found[str(name)] = (count, total)
+        return found
     for key, word in (("units", "layer"), ("connections", "block")):
         counts = result.get(key)
         if isinstance(counts, list) and all(isinstance(count, int) for count in counts):
@@ -301,9 +305,9 @@ def _kept(result: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, t
 def _totals(groups: int, result: Mapping[str, Any], settings: Mapping[str, Any]) -> list[int | None]:
     widths, histogram = settings.get("widths"), result.get("theta_histogram")
     if isinstance(widths, list) and len(widths) == groups + 2:
-        return [int(width) for width in widths[1:-1]]
-    if isinstance(histogram, list) and len(histogram) == groups:
-        return [int(sum(bins)) for bins in histogram]
+        return [_whole(width) for width in widths[1:-1]]
+    if isinstance(histogram, list) and len(histogram) == groups and all(isinstance(bins, list) for bins in histogram):
+        return [int(sum(count for count in bins if isinstance(count, int))) for bins in histogram]
     return [None] * groups
 
 

@@ -14,7 +14,7 @@ RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 def percent(value: float | None) -> str:
     """Three digits at least, and no more than can be read.
 
-    >>> percent(0.01482), percent(0.1825), percent(1.0), percent(0.00004), percent(None)
+    >>> percent(0.01482), percent(0.1826), percent(1.0), percent(0.00004), percent(None)
     ('1.48%', '18.3%', '100%', '0.004%', '')
     """
     if value is None:

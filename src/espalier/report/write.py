@@ -41,6 +41,7 @@ def write(
         else:
             from espalier.report import page as pages
 
+            pages.check_place(study.root / pages.NAME)
             beside = [path for path in written if path.is_relative_to(study.root)]
             written.append(put(study.root / pages.NAME, pages.render(study, beside)))
     return written, notes
