@@ -111,46 +111,46 @@ def test_every_chart_is_drawn(page):
     )
     drawn = {name: (traces, seen) for name, layers, width, traces, seen in sizes if layers and width > 500}
     assert drawn == {
-        "s0-trade-off": (3, 3), "s0-learning": (2, 2), "s0-theta": (1, 1), "s0-kept": (1, 1),  # the run directories
-        "s1-trade-off": (8, 8), "s1-learning": (6, 6), "s1-kept": (3, 3),  # the grid
+        "s1-trade-off": (3, 3), "s1-learning": (2, 2), "s1-theta": (1, 1), "s1-kept": (1, 1),  # the run directories
+        "s0-trade-off": (8, 8), "s0-learning": (6, 6), "s0-kept": (3, 3),  # the grid
     }  # fmt: skip
     pictures = page.locator(".pictures svg")
     assert pictures.count() == 1 + 3
     assert pictures.first.bounding_box()["height"] > 50
-    assert "layer 0 keeps 2 of 4" in pictures.first.get_attribute("aria-label")
+    assert "layer 0 keeps 2 of 4" in pictures.last.get_attribute("aria-label")
 
 
 def test_charts_are_described_in_words(page):
     for chart in page.locator(".plot").all():
         words = page.locator(f"#{chart.get_attribute('aria-describedby')}").text_content()
         assert len(words) > 40
-    expect(page.locator("#s1-trade-off-words")).to_contain_text("6.00% at 10.0% of the weights")
+    expect(page.locator("#s0-trade-off-words")).to_contain_text("6.00% at 10.0% of the weights")
 
 
 def test_hover_tells_the_facts_of_a_run(page):
-    page.locator("#s0-trade-off").scroll_into_view_if_needed()
-    dot = page.locator("#s0-trade-off .scatterlayer .trace").first.locator(".point").first.bounding_box()
+    page.locator("#s1-trade-off").scroll_into_view_if_needed()
+    dot = page.locator("#s1-trade-off .scatterlayer .trace").first.locator(".point").first.bounding_box()
     page.mouse.move(dot["x"] + dot["width"] / 2, dot["y"] + dot["height"] / 2)
-    label = page.locator("#s0-trade-off .hoverlayer .hovertext")
+    label = page.locator("#s1-trade-off .hoverlayer .hovertext")
     expect(label).to_contain_text("cnn/run-000")
     expect(label).to_contain_text("MACs kept: 24.0%")
     expect(label).to_contain_text("gates kept: 2/4, 1/2")
 
 
 def test_the_axis_is_chosen_by_keyboard_and_by_mouse(page):
-    title = page.locator("#s1-trade-off .xtitle")
+    title = page.locator("#s0-trade-off .xtitle")
     expect(title).to_have_text("weights kept")
-    page.locator("form[data-for=s1-trade-off] input").first.focus()
+    page.locator("form[data-for=s0-trade-off] input").first.focus()
     page.keyboard.press("ArrowRight")
     expect(title).to_have_text("MACs kept")
-    page.locator("form[data-for=s1-trade-off] label", has_text="Units").click()
+    page.locator("form[data-for=s0-trade-off] label", has_text="Units").click()
     expect(title).to_have_text("units kept")
-    page.locator("form[data-for=s1-learning] select").nth(1).select_option("training loss")
-    expect(page.locator("#s1-learning .ytitle")).to_have_text("training loss")
-    page.locator("form[data-for=s1-learning] select").nth(1).focus()
+    page.locator("form[data-for=s0-learning] select").nth(1).select_option("training loss")
+    expect(page.locator("#s0-learning .ytitle")).to_have_text("training loss")
+    page.locator("form[data-for=s0-learning] select").nth(1).focus()
     page.keyboard.press("ArrowUp")
-    expect(page.locator("#s1-learning .ytitle")).to_have_text("error · test set")
-    page.locator("form[data-for=s1-trade-off] label", has_text="Weights").click()
+    expect(page.locator("#s0-learning .ytitle")).to_have_text("error · test set")
+    page.locator("form[data-for=s0-trade-off] label", has_text="Weights").click()
     expect(title).to_have_text("weights kept")
 
 
@@ -158,10 +158,10 @@ def test_a_series_can_be_switched_off_by_keyboard(page):
     box = page.get_by_label("uniform, from scratch").first
     box.focus()
     page.keyboard.press("Space")
-    expect(page.locator("#s1-trade-off .scatterlayer .trace")).to_have_count(6)
+    expect(page.locator("#s0-trade-off .scatterlayer .trace")).to_have_count(6)
     expect(box).to_be_focused()
     page.keyboard.press("Space")
-    expect(page.locator("#s1-trade-off .scatterlayer .trace")).to_have_count(8)
+    expect(page.locator("#s0-trade-off .scatterlayer .trace")).to_have_count(8)
 
 
 def test_runs_are_sorted_by_mouse_and_keyboard(page):
@@ -204,8 +204,8 @@ def test_runs_are_filtered(page):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_follows_the_system_and_its_toggle(opened, scheme):
     page = opened(color_scheme=scheme)
-    page.locator("#s1-trade-off").scroll_into_view_if_needed()
-    expect(page.locator("#s1-trade-off .xtitle")).to_be_visible()
+    page.locator("#s0-trade-off").scroll_into_view_if_needed()
+    expect(page.locator("#s0-trade-off .xtitle")).to_be_visible()
     other = {"light": "dark", "dark": "light"}[scheme]
 
     def paper():
@@ -213,7 +213,7 @@ def test_the_page_follows_the_system_and_its_toggle(opened, scheme):
         return "light" if red > 128 else "dark"
 
     def ink():
-        return page.evaluate("document.querySelector('#s1-trade-off .xtitle').style.fill")
+        return page.evaluate("document.querySelector('#s0-trade-off .xtitle').style.fill")
 
     before = ink()
     assert paper() == scheme
@@ -221,7 +221,7 @@ def test_the_page_follows_the_system_and_its_toggle(opened, scheme):
     page.keyboard.press("Enter")
     assert paper() == other
     assert page.locator("#theme").get_attribute("aria-pressed") == str(other == "dark").lower()
-    expect(page.locator("#s1-trade-off")).to_be_attached()
+    expect(page.locator("#s0-trade-off")).to_be_attached()
     assert ink() != before
     page.reload()
     assert paper() == other  # remembered

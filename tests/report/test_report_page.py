@@ -115,6 +115,7 @@ def test_the_trade_off_has_medians_quartiles_runs_and_a_front(written):
     assert medians["error_y"]["array"] == pytest.approx([0.0005] * 3)  # quartiles of three seeds 0.001 apart
     assert view["MACs"]["traces"][1]["x"] == pytest.approx([0.09, 0.225, 0.45])
     assert traces[-1]["y"] == pytest.approx([0.061, 0.031, 0.011])
+    assert [label["text"] for label in view["weights"]["layout"]["annotations"]] == ["10%", "25%", "50%"]
     facts = traces[0]["customdata"][0]
     for words in (
         "method: search",
@@ -224,7 +225,11 @@ def test_unit_selection_keeps_its_own_tables_and_gets_the_page(tmp_path):
     assert {"README.md", "report.html", "mnist-500_epochs-table-1.csv"} <= names
     assert "runs.csv" not in names
     assert notes == []
-    assert "Unit selection" in (tmp_path / NAME).read_text(encoding="utf-8")
+    text = (tmp_path / NAME).read_text(encoding="utf-8")
+    assert "Unit selection" in text
+    # 0, -2^-3 and -2^0 keep nearly everything: they share a label
+    labels = views(text)["s0-trade-off"]["units"]["layout"]["annotations"]
+    assert [label["text"] for label in labels] == ["2⁻⁶", "2⁻⁷", "2⁻⁸", "2⁻⁹", "0, -2⁻³, -2⁰"]
 
 
 def test_the_command_writes_the_page_of_a_run_and_says_what_is_not_whole(tmp_path, command):

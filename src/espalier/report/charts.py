@@ -81,6 +81,7 @@ def trade_off(section: Section, styles: Mapping[str, int]) -> Chart | None:
 def _trade_off(section: Section, axis: str, styles: Mapping[str, int]) -> View:
     measure = section.measure or "error"
     traces, legend, heights = list[Trace](), list[dict[str, Any]](), list[float]()
+    labelled = list[tuple[Point, float, float]]()
     for i, one in enumerate(section.series):
         points = [p for p in one.points if p.shares(axis) and p.errors(measure)]
         if not points:
@@ -101,11 +102,7 @@ def _trade_off(section: Section, axis: str, styles: Mapping[str, int]) -> View:
         traces.append(
             _marks([q[1] for q in x], [q[1] for q in y], i, marker, told)
             | {
-                "mode": "lines+markers+text" if len(points) > 1 else "markers+text",
-                "text": _labels(points, [q[1] for q in x]) if not i else None,
-                "textposition": "top right",
-                "textfont": {"color": colour, "size": 12},
-                "cliponaxis": False,
+                "mode": "lines+markers" if len(points) > 1 else "markers",
                 "name": plain(one.label),
                 "line": {"color": colour, "width": 2, "dash": dash},
                 "error_x": _arms(x, colour),
@@ -113,6 +110,8 @@ def _trade_off(section: Section, axis: str, styles: Mapping[str, int]) -> View:
             }
         )
         legend.append({"label": one.label, "color": colour, "symbol": symbol, "dash": dash, "group": i})
+        if not i:
+            labelled = [(p, q[1], r[1]) for p, q, r in zip(points, x, y)]
     front = section.front(axis)
     most = max((share for point in section.points() for share in point.shares(axis)), default=1.0) or 1.0
     group = len(section.series)
@@ -124,9 +123,11 @@ def _trade_off(section: Section, axis: str, styles: Mapping[str, int]) -> View:
     })  # fmt: skip
     legend.append({"label": "Pareto front", "color": "ink", "symbol": "ring", "dash": "dot", "group": group})
     named = " · ".join(quantity(section).split(", "))
+    height = error_axis(heights) if measure == "error" else loss_axis(heights)
     layout = {
         "xaxis": {"title": f"{axis} kept", "tickformat": ".0%", "range": [0, 1.1 * most]},
-        "yaxis": {"title": plain(named)} | (error_axis(heights) if measure == "error" else loss_axis(heights)),
+        "yaxis": {"title": plain(named)} | height,
+        "annotations": _labels(labelled, most, height.get("type") == "log", legend[0]["color"]),
     }
     return View(traces, layout, legend, _front_in_words(section, axis, measure))
 
@@ -145,13 +146,25 @@ def _arms(found: Sequence[tuple[float, float, float]], colour: str) -> dict[str,
     return arms | {"thickness": 1.2, "width": 3, "color": f"{colour}/0.8"}
 
 
-def _labels(points: Sequence[Point], x: Sequence[float]) -> list[str]:
-    """What each mark was asked for, in short; none where it would stand on the one before."""
-    shown, last = list[str](), -1.0
-    for point, place in zip(points, x):
-        near = abs(place - last) < 0.06
-        shown.append("" if near or point.setting is None else plain(point.label.partition(" ")[2]))
-        last = last if near else place
+def _labels(marks: Sequence[tuple[Point, float, float]], most: float, log: bool, colour: str) -> list[dict[str, Any]]:
+    """What each mark of the first series was asked for, in short; marks close to each other share a label."""
+    groups = list[tuple[float, list[float], list[str]]]()
+    for point, x, y in marks:
+        if point.setting is None or (log and y <= 0):
+            continue
+        if not groups or abs(x - groups[-1][0]) > 0.06 * most:
+            groups.append((x, [], []))
+        groups[-1][1].append(y)
+        groups[-1][2].append(point.label.partition(" ")[2])
+    shown = list[dict[str, Any]]()
+    for x, heights, names in groups:
+        beside = x < 0.08 * most  # there the curve is steep, and would run through a label below
+        place = {"xanchor": "left", "xshift": 9, "yshift": 10} if beside else {"yanchor": "top", "yshift": -10}
+        y = min(heights)
+        shown.append({
+            "x": _short(x), "y": math.log10(y) if log else _short(y), "text": plain(", ".join(names)), "name": "0",
+            "showarrow": False, "font": {"color": colour, "size": 12}, "bgcolor": "paper/0.7", "borderpad": 1,
+        } | place)  # fmt: skip
     return shown
 
 

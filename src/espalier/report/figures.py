@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from espalier.report.files import put
 from espalier.report.runs import Run, Section
 from espalier.report.statistics import median, quartiles
 from espalier.report.table import power
@@ -54,13 +52,12 @@ def figures(section: Section) -> dict[str, Figure]:
 
 def save(figure: Figure, stem: Path) -> list[Path]:
     """Writes stem.svg and stem.png."""
-    drawn = dict[str, bytes]()
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "png")]
     with matplotlib.rc_context(RULES):
-        for kind, told in (("svg", {"Date": None}), ("png", {"Software": None})):
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format=kind, dpi=160, metadata=told, bbox_inches="tight")
-            drawn[kind] = buffer.getvalue()
-    return [put(stem.with_name(f"{stem.name}.{kind}"), data) for kind, data in drawn.items()]
+        figure.savefig(paths[0], metadata={"Date": None}, bbox_inches="tight")
+        figure.savefig(paths[1], dpi=160, metadata={"Software": None}, bbox_inches="tight")
+    return paths
 
 
 def trade_off(section: Section) -> Figure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from espalier.space import EspalierError
@@ -14,6 +15,15 @@ PARTIAL = ".partial"
 
 class NotWritten(EspalierError):
     """A file of a report could not be written; what was there before is intact."""
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """Whatever cannot be written within, as one clear line."""
+    try:
+        yield
+    except OSError as error:
+        raise NotWritten(_why(Path(error.filename or "a file of the report"), error)) from error
 
 
 def put(path: Path, data: bytes | str) -> Path:
@@ -29,10 +39,12 @@ def put(path: Path, data: bytes | str) -> Path:
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        why = "the disk is full" if full else error.strerror or str(error)
-        way = "make room" if full else "make its folder one that can be written to"
-        raise NotWritten(
-            f"{path} could not be written: {why}. The runs are intact; {way}, and ask for the report again"
-        ) from error
+        raise NotWritten(_why(path, error)) from error
     return path
+
+
+def _why(path: Path, error: OSError) -> str:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    why = "the disk is full" if full else error.strerror or str(error)
+    way = "make room" if full else "make its folder one that can be written to"
+    return f"{path} could not be written: {why}. The runs are intact; {way}, and ask for the report again"

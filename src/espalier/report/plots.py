@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -12,13 +14,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from espalier.report.charts import MEASURES, error_axis, over_updates
-from espalier.report.figures import OTHERS, RULES
+from espalier.report.figures import RULES
+from espalier.report.files import put
 from espalier.report.sections import Point, Section, Series
 from espalier.report.statistics import quartiles
 from espalier.report.structure_charts import group_label
 from espalier.report.words import pretty
 
-COLOURS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"), *OTHERS)
+# Okabe and Ito's colours, told apart by the colour-blind; every series has its own marker besides.
+COLOURS = (
+    ("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"), ("#CC79A7", "^"), ("#E69F00", "v"), ("#56B4E9", "P"),
+    ("#000000", "X"),
+)  # fmt: skip
 MOST_LAYERS = 24
 
 
@@ -28,6 +35,17 @@ def figures(section: Section) -> dict[str, Figure]:
         made = {"trade-off": trade_off(section), "learning": learning(section), "theta": thetas(section)}
         made["kept"] = kept(section)
     return {name: figure for name, figure in made.items() if figure is not None}
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """stem.svg and stem.png."""
+    written = list[Path]()
+    with matplotlib.rc_context(RULES):
+        for kind, told in (("svg", {"Date": None}), ("png", {"Software": None})):
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=kind, dpi=160, metadata=told, bbox_inches="tight")
+            written.append(put(stem.with_name(f"{stem.name}.{kind}"), buffer.getvalue()))
+    return written
 
 
 def trade_off(section: Section) -> Figure | None:

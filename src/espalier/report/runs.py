@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from espalier.report.sections import grouped
-from espalier.report.story import load_file, whole_power
-from espalier.space import BadInput
+from espalier.space import BadInput, Corrupt
 
+FORMAT = 1
 SHARED = {"batch_size", "learning_rate", "momentum", "weight_decay"}  # by all methods of one table
 FREE = {"precision", "points", "device"}
+
+
+def whole_power(value: float) -> float:
+    """A power of two that was given in six digits, as that power of two; any other number as it is.
+
+    >>> whole_power(0.00195312) == 2**-9, whole_power(0.3), whole_power(0.0)
+    (True, 0.3, 0.0)
+    """
+    if value == 0 or not math.isfinite(value):
+        return value
+    nearest = math.copysign(2.0 ** round(math.log2(abs(value))), value)
+    return nearest if math.isclose(value, nearest, rel_tol=1e-5) else value
 
 
 @dataclass(frozen=True)
@@ -140,9 +153,19 @@ def read(folder: str | os.PathLike[str]) -> list[Section]:
     paths = sorted((root / "runs").glob("*/*/*.json"))  # as the study writes them
     if not paths:
         raise BadInput(f"{root} holds no finished run (no runs/*/*/*.json); run the study first")
-    runs = [Run(path, load_file(path)) for path in paths]
-    groups = grouped(runs, _place)
-    return [_section(groups[place]) for place in sorted(groups)]
+    runs = [Run(path, _story(path)) for path in paths]
+    return [_section(group) for group in _grouped(runs, _place)]
+
+
+def _story(path: Path) -> dict[str, Any]:
+    try:
+        story = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Corrupt(f"{path} is not a run file: {error}. Remove it and run the study again") from None
+    needed = {"run", "settings", "result", "curve", "seconds", "hardware", "versions"}
+    if not isinstance(story, dict) or story.get("format") != FORMAT or needed - story.keys():
+        raise Corrupt(f"{path} is not a run file of format {FORMAT}; take it out of the folder")
+    return story
 
 
 def _place(run: Run) -> tuple[Any, ...]:
@@ -173,3 +196,10 @@ def _check_alike(runs: list[Run]) -> None:
                     f"a mixed study: {name} is {one} in {here} and {other} in {there}; keep such runs in folders of "
                     "their own"
                 )
+
+
+def _grouped(runs: Iterable[Run], key: Callable[[Run], tuple[Any, ...]]) -> list[list[Run]]:
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(key(run), []).append(run)
+    return [groups[place] for place in sorted(groups)]

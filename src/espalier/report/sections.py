@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from espalier.report.statistics import median, quartiles
 from espalier.report.story import SHARES, Setting, Story, from_file, from_folder, number
@@ -23,6 +23,7 @@ LABELS = {
     "fixed": "fixed structure",
     "dropout": "dropout",
     "random": "random structure",
+    "full": "full network",
 }
 NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
 # What runs of one variant may differ in: the machine, and what a section, a setting or a seed tells.
@@ -109,7 +110,7 @@ class Section:
 
     @property
     def note(self) -> str:
-        counts = ", ".join(f"{len(one.runs)} {one.label}" for one in self.series)
+        counts = "; ".join(f"{len(one.runs)} {one.label}" for one in self.series)
         machines = " and ".join(dict.fromkeys(run.machine for run in self.runs))
         return f"{len(self.runs)} run{'s' * (len(self.runs) != 1)} ({counts}), {machines}"
 
@@ -215,10 +216,7 @@ def _ours(path: Path) -> bool:
 def _sections(stories: Iterable[Story]) -> tuple[Section, ...]:
     made, names = list[Section](), set[str]()
     groups = grouped(stories, lambda story: story.place)
-    for group in sorted(
-        groups.values(),
-        key=lambda group: (-(number(group[0].settings.get("epochs")) or 0), _title(group[0]), group[0].place),
-    ):
+    for group in sorted(groups.values(), key=_order):
         check_alike(group)
         title = _title(group[0])
         name = stem = re.sub(r"[^a-z0-9.]+", "_", title.lower()).strip("_.")[:60] or "runs"
@@ -228,6 +226,14 @@ def _sections(stories: Iterable[Story]) -> tuple[Section, ...]:
         names.add(name)
         made.append(Section(name, title, _series(group)))
     return tuple(made)
+
+
+def _order(group: Sequence[Story]) -> tuple[Any, ...]:
+    """What a study wrote first, the longest training first; then run directories, the most runs first."""
+    first = group[0]
+    alone = first.path.is_dir()
+    epochs = number(first.settings.get("epochs")) or 0.0
+    return (alone, -len(group) if alone else 0, -epochs, _title(first), first.place)
 
 
 def _title(story: Story) -> str:
@@ -240,9 +246,9 @@ def _title(story: Story) -> str:
         words[0] = f"{data[0][1]} examples"
     if settings.get("epochs"):
         words.append(f"{settings['epochs']} epochs")
-    shape = (
-        "-".join(map(str, widths)) if isinstance(widths, list) else str(settings.get("model") or "").partition(" ")[0]
-    )
+    shape = str(settings.get("model") or settings.get("network") or "").partition(" ")[0]
+    if isinstance(widths, list):
+        shape = "-".join(map(str, widths))
     return ", ".join(word for word in (*words, shape) if word) or "runs"
 
 

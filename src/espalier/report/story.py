@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.report import theta
+from espalier.report.runs import whole_power
 from espalier.report.table import power
 from espalier.space import Corrupt
 
@@ -32,18 +33,6 @@ COLUMNS = {
     **{key: f"{name} kept" for key, name in SHARES.items()},
 }  # fmt: skip
 OWN = COLUMNS | {"error": "training error", "loss": "training loss"}
-
-
-def whole_power(value: float) -> float:
-    """A power of two that was given in six digits, as that power of two; any other number as it is.
-
-    >>> whole_power(0.00195312) == 2**-9, whole_power(0.3), whole_power(0.0)
-    (True, 0.3, 0.0)
-    """
-    if value == 0 or not math.isfinite(value):
-        return value
-    nearest = math.copysign(2.0 ** round(math.log2(abs(value))), value)
-    return nearest if math.isclose(value, nearest, rel_tol=1e-5) else value
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from espalier.report import paper_values
 from espalier.report.claims import UNDECIDED, Verdict, verdicts
-from espalier.report.files import put
 from espalier.report.runs import Section, read
 from espalier.report.table import Table, escaped, power
 from espalier.report.unit_tables import compared, far_cells, tables
@@ -43,7 +42,7 @@ def write(
     for section in sections:
         made = tables(section)
         for table in made:
-            written += table.write(root / "tables" / f"{section.name}-{table.name}")
+            written += _write_table(root / "tables" / f"{section.name}-{table.name}", table)
         names = list[str]()
         if figures and can_draw:
             from espalier.report import figures as draw
@@ -52,7 +51,8 @@ def write(
                 written += draw.save(figure, root / "figures" / f"{section.name}-{name}")
                 names.append(name)
         pieces += [_section(section, made, names)]
-    written.append(put(page, "\n".join(pieces)))
+    page.write_text("\n".join(pieces), encoding="utf-8")
+    written.append(page)
     if reproduction is not None:
         written.append(_into(Path(reproduction), reproduced(sections, root)))
     return written
@@ -137,6 +137,14 @@ def _far(section: Section) -> str:
     return f"Cells of Table 1 further than 15% and 12 units from the paper's: {'; '.join(cells)}."
 
 
+def _write_table(stem: Path, table: Table) -> list[Path]:
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("md", "csv")]
+    for path, text in zip(paths, (table.markdown(), table.csv()), strict=True):
+        path.write_text(text, encoding="utf-8")
+    return paths
+
+
 def _into(page: Path, text: str) -> Path:
     """Replace what stands between the marks; the rest of the page is written by people."""
     try:
@@ -147,4 +155,5 @@ def _into(page: Path, text: str) -> Path:
         raise BadInput(f"{page} has no place for generated text: it needs the lines {BEGIN!r} and {END!r} once each")
     head, rest = before.split(BEGIN)
     tail = rest.split(END)[1]
-    return put(page, f"{head}{BEGIN}\n\n{text.strip()}\n\n{END}{tail}")
+    page.write_text(f"{head}{BEGIN}\n\n{text.strip()}\n\n{END}{tail}", encoding="utf-8")
+    return page

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from espalier.report import run_tables, unit_selection
-from espalier.report.files import put
+from espalier.report.files import put, told
 from espalier.report.sections import Study, read
 
 # Studies that have tables and figures of their own; every other one gets those of plots.py and run_tables.py.
@@ -29,7 +29,8 @@ def write(
     study = read(folder)
     notes = list(study.notes)
     if study.kind in OWN:
-        written = OWN[study.kind](folder, reproduction, figures=figures)
+        with told():
+            written = OWN[study.kind](folder, reproduction, figures=figures)
     else:
         written = _general(study, figures, notes)
     if page:
@@ -56,9 +57,8 @@ def _general(study: Study, figures: bool, notes: list[str]) -> list[Path]:
         notes.append("there are no figures, for matplotlib is not installed: pip install 'espalier[report]'")
     elif figures:
         from espalier.report import plots
-        from espalier.report.figures import save
 
         for section in study.sections:
             for name, figure in plots.figures(section).items():
-                written += save(figure, study.root / "figures" / f"{section.name}-{name}")
+                written += plots.save(figure, study.root / "figures" / f"{section.name}-{name}")
     return written

@@ -38,7 +38,7 @@
   }
   const isToken = (text) => /^(series:\d+|ramp:[\d.]+|ink|quiet|paper)(\/[\d.]+)?$/.test(text);
   function painted(value, palette, key) {
-    if (typeof value === "string") return (key === "color" || key === "fillcolor") && isToken(value) ? colour(value, palette) : value;
+    if (typeof value === "string") return ["color", "fillcolor", "bgcolor"].includes(key) && isToken(value) ? colour(value, palette) : value;
     if (Array.isArray(value) && typeof value[0] !== "object") return value;
     if (Array.isArray(value)) return value.map((item) => painted(item, palette, key));
     if (value && typeof value === "object") {
@@ -80,6 +80,7 @@
       traces[0].colorbar.title = { text: "" };
       yaxis.ticktext = yaxis.ticktext.map((text) => text.replace(/ \([\d,]+\)$/, ""));
     }
+    if (rest.annotations) rest.annotations = rest.annotations.filter((label) => !groups.has(label.name));
     const layout = {
       ...rest, xaxis: axis(xaxis, palette, narrow), yaxis: axis(yaxis, palette, narrow),
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: touch ? false : "zoom", hovermode: "closest",
@@ -157,13 +158,9 @@
     toggle.setAttribute("aria-label", dark() ? "Use light colours" : "Use dark colours");
     toggle.setAttribute("aria-pressed", String(dark()));
   }
-  function recall() {
-    try { return localStorage.getItem("espalier-theme"); } catch { return null; }
-  }
   function remember(theme) {
     try { localStorage.setItem("espalier-theme", theme); } catch { /* a page from a file may have no storage */ }
   }
-  if (["light", "dark"].includes(recall())) root.dataset.theme = recall();
   toggle.hidden = false;
   toggle.addEventListener("click", () => {
     root.dataset.theme = dark() ? "light" : "dark";
