@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import importlib.util
 import json
 import re
 import sys
@@ -241,6 +242,17 @@ def test_the_command_writes_the_page_of_a_run_and_says_what_is_not_whole(tmp_pat
     assert err == "note: broken is left out: its settings.json is missing or not whole\n"
 
 
+def test_what_is_not_installed_is_left_out_and_named(tmp_path, monkeypatch):
+    run_directory(tmp_path)
+    there = importlib.util.find_spec
+    absent = ("plotly", "matplotlib")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in absent else there(name))
+    paths, notes = write(tmp_path)
+    assert {path.parent.name for path in paths} == {"tables"}
+    assert len(notes) == 2
+    assert all("is not installed: pip install 'espalier[report]'" in note for note in notes)
+
+
 def torn_run_file(root):
     path = grid_run(root, "search", 0.25, 0)
     path.write_text(path.read_text()[:200])
@@ -253,6 +265,11 @@ def mixed(root):
 
 def unwritable(root):
     grid_run(root, "search", 0.25, 0)
+    (root / "tables").write_text("a file, where a folder is needed")
+
+
+def unwritable_paper_study(root):
+    as_the_paper_says(root, trials=1)
     (root / "tables").write_text("a file, where a folder is needed")
 
 
@@ -274,10 +291,11 @@ def somebody_s(root):
         (torn_run_file, "is not a run file"),
         (mixed, "a mixed study"),
         (unwritable, "could not be written"),
+        (unwritable_paper_study, "could not be written"),
         (full_disk, "the disk is full"),
         (somebody_s, "was not written by a report"),
     ],
-    ids=["nothing", "torn", "mixed", "unwritable", "full", "somebody's"],
+    ids=["nothing", "torn", "mixed", "unwritable", "unwritable paper's", "full", "somebody's"],
 )
 def test_bad_input_is_one_clear_line_and_nothing_is_lost(tmp_path, command, spoil, words):
     spoil(tmp_path)

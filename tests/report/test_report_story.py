@@ -116,6 +116,11 @@ def test_the_paper_s_studies_tell_layers_by_lists(tmp_path):
     (run,) = read(tmp_path / "blocks").runs
     assert run.kept == {"block 1": (36, 91), "block 2": (6, 91), "block 3": (20, 91)}
     assert run.shares == {"weights": 0.158, "MACs": 0.2}
+    story["result"]["canonical"] = {"weight_share": 0.1, "mac_share": 0.2}
+    path.write_text(json.dumps(story))
+    (section,) = read(tmp_path / "blocks").sections
+    assert section.runs[0].shares == {"weights": 0.158, "live weights": 0.1, "MACs": 0.2}
+    assert section.axes == ["weights", "MACs", "live weights"]
 
 
 @pytest.mark.parametrize(

@@ -92,11 +92,12 @@ def _trade_off(section: Section, axis: str, styles: Mapping[str, int]) -> View:
         y = [quartiles(p.errors(measure)) for p in points]
         heights += [value for q in y for value in q]
         if any(len(p.done) > 1 for p in points):
-            runs = [run for p in points for run in p.done if axis in run.shares and _value(run, measure) is not None]
+            runs = [run for p in points for run in p.done if run.share(axis) is not None]
+            runs = [run for run in runs if _value(run, measure) is not None]
             values = [_value(run, measure) or 0.0 for run in runs]
             heights += values
             dots = {"symbol": symbol, "size": 5, "color": f"{colour}/0.4"}
-            traces.append(_marks([r.shares[axis] for r in runs], values, i, dots, [_told(r) for r in runs]))
+            traces.append(_marks([r.share(axis) or 0.0 for r in runs], values, i, dots, [_told(r) for r in runs]))
         told = [_gathered(p, one, axis, measure) for p in points]
         marker = {"symbol": symbol, "size": 9, "color": colour}
         traces.append(

@@ -6,7 +6,7 @@ from typing import Any
 
 from espalier.report.sections import Section, Study, spread, variant_label
 from espalier.report.statistics import median
-from espalier.report.story import SHARES
+from espalier.report.story import AXES
 from espalier.report.table import Table
 from espalier.report.words import counted, kept
 
@@ -37,7 +37,7 @@ def trade_off(section: Section) -> Table:
 
 def runs(study: Study) -> Table:
     """A row for each run, with the columns that are known of any."""
-    shares = [name for name in SHARES.values() if any(name in run.shares for run in study.runs)]
+    shares = [name for name in AXES if any(name in run.shares for run in study.runs)]
     columns = [("method", ""), ("setting", ""), ("seed", COUNT), ("error", ERROR), ("loss", LOSS)]
     columns += [
         *((f"{name} kept", SHARE) for name in shares),
@@ -56,7 +56,7 @@ def runs(study: Study) -> Table:
                 run.error,
                 run.loss,
             ]
-            row += [*(run.shares.get(name) for name in shares), kept(run, most=1000), run.updates, run.seconds]
+            row += [*(run.share(name) for name in shares), kept(run, most=1000), run.updates, run.seconds]
             rows.append((*row, run.state, run.machine, section.title, run.name))
     full = [i for i in range(len(columns)) if any(row[i] not in (None, "") for row in rows)]
     if len(study.sections) == 1:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from espalier.report.statistics import median, quartiles
-from espalier.report.story import SHARES, Setting, Story, from_file, from_folder, number
+from espalier.report.story import AXES, Setting, Story, from_file, from_folder, number
 from espalier.space import BadInput, Corrupt
 
 LABELS = {
@@ -56,7 +56,7 @@ class Point:
         return [value for value in found if value is not None]
 
     def shares(self, axis: str) -> list[float]:
-        return [run.shares[axis] for run in self.done if axis in run.shares]
+        return [share for run in self.done if (share := run.share(axis)) is not None]
 
     @cached_property
     def example(self) -> Story:
@@ -94,7 +94,7 @@ class Section:
     def axes(self) -> list[str]:
         """What a size can be counted in here."""
         known = {name for run in self.runs if run.finished for name in run.shares}
-        return [name for name in SHARES.values() if name in known]
+        return [name for name in AXES if name in known]
 
     @cached_property
     def measure(self) -> str | None:

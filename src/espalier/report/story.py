@@ -23,6 +23,9 @@ SHARES = {
     "connection_share": "connections",
     "parameter_share": "parameters",
 }
+LIVE = "live "  # a share of the canonical mask, without its dead parts, where that is another than the mask's
+DEAD = 5e-4  # less than a digit of what is shown
+AXES = (*SHARES.values(), *(f"{LIVE}{name}" for name in SHARES.values()))
 COSTS = {"weights": "weights", "macs": "MACs", "units": "units", "parameters": "parameters"}
 SETTINGS = ("target", "penalty", "size", "share", "rate", "dropout")  # what may tell runs of one variant apart
 # Columns of a curve by one name. A run directory's plain "loss" and "error" are those of the training.
@@ -87,6 +90,10 @@ class Story:
     @property
     def state(self) -> str:
         return "diverged" if self.diverged else "finished" if self.finished else "unfinished"
+
+    def share(self, name: str) -> float | None:
+        """Of what is counted so; live things are those of the mask where nothing else is told."""
+        return self.shares.get(name, self.shares.get(name.removeprefix(LIVE)))
 
     @property
     def machine(self) -> str:
@@ -264,6 +271,10 @@ def _setting(run: Mapping[str, Any]) -> Setting | None:
 
 def _shares(result: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, float]:
     found = {name: share for key, name in SHARES.items() if (share := number(result.get(key))) is not None}
+    for key, name in SHARES.items():
+        live = number(mapping(result.get("canonical")).get(key))
+        if live is not None and abs(live - found.get(name, live)) > DEAD:
+            found[f"{LIVE}{name}"] = live
     searched, share = COSTS.get(str(settings.get("cost"))), number(result.get("cost_share"))
     if searched is not None and share is not None:
         found.setdefault(searched, share)

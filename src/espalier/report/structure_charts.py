@@ -94,7 +94,7 @@ def kept(section: Section, styles: Mapping[str, int]) -> Chart | None:
     """What each group of gates keeps under each setting: medians and quartiles."""
     views, methods = dict[str, View](), dict[str, str]()
     for i, one in enumerate(section.series):
-        view = _kept(one, styles)
+        view = _kept(one, section, styles)
         if view is not None:
             views[str(i)], methods[str(i)] = view, one.label
     if not views:
@@ -104,12 +104,12 @@ def kept(section: Section, styles: Mapping[str, int]) -> Chart | None:
     return Chart("kept", "What each layer keeps", lead, (Control("Method", "select", tuple(methods.items())),), views)
 
 
-def _kept(one: Series, styles: Mapping[str, int]) -> View | None:
+def _kept(one: Series, section: Section, styles: Mapping[str, int]) -> View | None:
     points = [point for point in one.points if any(run.kept for run in point.done)]
     names = list(dict.fromkeys(name for point in points for run in point.done for name in run.kept))
     if not points:
         return None
-    totals = {name: _total(points, name) for name in names}
+    totals = {name: _total(section.points(), name) for name in names}
     shares = all(totals.values())
     bars = len(points) * len(names) <= BARS
     traces, legend, words = list[dict[str, Any]](), list[dict[str, Any]](), list[str]()
@@ -158,6 +158,6 @@ def _of_all(totals: Mapping[str, int | None]) -> dict[str, str]:
 
 
 def _total(points: list[Point], name: str) -> int | None:
-    """Gates of a group, as the first run tells that knows."""
+    """Gates of a group, as the first run of any method tells that knows."""
     known = (run.kept[name][1] for point in points for run in point.done if name in run.kept)
     return next((total for total in known if total), None)
