@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import plotly.offline
+import plotly.offline  # type: ignore[import-untyped]
 
 from espalier.report import charts, run_tables, structure_charts
 from espalier.report.charts import Chart

@@ -16,11 +16,13 @@ WIDTH, HEIGHT, ROOM = 320, 150, 24  # of the drawing; below the columns there is
 
 @dataclass(frozen=True)
 class Picture:
-    """svg: whole and safe to put into a page: every text of a run in it is escaped. alt: what it shows, in words."""
+    """svg: whole and safe to put into a page: every text of a run in it is escaped. alt: what it shows, in words.
+    wide: it takes a row of its own, and scrolls where the page is too narrow."""
 
     title: str
     alt: str
     svg: str
+    wide: bool = False
 
 
 def pictures(runs: Sequence[Story]) -> list[Picture]:
