@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 
 import pytest
@@ -152,6 +153,22 @@ def test_the_axis_is_chosen_by_keyboard_and_by_mouse(page):
     expect(page.locator("#s0-learning .ytitle")).to_have_text("error · test set")
     page.locator("form[data-for=s0-trade-off] label", has_text="Weights").click()
     expect(title).to_have_text("weights kept")
+
+
+def test_small_networks_can_be_set_apart(page):
+    """By a logarithmic axis of sizes: 10%, 25% and 50% stand about equally far from each other."""
+    marks = page.locator("#s0-trade-off .scatterlayer .trace").nth(1).locator(".point")
+
+    def steps():
+        at = [mark.bounding_box()["x"] for mark in marks.all()]
+        return (at[1] - at[0]) / (at[2] - at[1])
+
+    assert steps() == pytest.approx(0.15 / 0.25, rel=0.02)
+    page.locator("form[data-for=s0-trade-off] .log").press("Space")
+    expect(page.locator("#s0-trade-off .xtick text", has_text="20%")).to_be_visible()
+    assert steps() == pytest.approx(math.log(2.5) / math.log(2), rel=0.02)
+    page.locator("form[data-for=s0-trade-off] .log").press("Space")
+    assert steps() == pytest.approx(0.15 / 0.25, rel=0.02)
 
 
 def test_a_series_can_be_switched_off_by_keyboard(page):

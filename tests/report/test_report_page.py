@@ -65,7 +65,12 @@ def written(tmp_path_factory):
 
 
 def views(text):
-    return json.loads(Outline(text).scripts[1])
+    """The charts' views, with their hover labels in place."""
+    data = json.loads(Outline(text).scripts[1])
+    for trace in (t for views in data["charts"].values() for view in views.values() for t in view["traces"]):
+        if "customdata" in trace:
+            trace["customdata"] = [data["texts"][i] for i in trace["customdata"]]
+    return data["charts"]
 
 
 def test_a_study_gets_a_page_tables_and_figures(written):
@@ -173,7 +178,7 @@ def test_what_runs_are_called_is_text_wherever_it_stands(tmp_path):
     data = found.scripts[1]
     assert "<" not in data
     assert "alert(1)" in data
-    for chart in json.loads(data).values():
+    for chart in views(text).values():
         for view in chart.values():
             shown = json.dumps([view["traces"], view["layout"]])  # what plotly reads: it knows some tags, and %{...}
             assert "<script" not in shown

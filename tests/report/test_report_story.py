@@ -89,6 +89,37 @@ def test_a_grid_has_a_series_for_each_method_and_a_front(tmp_path):
     assert study.runs[0].kept == {"conv1": (5, 16), "conv2": (10, 32)}
 
 
+def as_lines(folder, paths):
+    """The run files as one file of a batch: what they share first."""
+    stories = [json.loads(path.read_text()) for path in paths]
+    own = [{key: story.pop(key) for key in ("run", "result", "curve")} for story in stories]
+    for i, line in enumerate(own):
+        line["run"]["fold"] = i % 2
+    for path in paths:
+        path.unlink()
+    batch = paths[0].with_name("batch.jsonl")
+    head = stories[0] | {"runs_in_batch": len(own)}
+    batch.write_text("".join(json.dumps(line) + "\n" for line in [head, *own]))
+    return batch
+
+
+def test_a_batch_of_short_runs_is_one_file_of_lines(tmp_path):
+    batch = as_lines(tmp_path, [grid_run(tmp_path, "search", 0.25, seed) for seed in range(4)])
+    grid_run(tmp_path, "scratch", 0.25, 0)
+    (section,) = read(tmp_path).sections
+    found = [(run.name, run.fold, run.seed, run.error) for run in section.runs]
+    assert found[:2] == [
+        ("digits-4_epochs/search/fold_0-target_0.25-seed_0", 0, 0, 0.03),
+        ("digits-4_epochs/search/fold_1-target_0.25-seed_1", 1, 1, 0.031),
+    ]
+    assert [len(point.runs) for point in section.points()] == [4, 1]
+    whole = batch.read_text()
+    for cut in (whole[:-40], "\n".join(whole.splitlines()[:-1]), whole.splitlines()[1]):
+        batch.write_text(cut)
+        with pytest.raises(Corrupt, match=r"batch.jsonl is not a"):
+            read(tmp_path)
+
+
 def test_files_and_directories_below_one_folder_are_one_study(tmp_path):
     grid_run(tmp_path, "search", 0.25, 0)
     for seed in (0, 1):

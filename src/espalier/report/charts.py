@@ -153,7 +153,8 @@ def _labels(marks: Sequence[tuple[Point, float, float]], most: float, log: bool,
     for point, x, y in marks:
         if point.setting is None or (log and y <= 0):
             continue
-        if not groups or abs(x - groups[-1][0]) > 0.06 * most:
+        near = bool(groups) and abs(x - groups[-1][0]) < 0.06 * most and 0.85 < y / (groups[-1][1][-1] or 1.0) < 1.18
+        if not near:
             groups.append((x, [], []))
         groups[-1][1].append(y)
         groups[-1][2].append(point.label.partition(" ")[2])

@@ -43,23 +43,35 @@ def render(study: Study, files: Iterable[Path] = ()) -> str:
         for section in sections
         for chart in section["charts"]
     }
+    texts = _pooled(trace for views in drawn.values() for view in views.values() for trace in view["traces"])
     return environment.get_template("page.html").render(
         study=study,
         headline=headline(study.sections[0]),
         facts=_facts(study),
         sections=sections,
-        runs_table=_table(run_tables.runs(study), [run.setting.value if run.setting else "" for run in study.runs]),
+        runs_table=_table(
+            run_tables.runs(study, short=True), [run.setting.value if run.setting else "" for run in study.runs]
+        ),
         methods=list(dict.fromkeys(variant_label(run.variant) for run in study.runs)),
         made=[_made(section) for section in study.sections],
         versions=_alike(run.versions for run in study.runs),
         hardware=_alike(run.hardware for run in study.runs),
         commits=list(dict.fromkeys(run.commit for run in study.runs if run.commit)),
         files=[_linked(path, study.root) for path in files],
-        charts=drawn,
+        data={"charts": drawn, "texts": texts},
         css=_template("page.css"),
         script=_template("page.js"),
         plotly=plotly.offline.get_plotlyjs(),
     )
+
+
+def _pooled(traces: Iterable[dict[str, Any]]) -> list[str]:
+    """The labels of all traces, each once: a run is told under every axis. In the traces stand their numbers."""
+    numbers = dict[str, int]()
+    for trace in traces:
+        if "customdata" in trace:
+            trace["customdata"] = [numbers.setdefault(text, len(numbers)) for text in trace["customdata"]]
+    return list(numbers)
 
 
 def check_place(path: Path) -> None:
@@ -126,7 +138,7 @@ def _facts(study: Study) -> list[tuple[str, str]]:
     seconds = [run.seconds for run in runs if run.seconds is not None]
     told = [
         ("Runs", f"{len(runs):,} ({', '.join(states)})"),
-        ("Seeds of each setting", _range([len(point.runs) for s in study.sections for point in s.points()])),
+        ("Runs of each setting", _range([len(point.runs) for s in study.sections for point in s.points()])),
         ("Time of training", duration(sum(seconds)) if seconds else ""),
         ("Hardware", listed(list(dict.fromkeys(run.machine for run in runs)))),
         ("Last run ended", ended[-1].replace("T", " ").replace("Z", " UTC") if ended else ""),

@@ -35,10 +35,10 @@ def trade_off(section: Section) -> Table:
     return Table("trade-off", caption, tuple(columns), tuple(rows), section.note)
 
 
-def runs(study: Study) -> Table:
-    """A row for each run, with the columns that are known of any."""
+def runs(study: Study, *, short: bool = False) -> Table:
+    """A row for each run, with the columns that are known of any. short: without what is the same for all runs."""
     shares = [name for name in AXES if any(name in run.shares for run in study.runs)]
-    columns = [("method", ""), ("setting", ""), ("seed", COUNT), ("error", ERROR), ("loss", LOSS)]
+    columns = [("method", ""), ("setting", ""), ("fold", COUNT), ("seed", COUNT), ("error", ERROR), ("loss", LOSS)]
     columns += [
         *((f"{name} kept", SHARE) for name in shares),
         ("gates kept", ""),
@@ -52,6 +52,7 @@ def runs(study: Study) -> Table:
             row: list[Any] = [
                 variant_label(run.variant),
                 run.setting.label if run.setting else "",
+                run.fold,
                 run.seed,
                 run.error,
                 run.loss,
@@ -59,8 +60,9 @@ def runs(study: Study) -> Table:
             row += [*(run.share(name) for name in shares), kept(run, most=1000), run.updates, run.seconds]
             rows.append((*row, run.state, run.machine, section.title, run.name))
     full = [i for i in range(len(columns)) if any(row[i] not in (None, "") for row in rows)]
-    if len(study.sections) == 1:
-        full = [i for i in full if columns[i][0] != "section"]
+    if short:
+        same = {"state", "hardware", "section"}
+        full = [i for i in full if columns[i][0] not in same or len({row[i] for row in rows}) > 1]
     rows = [tuple(row[i] for i in full) for row in rows]
     note = f"{counted(len(rows), 'run')} of {study.name}"
     return Table("runs", f"The runs of {study.name}", tuple(columns[i] for i in full), tuple(rows), note)

@@ -11,8 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from espalier.report.run_directory import from_folder
+from espalier.report.run_files import from_file
 from espalier.report.statistics import median, quartiles
-from espalier.report.story import AXES, Setting, Story, from_file, from_folder, number
+from espalier.report.story import AXES, Setting, Story, number
 from espalier.space import BadInput, Corrupt
 
 LABELS = {
@@ -163,7 +165,8 @@ def read(folder: str | os.PathLike[str]) -> Study:
     if not root.is_dir():
         raise BadInput(f"{root} is not a folder; give the folder of a study or of a run")
     notes = list[str]()
-    stories = [_from_file(path, root) for path in sorted((root / "runs").glob("*/*/*.json"))]
+    files = sorted(path for kind in ("json", "jsonl") for path in (root / "runs").glob(f"*/*/*.{kind}"))
+    stories = [story for path in files for story in _from_file(path, root)]
     for place in _run_directories(root):
         try:
             stories.append(from_folder(place, root))
@@ -174,20 +177,20 @@ def read(folder: str | os.PathLike[str]) -> Study:
         if notes:
             raise Corrupt(f"{root} holds no run that can be read: {notes[0]}")
         raise BadInput(
-            f"{root} holds no finished run: no runs/*/*/*.json of a study and no run directory (settings.json, "
-            "metrics.jsonl, result.json); run the study first, or give its folder"
+            f"{root} holds no finished run: no run files of a study (runs/*/*/*.json or .jsonl) and no run directory "
+            "(settings.json, metrics.jsonl, result.json); run the study first, or give its folder"
         )
     notes += [f"{story.name}: {note}" for story in stories for note in story.notes]
     kinds = grouped((s for s in stories if s.study), lambda s: s.study or "")
     if len(kinds) > 1:
         _refuse("study", {json.dumps(kind): group[0].path for kind, group in kinds.items()})
     kind = next(iter(kinds), None)
-    name = (kind or root.resolve().name).replace("-", " ").replace("_", " ")
+    name = (root.resolve().name if kind in (None, "grid") else kind).replace("-", " ").replace("_", " ")
     sections = _sections(stories)
     return Study(root, name[:1].upper() + name[1:], kind, sections, tuple(notes))
 
 
-def _from_file(path: Path, root: Path) -> Story:
+def _from_file(path: Path, root: Path) -> list[Story]:
     try:
         return from_file(path, root)
     except (TypeError, AttributeError, LookupError) as error:

@@ -64,6 +64,7 @@ def facts(story: Story) -> list[tuple[str, str]]:
     told = [
         ("method", variant_label(story.variant)),
         ("setting", story.setting.label if story.setting else ""),
+        ("fold", "" if story.fold is None else str(story.fold)),
         ("seed", "" if story.seed is None else str(story.seed)),
         (f"error, {story.error_of}", percent(story.error)),
         (f"loss, {story.error_of}", amount(story.loss)),

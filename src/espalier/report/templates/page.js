@@ -1,7 +1,7 @@
 "use strict";
 // Draws the charts when they come into sight, and makes the controls, the legends, the table and the theme work.
 (() => {
-  const charts = JSON.parse(document.getElementById("data").textContent);
+  const { charts, texts } = JSON.parse(document.getElementById("data").textContent);
   const root = document.documentElement;
   const system = matchMedia("(prefers-color-scheme: dark)");
   const palettes = {
@@ -54,10 +54,20 @@
       title: { text: given.title || "", standoff: 12, font: { size: 13, color: palette.quiet } },
     };
   }
+  // The axis of sizes by powers: small networks stand apart that share a corner otherwise.
+  const SHARES = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1];
+  function byPowers(layout, traces) {
+    const sizes = traces.flatMap((trace) => trace.x).filter((x) => x > 0);
+    const [low, high] = [Math.min(...sizes) / 1.25, Math.max(...sizes) * 1.25];
+    const ticks = SHARES.filter((share) => share >= low && share <= high);
+    if (ticks.length) Object.assign(layout.xaxis, { tickvals: ticks, ticktext: ticks.map((share) => `${Math.round(100 * share)}%`) });
+    Object.assign(layout.xaxis, { type: "log", range: [Math.log10(low), Math.log10(high)] });
+    layout.annotations = layout.annotations.map((label) => ({ ...label, x: Math.log10(label.x) }));
+  }
   const hidden = {}; // by chart: the labels that were switched off
   function chosen(id) {
     const form = document.querySelector(`form[data-for="${id}"]`);
-    const picked = [...form.querySelectorAll("input:checked, select")].map((control) => control.value);
+    const picked = [...form.querySelectorAll("input[type=radio]:checked, select")].map((control) => control.value);
     return charts[id][picked.join("|")];
   }
   function draw(id) {
@@ -74,7 +84,7 @@
     const narrow = box.clientWidth < 560;
     const off = hidden[id] || (hidden[id] = new Set());
     const groups = new Set(view.legend.filter((entry) => off.has(entry.label)).map((entry) => String(entry.group)));
-    const traces = view.traces.map((trace) => ({ ...painted(trace, palette), showlegend: false, visible: !groups.has(trace.legendgroup) }));
+    const traces = view.traces.map((trace) => ({ ...painted(trace, palette), showlegend: false, customdata: trace.customdata?.map((i) => texts[i]), visible: !groups.has(trace.legendgroup) }));
     const { xaxis, yaxis, ...rest } = painted(view.layout, palette);
     if (narrow && traces[0].colorbar) {
       traces[0].colorbar.title = { text: "" };
@@ -86,8 +96,9 @@
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: touch ? false : "zoom", hovermode: "closest",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: palette.quiet },
       margin: { l: 8, r: narrow ? 8 : 16, t: 12, b: 8 }, autosize: true,
-      hoverlabel: { bgcolor: palette.raised, bordercolor: palette.quiet, align: "left", font: { color: palette.ink, size: 12.5 }, namelength: -1 },
+      hoverlabel: { bgcolor: palette.raised, bordercolor: palette.quiet, align: "left", font: { family: getComputedStyle(document.body).fontFamily, color: palette.ink, size: 12.5 }, namelength: -1 },
     };
+    if (document.querySelector(`form[data-for="${id}"] .log`)?.checked) byPowers(layout, traces);
     Plotly.react(box, traces, layout, { displayModeBar: false, responsive: true, doubleClick: "reset" });
     box.dataset.drawn = "yes";
     words.textContent = view.summary;
@@ -195,12 +206,12 @@
   // Powers may be typed as 2^-6 or as they are printed.
   const raised = "⁻⁰¹²³⁴⁵⁶⁷⁸⁹";
   const typed = (text) => text.toLowerCase().replace(/[⁻⁰¹²³⁴-⁹]+/g, (power) => "^" + [...power].map((sign) => "-0123456789"[raised.indexOf(sign)]).join(""));
-  const texts = new Map(rows.map((row) => [row, typed(row.textContent)]));
+  const searched = new Map(rows.map((row) => [row, typed(row.textContent)]));
   function filter() {
     const words = typed(find.value).split(/\s+/).filter(Boolean);
     let shown = 0;
     for (const row of rows) {
-      const fits = words.every((word) => texts.get(row).includes(word))
+      const fits = words.every((word) => searched.get(row).includes(word))
         && (!method.value || row.cells[methodColumn].textContent === method.value);
       row.hidden = !fits;
       shown += fits;
