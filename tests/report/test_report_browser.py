@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 
 import pytest
@@ -256,6 +257,14 @@ def test_a_phone_never_scrolls_sideways(opened):
         "one.getBoundingClientRect().right > 391).map(one => one.outerHTML.slice(0, 80))",
     )  # fmt: skip
     assert wide == []
+
+
+def test_a_command_is_copied_or_selected(page):
+    button = page.locator(".copy").first
+    button.click()
+    expect(button).to_have_text(re.compile("Copied|Selected"))
+    if button.text_content() == "Selected":
+        assert page.evaluate("getSelection().toString()") == "espalier study --methods search"
 
 
 def test_everything_can_be_reached_by_keyboard(opened):

@@ -227,8 +227,14 @@
     if (!navigator.clipboard) continue;
     button.hidden = false;
     button.addEventListener("click", async () => {
-      await navigator.clipboard.writeText(button.parentElement.querySelector("code").textContent);
-      button.textContent = "Copied";
+      const code = button.parentElement.querySelector("code");
+      try {
+        await navigator.clipboard.writeText(code.textContent);
+        button.textContent = "Copied";
+      } catch {
+        getSelection().selectAllChildren(code); // not allowed here: it is ready to be copied by hand
+        button.textContent = "Selected";
+      }
       setTimeout(() => { button.textContent = "Copy"; }, 1500);
     });
   }
