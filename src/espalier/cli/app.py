@@ -9,6 +9,7 @@ from espalier.cli.data import data
 from espalier.cli.demo import demo
 from espalier.cli.paper import paper
 from espalier.cli.report import report
+from espalier.cli.train import train
 
 app = typer.Typer(
     name="espalier",
@@ -19,6 +20,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(demo)
+app.command()(train)
 app.command()(report)
 app.add_typer(paper, name="paper")
 app.add_typer(data, name="data")

@@ -1,0 +1,241 @@
+"""One run as the command line asks for it: its settings as data, their checks, and the call of `espalier.fit`."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import espalier
+from espalier.cli import references, shipped, sources
+from espalier.cli.networks import Network
+from espalier.cli.sources import Source
+from espalier.space import BadInput
+from espalier.train import Recipe, Result, checks, evaluate, feed, nested, presets
+from espalier.train.checkpoint import write
+
+FORMAT = 1
+CALL = "call.json"
+FREE = ("data_dir", "device")  # may change between the calls of one run
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross-entropy": F.cross_entropy,
+    "mse": F.mse_loss,
+    "binary-cross-entropy": F.binary_cross_entropy_with_logits,
+}
+COSTS = ("weights", "macs", "units", "parameters")
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+SCHEDULES = ("steps", "cosine", "constant")
+
+
+@dataclass(frozen=True)
+class Training:
+    """What `espalier train` is told, by the names of its flags. Empty text and None: the default its help states."""
+
+    model: str
+    data: str
+    model_arg: tuple[str, ...] = ()
+    data_dir: str = ""
+    flatten: bool = False
+    scale: float | None = None
+    target: float | None = None
+    penalty: float | None = None
+    cost: str = "weights"
+    loss: str = ""
+    epochs: int = 20
+    batch_size: int = 64
+    samples: int = 2
+    optimizer: str = ""
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    schedule: str = ""
+    settle: float | None = None
+    preset: str = "default"
+    seed: int = 0
+    validation: str = ""
+    device: str = ""
+
+    def __post_init__(self) -> None:
+        if self.target is not None and self.penalty is not None:
+            raise BadInput(
+                f"--target {self.target:g} and --penalty {self.penalty:g} exclude each other: a target sets the penalty"
+            )
+        _one_of("--cost", self.cost, COSTS)
+        _one_of("--preset", self.preset, tuple(presets.PRESETS))
+        if self.optimizer:
+            _one_of("--optimizer", self.optimizer, tuple(OPTIMIZERS))
+        if self.schedule:
+            _one_of("--schedule", self.schedule, SCHEDULES)
+        if self.loss and not references.is_reference(self.loss):
+            _one_of("--loss", self.loss, tuple(LOSSES), "or your own, as file.py:function")
+        if self.momentum is not None and self.optimizer not in ("", "sgd"):
+            raise BadInput(f"--momentum is of sgd; {self.optimizer} has none")
+        for name in ("lr", "momentum", "weight_decay"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise BadInput(f"--{name.replace('_', '-')} is a finite number from 0 up, not {value!r}")
+
+    def recipe(self) -> Recipe:
+        """The preset, with what was given of SGD's numbers."""
+        given = {"learning_rate": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
+        numbers: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return replace(presets.read(self.preset), **numbers)
+
+    def weights(self) -> Callable[[Iterable[Tensor]], torch.optim.Optimizer] | None:
+        """The optimiser of the weights where it is not the recipe's SGD."""
+        if self.optimizer in ("", "sgd"):
+            return None
+        numbers = {"lr": 1e-3 if self.lr is None else self.lr}
+        if self.weight_decay is not None:
+            numbers["weight_decay"] = self.weight_decay
+        return partial(OPTIMIZERS[self.optimizer], **numbers)
+
+    def steps(self) -> Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None:
+        """The schedule of the learning rate, stepped after every epoch; None: the recipe's own."""
+        rates = torch.optim.lr_scheduler
+        if self.schedule == "cosine":
+            return lambda inner: rates.CosineAnnealingLR(inner, self.epochs)
+        if self.schedule == "constant":
+            return lambda inner: rates.ConstantLR(inner, factor=1.0)
+        if self.weights() is None:
+            return None
+        drops = [math.ceil(share * self.epochs) for share in self.recipe().drops]
+        return lambda inner: rates.MultiStepLR(inner, drops, gamma=0.1)
+
+    def place(self) -> torch.device:
+        return checks.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def run(
+    training: Training, out: Path, command: str, *, time_limit: float | None, quiet: bool
+) -> tuple[Result, dict[str, Any]]:
+    """Train to the end, or as far as time allows; the run directory then holds the small network too.
+
+    Returns the result, and what ships from it: sizes and errors.
+    """
+    source = sources.read(
+        training.data,
+        data_dir=Path(training.data_dir) if training.data_dir else None,
+        validation=training.validation,
+        flatten=training.flatten,
+        scale=training.scale,
+    )
+    arguments = references.arguments(training.model_arg)
+    network = Network(training.model, arguments, source.shape, source.outputs)
+    device = training.place()
+    model = network.build(training.seed).to(device)
+    reading = feed.read(source.train, training.batch_size, training.seed, nested.dtype(model))
+    example = nested.each(lambda t: t.to(device), reading.example())
+    checks.readable(model, example)
+    outputs = _outputs(model, example)
+    loss = _loss(training.loss, source, reading)
+    if loss is F.cross_entropy and isinstance(outputs, Tensor) and outputs.ndim == 2:
+        sources.checked(source, outputs.shape[1])
+    _begin(out, training, network, command)
+    gated = espalier.attach(model, example)
+    result = espalier.fit(
+        gated,
+        source.train,
+        loss=loss,
+        epochs=training.epochs,
+        cost=training.cost,
+        penalty=training.penalty,
+        target=training.target,
+        batch_size=training.batch_size,
+        samples=training.samples,
+        optimizer=training.weights(),
+        scheduler=training.steps(),
+        settle=training.settle,
+        preset=training.recipe(),
+        seed=training.seed,
+        validation=source.validation,
+        checkpoint=out,
+        time_limit=time_limit,
+        quiet=quiet,
+    )
+    test = None if source.test is None else evaluate(result.model, source.test, loss=loss)
+    return result, shipped.save(out, result, gated, reading, judged_on=source.judged_on, test=test)
+
+
+def _outputs(model: nn.Module, example: Any) -> Any:
+    was = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            return nested.call(model, example)
+    finally:
+        model.train(was)
+
+
+def _loss(name: str, source: Source, reading: feed.Feed) -> Callable[[Any, Any], Tensor]:
+    """By name, the user's own, or what fits the targets: cross entropy for integers, the mean square for numbers."""
+    if references.is_reference(name):
+        return references.function(name, "--loss")
+    if name:
+        return LOSSES[name]
+    targets = next(iter(reading.once(1)))[1]
+    if not isinstance(targets, Tensor):
+        raise BadInput("these targets are several tensors; say what is to be minimised, as --loss file.py:function")
+    return F.mse_loss if targets.is_floating_point() else F.cross_entropy
+
+
+def _begin(out: Path, training: Training, network: Network, command: str) -> None:
+    """Say in the run directory how it is called; refuse one that was called otherwise, and one of somebody else.
+
+    A run has begun once its settings are there: a call that was refused before that leaves nothing to keep to.
+    """
+    path = out / CALL
+    story = {
+        "format": FORMAT,
+        "command": command,
+        "model": network.to_json(),
+        "settings": asdict(training) | {"model_arg": list(training.model_arg)},
+    }
+    begun = (out / "settings.json").exists()
+    if begun and not path.exists():
+        raise BadInput(
+            f"{out} holds a run that `espalier train` did not begin (there is no {CALL}); name another folder"
+        )
+    theirs = read_call(out)["settings"] if path.exists() else {}
+    if not begun:
+        write(path, (json.dumps(story, indent=2) + "\n").encode())
+        return
+    differ = [
+        f"--{field.name.replace('_', '-')} {json.dumps(theirs.get(field.name))} there, "
+        f"{json.dumps(story['settings'][field.name])} here"  # type: ignore[index]
+        for field in fields(Training)
+        if field.name not in FREE and theirs.get(field.name) != story["settings"][field.name]  # type: ignore[index]
+    ]
+    if differ:
+        raise BadInput(
+            f"{out} holds a run of other settings: {'; '.join(differ)}. Use the same to go on with it, or "
+            "another folder"
+        )
+
+
+def read_call(folder: Path) -> dict[str, Any]:
+    """How the run in a folder was called."""
+    path = folder / CALL
+    try:
+        story = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read: {error}") from None
+    if not isinstance(story, dict) or story.get("format") != FORMAT or not {"model", "settings"} <= story.keys():
+        raise BadInput(f"{path} was not written by `espalier train`, or by another version of it; name another folder")
+    return story
+
+
+def _one_of(flag: str, given: str, allowed: Sequence[str], more: str = "") -> None:
+    if given not in allowed:
+        near = difflib.get_close_matches(given, allowed, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise BadInput(f"{flag} is one of {', '.join(allowed)}{', ' + more if more else ''}, not {given!r}{hint}")
