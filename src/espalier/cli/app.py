@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from espalier import __version__
+from espalier.cli.compact import compact
 from espalier.cli.data import data
 from espalier.cli.demo import demo
 from espalier.cli.paper import paper
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(train)
+app.command()(compact)
 app.command()(report)
 app.add_typer(paper, name="paper")
 app.add_typer(data, name="data")

@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,21 +19,20 @@ from espalier.space import BadInput
 Shape = tuple[int, ...]
 
 
-def _mlp(shape: Shape, outputs: int, **given: Any) -> nn.Module:
-    default: dict[str, Any] = {"inputs": math.prod(shape), "hidden": (256, 256), "outputs": outputs}
-    return MLP(**default | given)
+@dataclass(frozen=True)
+class Known:
+    """made: the class. fitted: its arguments for data of a shape and a number of outputs. images: what it reads."""
+
+    made: type[nn.Module]
+    fitted: Callable[[Shape, int], dict[str, Any]]
+    images: bool = True
 
 
-def _cnn(shape: Shape, outputs: int, **given: Any) -> nn.Module:
-    return CNN(**{"channels": shape[0], "outputs": outputs} | given)
-
-
-def _densenet(shape: Shape, outputs: int, **given: Any) -> nn.Module:
-    return DenseNet(**{"channels": shape[0], "classes": outputs} | given)
-
-
-KNOWN: dict[str, Callable[..., nn.Module]] = {"mlp": _mlp, "cnn": _cnn, "densenet": _densenet}
-IMAGES = ("cnn", "densenet")
+KNOWN = {
+    "mlp": Known(MLP, lambda shape, n: {"inputs": math.prod(shape), "hidden": [256, 256], "outputs": n}, images=False),
+    "cnn": Known(CNN, lambda shape, n: {"channels": shape[0], "outputs": n}),
+    "densenet": Known(DenseNet, lambda shape, n: {"channels": shape[0], "classes": n}),
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Network:
                 f"{self.reference} is made for one tensor of inputs and integer classes, which these data are not; use "
                 "a network of your own, as --model file.py:function"
             )
-        if self.reference in IMAGES and len(self.shape) != 3:
+        if KNOWN[self.reference].images and len(self.shape) != 3:
             raise BadInput(
                 f"{self.reference} reads images (channels, height, width); these inputs are of shape {self.shape}"
             )
@@ -72,18 +72,34 @@ class Network:
             factory, given = references.function(self.reference, what), dict(self.arguments)
             if isinstance(factory, nn.Module):
                 raise BadInput(
-                    f"{what} {self.reference!r} is a network, of which there is only this one; name the function, "
-                    "or class, that builds it"
+                    f"{what} {self.reference!r} is a network, of which there is only this one; name the function, or "
+                    "class, that builds it"
                 )
         else:
-            factory = KNOWN[self.reference]
-            given = {"shape": self.shape, "outputs": self.outputs, **self.arguments}
+            factory, given = KNOWN[self.reference].made, self._fitted()
         if seed is not None:
             torch.manual_seed(seed)
         model = references.call(factory, given, self.reference, what)
         if not isinstance(model, nn.Module):
             raise BadInput(f"--model {self.reference!r} gives a {type(model).__name__}, not a torch.nn.Module")
         return model
+
+    def _fitted(self) -> dict[str, Any]:
+        assert self.shape is not None
+        assert self.outputs is not None
+        return KNOWN[self.reference].fitted(self.shape, self.outputs) | self.arguments
+
+    def code(self) -> tuple[str, str]:
+        """Python that imports the factory, and that calls it."""
+        if references.is_reference(self.reference):
+            where, _, name = self.reference.rpartition(":")
+            module = Path(where).stem if where.endswith(".py") else where
+            given = self.arguments
+        else:
+            made = KNOWN[self.reference].made
+            module, name, given = "espalier.models", made.__name__, self._fitted()
+        words = ", ".join(f"{key}={value!r}" for key, value in given.items())
+        return f"from {module} import {name.split('.')[0]}", f"{name}({words})"
 
     def to_json(self) -> dict[str, Any]:
         return {

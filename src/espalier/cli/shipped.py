@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 import espalier
 from espalier.cli.networks import Network
+from espalier.integrations.compare import answers, apart
 from espalier.space import BadInput, Corrupt
 from espalier.train import Result, Score, feed, nested, tree
 from espalier.train.checkpoint import pack, unpack, write
@@ -36,31 +38,12 @@ class Probe:
     outputs: list[Tensor]
 
     def difference(self, model: nn.Module) -> float:
-        """The largest difference of a model's outputs, relative to the largest output."""
+        """The largest difference of a model's outputs from these, relative to the largest of them."""
         return apart(answers(model, self.inputs), self.outputs)
 
 
-@torch.no_grad()
-def answers(model: nn.Module, inputs: Any) -> list[Tensor]:
-    """The tensors a model gives, on the CPU, in eval mode. None where it gives something else."""
-    found = nested.call(model.eval(), inputs)
-    return [tensor.detach().cpu() for tensor in nested.tensors(found)]
-
-
-def apart(ours: list[Tensor], theirs: list[Tensor]) -> float:
-    """The largest difference, relative to the largest value; infinite where the shapes differ."""
-    if [t.shape for t in ours] != [t.shape for t in theirs]:
-        return float("inf")
-    worst = 0.0
-    for a, b in zip(ours, theirs):
-        if a.numel():
-            scale = max(float(b.double().abs().max()), 1e-12)
-            worst = max(worst, float((a.double() - b.double()).abs().max()) / scale)
-    return worst
-
-
 def save(
-    folder: Path, result: Result, gated: Gated, reading: feed.Feed, *, judged_on: str, test: Score | None
+    folder: Path, result: Result, gated: Gated, reading: feed.Feed, *, judged_on: str, prepared: str, test: Score | None
 ) -> dict[str, Any]:
     """Write what ships from a run beside the run's own files. Returns its numbers."""
     mask, ones = result.mask, torch.ones_like(result.mask)
@@ -70,13 +53,17 @@ def save(
         cost, per = gated.cost(kind), example if kind == "macs" else 1  # MACs are of the whole example batch
         sizes[kind] = [round(float(cost(mask)) / per), round(float(cost(ones)) / per)]
     inputs = nested.each(lambda t: t[:PROBED].cpu(), next(iter(reading.once(PROBED)))[0])
-    small = result.model
-    device = next((p.device for p in small.parameters()), torch.device("cpu"))
-    outputs = answers(small, nested.each(lambda t: t.to(device), inputs))
+    small = deepcopy(result.model).cpu()  # what ships runs anywhere
+    outputs = answers(small, inputs)
     espalier.save(small, folder / SMALL)
     structure, tensors = tree.split({"inputs": inputs, "outputs": outputs})
     write(folder / PROBE, pack({"format": 1, "state": structure}, tensors))
-    story: dict[str, Any] = {"finished": result.finished, "sizes": sizes, "judged_on": judged_on}
+    story: dict[str, Any] = {
+        "finished": result.finished,
+        "sizes": sizes,
+        "inputs": prepared,
+        "judged_on": judged_on,
+    }
     for name, score in (("validation", result.validation), ("test", test)):
         found = {"loss": None, "error": None, "examples": None} if score is None else asdict(score)
         story |= clean({f"{name}_{key}": value for key, value in found.items()})

@@ -6,7 +6,7 @@ import difflib
 import math
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,27 @@ SPLIT = 0  # the seed of what is held out: runs of different seeds are compared 
 @dataclass(frozen=True, eq=False)
 class Source:
     """train: what is trained on, as :func:`espalier.fit` reads it. validation: what a run is judged by while it trains,
-    or None; judged_on: that in words. test: what was not touched, where something else is the validation."""
+    or None; judged_on: that in words. test: what was not touched, where something else is the validation.
+    factor: what the inputs of a file were multiplied by."""
 
     train: Any
     validation: Any
     judged_on: str
     test: Any = None
+    factor: float = 1.0
+
+    @property
+    def prepared(self) -> str:
+        """What is done to inputs as they are stored before the network reads them."""
+        if not isinstance(self.train, Dataset):
+            return "as they are" if self.factor == 1 else f"the stored numbers times {self.factor:.9g}"
+        data, words = self.train, ["the stored numbers"]
+        if data.scale != 1:
+            words.append(f"times {data.scale:.9g}")
+        if bool((data.mean != 0).any()) or bool((data.std != 1).any()):
+            mean, std = ([round(v, 6) for v in part.flatten().tolist()] for part in (data.mean, data.std))
+            words.append(f"less the mean {mean}, over the deviation {std}" if len(mean) <= 16 else "standardised")
+        return " ".join(words) if len(words) > 1 else "as they are"
 
     @property
     def pair(self) -> PART | None:
@@ -71,11 +86,12 @@ def read(
 ) -> Source:
     """given: a name, a file, or a reference. validation: "" (the test part, or else a tenth), "test", "none", or a
     share of the training part. flatten: every input a vector. scale: what uint8 inputs of a file are multiplied by."""
+    factor = 1.0
     if given in names():
         train: Any = load(given, data_dir)
         test: Any = train
     elif given.endswith(".npz") and not references.is_reference(Path(given).name):
-        train, test = _arrays(Path(given), scale)
+        train, test, factor = _arrays(Path(given), scale)
     elif references.is_reference(given):
         train, test = _parts(references.call(references.function(given, "--data"), {}, given, "--data"), given)
     else:
@@ -87,7 +103,7 @@ def read(
         )
     if flatten:
         train, test = (_flat(part, given) for part in (train, test))
-    return _judged(train, test, validation)
+    return replace(_judged(train, test, validation), factor=factor)
 
 
 def _judged(train: Any, test: Any, validation: str) -> Source:
@@ -128,8 +144,8 @@ def _counted(part: Any) -> str:
     return f", {len(part[1])} examples" if _is_pair(part) else ""
 
 
-def _arrays(path: Path, scale: float | None) -> tuple[PART, PART | None]:
-    """Training and test arrays of a file as tensors."""
+def _arrays(path: Path, scale: float | None) -> tuple[PART, PART | None, float]:
+    """Training and test arrays of a file as tensors, and what its inputs were multiplied by."""
     try:
         with np.load(path, allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
@@ -146,17 +162,19 @@ def _arrays(path: Path, scale: float | None) -> tuple[PART, PART | None]:
             f"{path} holds {', '.join(sorted(found)) or 'nothing'}; it should hold x and y, or x_train, y_train and "
             "x_test, y_test (also inputs and targets, train_inputs, ..)"
         )
-    train, test = (None if p is None else (_inputs(p[0], path, scale), _targets(p[1], path)) for p in parts.values())
+    pixels = parts["train"][0].dtype == np.uint8
+    factor = scale if scale is not None else 1 / 255 if pixels else None
+    train, test = (None if p is None else (_inputs(p[0], path, factor), _targets(p[1], path)) for p in parts.values())
     assert train is not None
     for name, part in (("training", train), ("test", test)):
         if part is not None and len(part[0]) != len(part[1]):
             raise BadInput(f"{path}: {len(part[0])} {name} inputs, but {len(part[1])} targets")
-    return train, test
+    return train, test, 1.0 if factor is None else factor
 
 
 def _inputs(array: Any, path: Path, scale: float | None) -> Tensor:
-    if array.dtype == np.uint8 or scale is not None:
-        return torch.from_numpy(array.astype(np.float32)) * (1 / 255 if scale is None else scale)
+    if scale is not None and array.dtype.kind in "iuf":
+        return torch.from_numpy(array.astype(np.float32) * np.float32(scale))
     if array.dtype.kind in "iu":
         return torch.from_numpy(array.astype(np.int64))
     if array.dtype.kind != "f" or not array.ndim:

@@ -163,7 +163,9 @@ def run(
         quiet=quiet,
     )
     test = None if source.test is None else evaluate(result.model, source.test, loss=loss)
-    return result, shipped.save(out, result, gated, reading, judged_on=source.judged_on, test=test)
+    return result, shipped.save(
+        out, result, gated, reading, judged_on=source.judged_on, prepared=source.prepared, test=test
+    )
 
 
 def _outputs(model: nn.Module, example: Any) -> Any:
