@@ -258,10 +258,11 @@ def _flat(part: Any, given: str) -> Any:
 
 def checked(source: Source, outputs: int) -> None:
     """Classes that a network of so many outputs has no score for are refused before they end in an index error."""
-    pair = source.pair
-    if pair is None or pair[1].is_floating_point() or not pair[1].numel():
+    parts = [source.pair, source.validation if _is_pair(source.validation) else None]
+    classes = [part[1] for part in parts if part is not None and not part[1].is_floating_point() and part[1].numel()]
+    if not classes:
         return
-    least, most = int(pair[1].min()), int(pair[1].max())
+    least, most = min(int(labels.min()) for labels in classes), max(int(labels.max()) for labels in classes)
     if most >= outputs or (least < 0 and least != IGNORED):
         raise BadInput(
             f"the classes go from {least} to {most}, and the network gives {outputs} scores: classes count from 0, and "

@@ -1,0 +1,360 @@
+"""`espalier train`: named networks and one's own, named data and one's own, stopped, continued, refused in one line."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import espalier
+from espalier.train import checkpoint as checkpoints
+
+pytest.importorskip("typer")
+
+OWN = """
+import torch
+from torch import nn
+import neighbour
+
+def build(width=16, deep=False):
+    layers = [nn.Linear(64, width), nn.ReLU()]
+    if deep:
+        layers += [nn.Linear(width, width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(width, neighbour.CLASSES))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = build(8)
+    def forward(self, x):
+        return self.body(x.flatten(1))
+
+def data():
+    g = torch.Generator().manual_seed(0)
+    return (torch.rand(96, 64, generator=g), torch.randint(0, 10, (96,), generator=g))
+
+def parts():
+    x, y = data()
+    return {"train": (x.numpy(), y.numpy()), "test": (x[:32], y[:32])}
+
+def loaders():
+    from torch.utils.data import DataLoader, TensorDataset
+    return DataLoader(TensorDataset(*data()), 32, shuffle=True), DataLoader(TensorDataset(*data()), 32)
+
+def absolute(outputs, targets):
+    return (outputs.softmax(1)[:, 0] - targets.float()).abs().mean()
+
+model = build()
+
+def broken(width):
+    raise RuntimeError(f"no width {width}\\nand more")
+
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(OWN)
+    (tmp_path / "neighbour.py").write_text("CLASSES = 10\n")
+    return tmp_path
+
+
+FAST = ("--epochs", 1, "--quiet", "--device", "cpu")
+
+
+def story(folder, name="result.json"):
+    return json.loads((folder / name).read_text())
+
+
+def test_a_named_network_on_named_data(espal, tmp_path):
+    run = tmp_path / "run"
+    words = ("train", "--model", "mlp", "--model-arg", "hidden=[12, 12]", "--target", "25%", "--out", run, *FAST)
+    done = espal(*words)
+    assert done.code == 0, done.err
+    assert "25.00% of the weights" in done.out
+    assert "before the selection" in done.out
+    result, ships = story(run), story(run, "shipped.json")
+    assert result["share_after"] <= 0.25
+    full = 64 * 12 + 12 * 12 + 12 * 10
+    assert ships["sizes"]["weights"][1] == ships["sizes"]["macs"][1] == full
+    small = espalier.load(run / "small", lambda: espalier.models.MLP(64, (12, 12), 10))
+    counted = sum(p.numel() for name, p in small.named_parameters() if p.ndim == 2)
+    assert counted == ships["sizes"]["weights"][0]
+    assert sum(p.numel() for p in small.parameters()) == ships["sizes"]["parameters"][0]
+    assert counted / full == pytest.approx(result["weight_share"])
+
+    again = espal(*words, "--json")  # a finished run is read, not trained again
+    told = json.loads(again.out.splitlines()[-1])
+    assert again.out.count("\n") == 1
+    assert told["run"] == str(run)
+    assert told["share_after"] == result["share_after"]
+    assert told["validation_error"] == result["validation_error"]
+    assert told["sizes"] == ships["sizes"]
+
+
+def test_a_network_and_data_of_ones_own_in_a_file(espal, own):
+    words = ("train", "--model", "net.py:build", "--model-arg", "width=24", "--model-arg", "deep=true", *FAST)
+    done = espal(*words, "--data", "net.py:data", "--target", 0.5, "--out", "run", "--batch-size", 16)
+    assert done.code == 0, done.err
+    call = story(own / "run", "call.json")
+    assert call["model"]["reference"] == "net.py:build"
+    assert call["model"]["arguments"] == {"width": 24, "deep": True}
+    assert story(own / "run", "shipped.json")["sizes"]["weights"][1] == 64 * 24 + 24 * 24 + 24 * 10
+    assert "10 examples held out" in done.out  # a tenth, since there is no test part
+
+
+@pytest.mark.parametrize(
+    ("data", "judged"),
+    [("net.py:parts", "32 examples"), ("net.py:loaders", "the test part"), ("net:data", "10 examples held out")],
+)
+def test_data_of_ones_own_in_every_form(espal, own, data, judged):
+    done = espal("train", "--model", "net:Net", "--data", data, "--penalty", "2^-3", "--out", "r", *FAST)
+    assert done.code == 0, done.err
+    assert judged in done.out
+    assert story(own / "r", "settings.json")["settings"]["penalty"] == 0.125
+
+
+def test_arrays_in_a_file(espal, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (60, 1, 6, 6), dtype=np.uint8)
+    labels = rng.integers(0, 3, (60, 1), dtype=np.int32)
+    np.savez("a.npz", x_train=images, y_train=labels, x_test=images[:20], y_test=labels[:20])
+    cnn = ("train", "--model", "cnn", "--model-arg", "widths=[4, 4]", "--data", "a.npz", "--batch-size", 20, *FAST)
+    assert espal(*cnn, "--target", 0.6, "--cost", "macs", "--out", "r").code == 0
+    settings = story(tmp_path / "r", "settings.json")["settings"]["data"]["tensors"]
+    assert settings == [["torch.float32", 60, 1, 6, 6], ["torch.int64", 60]]
+    assert "times 0.00392156863" in story(tmp_path / "r", "shipped.json")["inputs"]
+
+    np.savez("b.npz", inputs=rng.normal(size=(40, 5)), targets=rng.normal(size=(40, 2)))
+    mlp = ("train", "--model", "mlp", "--model-arg", "hidden=[6]", "--data", "b.npz", "--batch-size", 10, *FAST)
+    done = espal(*mlp, "--out", "s", "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert told["validation_error"] is None
+    assert told["validation_loss"] > 0
+    assert story(tmp_path / "s", "settings.json")["settings"]["loss"] == "mse_loss"
+
+
+def test_settings_reach_the_training(espal, tmp_path):
+    words = ["--optimizer", "adamw", "--lr", "0.002", "--weight-decay", 0.1, "--schedule", "cosine", "--samples", 4]
+    words += ["--settle", 0.25, "--seed", 7, "--batch-size", 100, "--validation", 0.2, "--cost", "parameters"]
+    small = ("--model", "mlp", "--model-arg", "hidden=[8]", "--target", 0.5, *FAST)
+    done = espal("train", *small, *words, "--out", tmp_path / "a", "--save-config", tmp_path / "c.toml")
+    assert done.code == 0, done.err
+    found = story(tmp_path / "a", "settings.json")["settings"]
+    group = found["optimizer"]["AdamW"][0]
+    assert (group["lr"], group["weight_decay"]) == (0.002, 0.1)
+    assert found["scheduler"] == "CosineAnnealingLR"
+    assert (found["samples"], found["seed"], found["batch_size"], found["cost"]) == (4, 7, 100, "parameters")
+    assert found["data"]["examples"] == 1347 - 269
+    assert found["settle_at"] == 10 - round(0.25 * 10)
+    ships = story(tmp_path / "a", "shipped.json")
+    assert ships["validation_examples"] == 269
+    assert ships["test_examples"] == 450
+
+    # The file that was saved is the same run; a flag makes another of it.
+    assert espal("train", tmp_path / "c.toml", "--out", tmp_path / "b").code == 0
+    assert story(tmp_path / "b")["kept"] == story(tmp_path / "a")["kept"]
+    line = espal("train", tmp_path / "c.toml", "--seed", 8).line
+    assert "--seed 7 there, 8 here" in line
+    assert story(tmp_path / "a", "call.json")["settings"]["seed"] == 7
+
+
+def test_momentum_and_rate_of_the_preset_s_own_descent(espal, tmp_path):
+    words = ("--model", "mlp", "--model-arg", "hidden=[8]", "--preset", "paper", "--lr", 0.3, "--momentum", 0.5)
+    assert espal("train", *words, "--settle", 0.1, *FAST, "--out", tmp_path).code == 0
+    found = story(tmp_path, "settings.json")["settings"]
+    group = found["optimizer"]["SGD"][0]
+    assert (group["lr"], group["momentum"], group["nesterov"]) == (0.3, 0.5, True)
+    assert found["recipe"]["theta_rate"] == 1.0
+
+
+def test_a_time_limit_is_no_failure_and_the_same_command_goes_on(espal, tmp_path):
+    words = ("train", "--model", "mlp", "--model-arg", "hidden=[8]", "--target", 0.5, "--out", tmp_path / "r")
+    stopped = espal(*words, *FAST, "--time-limit", "1e-6")
+    assert stopped.code == 0
+    assert "unfinished" in stopped.out
+    assert story(tmp_path / "r")["finished"] is False
+    assert story(tmp_path / "r", "shipped.json")["finished"] is False
+    done = espal(*words, *FAST, "--json")
+    assert json.loads(done.out)["finished"] is True
+    whole = espal(*words[:-1], tmp_path / "s", *FAST, "--json")
+    different = {"run", "seconds"}
+    first, second = json.loads(done.out), json.loads(whole.out)
+    assert {k: v for k, v in first.items() if k not in different} == {
+        k: v for k, v in second.items() if k not in different
+    }
+
+
+REFUSED = {
+    "a network nobody knows": (["--model", "mpl"], ["'mpl'", "'mlp'"]),
+    "no such file": (["--model", "nett.py:build"], ["nett.py"]),
+    "no such module": (["--model", "nett:build"], ["'nett'"]),
+    "no such function": (["--model", "net.py:biuld"], ["'biuld'", "'build'"]),
+    "a network itself": (["--model", "net.py:model"], ["net.py:model", "function"]),
+    "a factory that fails": (["--model", "net.py:broken"], ["TypeError", "width"]),
+    "a factory that fails inside": (["--model", "net.py:broken", "--model-arg", "width=3"], ["no width 3", "line 37"]),
+    "a factory of something else": (["--model", "net.py:nothing"], ["int", "torch.nn.Module"]),
+    "a file with a mistake": (["--model", "wrong.py:build"], ["wrong.py", "line 2"]),
+    "a strange argument": (["--model-arg", "width"], ["'width'", "name=value"]),
+    "data nobody knows": (["--data", "minst"], ["'minst'", "'mnist'"]),
+    "no such arrays": (["--data", "none.npz"], ["none.npz"]),
+    "arrays of other names": (["--data", "odd.npz"], ["odd.npz", "images", "x_train"]),
+    "pickled arrays": (["--data", "pickled.npz"], ["pickled.npz"]),
+    "what is no file of arrays": (["--data", "text.npz"], ["text.npz"]),
+    "classes beyond the outputs": (
+        ["--data", "high.npz", "--model", "net.py:build", "--batch-size", "2"],
+        ["to 10", "10 scores"],
+    ),
+    "an unknown penalty": (["--penalty", "strong"], ["'strong'", "2^-6"]),
+    "an unknown target": (["--target", "half"], ["'half'", "25%"]),
+    "a target of nothing": (["--target", "0"], ["target", "0"]),
+    "a target nobody can reach": (["--target", "1e-6"], ["target"]),
+    "both": (["--target", "0.5", "--penalty", "0.1"], ["--target", "--penalty"]),
+    "an unknown cost": (["--cost", "weight"], ["'weight'", "weights"]),
+    "an unknown preset": (["--preset", "fintune"], ["'fintune'", "finetune"]),
+    "an unknown optimizer": (["--optimizer", "adamm"], ["'adamm'", "adam"]),
+    "an unknown schedule": (["--schedule", "linear"], ["'linear'", "cosine"]),
+    "an unknown loss": (["--loss", "mae"], ["'mae'", "mse"]),
+    "momentum of adam": (["--optimizer", "adam", "--momentum", "0.9"], ["--momentum", "adam"]),
+    "a negative rate": (["--lr", "-1"], ["--lr", "-1"]),
+    "a device that is not there": (["--device", "abacus"], ["abacus"]),
+    "a share that is none": (["--validation", "1.5"], ["1.5"]),
+    "too large a batch": (["--batch-size", "5000"], ["5000"]),
+    "no epochs": (["--epochs", "0"], ["--epochs"]),
+    "a flag that does not exist": (["--epoch", "3"], ["--epoch", "--epochs"]),
+    "too long a settling": (["--settle", "0.9", "--target", "0.5"], ["settle"]),
+    "a file that is not there": (["nowhere.toml"], ["nowhere.toml"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_one_clear_line(espal, own, name):
+    words, said = REFUSED[name]
+    (own / "wrong.py").write_text("x = 1\ny = = 2\n")
+    (own / "text.npz").write_text("not arrays")
+    np.savez(own / "odd.npz", images=np.zeros((4, 4)))
+    np.savez(own / "pickled.npz", x=np.array([{}], dtype=object), y=np.zeros(1, int))
+    np.savez(own / "high.npz", x=np.zeros((11, 64), np.float32), y=np.arange(11))
+    given = {"--model": "mlp", "--data": "digits", "--out": "run"} | dict(zip(words[::2], words[1::2]))
+    flat = [word for flag, value in given.items() for word in (flag, value)]
+    line = espal("train", *(flat if len(words) % 2 == 0 else [*words, *flat]), "--quiet").line
+    for part in said:
+        assert part in line, line
+    assert not (own / "run" / "settings.json").exists()
+
+
+def test_after_a_refusal_the_right_call_is_taken(espal, tmp_path):
+    words = ("train", "--model", "mlp", "--model-arg", "hidden=[8]", "--out", tmp_path / "r", *FAST)
+    assert "target" in espal(*words, "--target", "1e-6").line
+    assert espal(*words, "--target", "0.5").code == 0
+
+
+def test_a_folder_of_another_run_is_refused(espal, tmp_path):
+    words = ("train", "--model", "mlp", "--model-arg", "hidden=[8]", "--out", tmp_path, *FAST)
+    (tmp_path / "settings.json").write_text("{}")
+    assert "did not begin" in espal(*words).line
+    (tmp_path / "settings.json").unlink()
+    (tmp_path / "call.json").write_text("[1]")
+    assert "call.json" in espal(*words).line
+    assert (tmp_path / "call.json").read_text() == "[1]"
+
+
+def test_an_unwritable_folder(espal, tmp_path, monkeypatch):
+    def refused(path, *_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refused)  # root, as which tests may run, could write anywhere
+    line = espal("train", "--model", "mlp", "--out", tmp_path / "r", *FAST).line
+    assert str(tmp_path / "r") in line
+    assert "Permission denied" in line
+
+
+def test_a_folder_below_a_file(espal, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    assert "file" in espal("train", "--model", "mlp", "--out", tmp_path / "file" / "r", *FAST).line
+    assert "file" in espal("train", "--model", "mlp", "--out", tmp_path / "file", *FAST).line
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_full_disk_is_one_line_and_nothing_is_lost(espal, tmp_path, monkeypatch):
+    words = ("train", "--model", "mlp", "--model-arg", "hidden=[8]", "--target", 0.5, "--out", tmp_path / "r", *FAST)
+    real, writes = os.fsync, 0
+
+    def full(handle):
+        nonlocal writes
+        writes += 1
+        if writes > 6:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.os, "fsync", full)
+        assert "the disk is full" in espal(*words).line
+    assert espal(*words).code == 0
+    assert story(tmp_path / "r")["finished"]
+
+
+def test_any_other_refusal_of_the_system_is_one_line(espal, tmp_path, monkeypatch):
+    from espalier.cli import train
+
+    def refused(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "x"))
+
+    monkeypatch.setattr(train, "run", refused)
+    assert espal("train", "--model", "mlp", "--out", tmp_path, *FAST).line == (
+        f"espalier: {tmp_path / 'x'}: Permission denied\n"
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path):
+    words = [
+        sys.executable,
+        "-m",
+        "espalier",
+        "train",
+        "--model",
+        "mlp",
+        "--out",
+        str(tmp_path / "r"),
+        "--device",
+        "cpu",
+    ]
+    words += ["--model-arg", "hidden=[8]", "--epochs", "4000", "--validation", "none"]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    while "epoch 1" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.strip().endswith(f"espalier: stopped; the same command goes on from {tmp_path / 'r'}")
+    assert "Traceback" not in said
+    assert "\r" not in said  # no bars where there is no terminal
+    assert not out
+    assert list((tmp_path / "r").glob("checkpoint-*.safetensors"))
+
+
+def test_weights_come_from_the_seed(espal, tmp_path):
+    for name in ("a", "b"):
+        torch.manual_seed(hash(name) % 100)  # whatever was before
+        assert espal("train", "--model", "mlp", "--model-arg", "hidden=[8]", "--out", tmp_path / name, *FAST).code == 0
+    first, second = (espalier.train.checkpoint.unpack(_last(tmp_path / name))[1] for name in ("a", "b"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def _last(folder):
+    return sorted(folder.glob("checkpoint-*.safetensors"))[-1].read_bytes()
