@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,26 @@ def compact(
 
     Example: espalier compact runs/digits --to digits-small --onnx
     """
+    found = ship(run, to, onnx=onnx, model=model)
+    if as_json:
+        story = {"to": str(to), "files": found.files, "sizes": found.sizes, "checks": found.checks}
+        typer.echo(json.dumps(story | {"milliseconds": found.speed}))
+        return
+    _say(found, to)
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """files: their names. sizes: kept and full. checks: what was compared. speed: examples -> milliseconds of each."""
+
+    files: list[str]
+    sizes: dict[str, list[int]]
+    checks: dict[str, Any]
+    speed: dict[int, dict[str, float]]
+
+
+def ship(run: Path, to: Path, *, onnx: bool, model: str = "") -> Shipped:
+    """Write and check the small network of a run. model: its factory, instead of the one the run names."""
     call = _call(run)
     ships, network = shipped.story(run), Network.from_json(call["model"])
     if model:
@@ -45,10 +65,8 @@ def compact(
     _free(to, run)
     probe = shipped.probe(run)
     small = _small(run, network, call)
-    checks: dict[str, Any] = {
-        "examples": nested.count(probe.inputs, "the inputs"),
-        "difference": probe.difference(small),
-    }
+    checks: dict[str, Any] = {"examples": nested.count(probe.inputs, "the inputs")}
+    checks["difference"] = probe.difference(small)
     if not checks["difference"] <= SAME:
         raise BadInput(
             f"the network that {network.reference!r} builds now does not answer as the trained one did: outputs differ "
@@ -65,8 +83,8 @@ def compact(
     full = network.build().eval()
     counted = {1: repeated(probe.inputs, 1), checks["examples"]: probe.inputs}
     speed = {batch: milliseconds({"full": full, "small": small}, inputs) for batch, inputs in counted.items()}
-    told = card.write(
-        title=f"{to.resolve().name}",
+    text = card.write(
+        title=to.resolve().name,
         network=network,
         ships=ships,
         call=call,
@@ -75,17 +93,13 @@ def compact(
         speed=speed,
         here=hardware(torch.device("cpu")),
     )
-    write(to / CARD, told.encode())
-    names = ["model.safetensors", "plan.json", CARD, *([ONNX] if onnx else [])]
-    if as_json:
-        story = {"to": str(to), "files": names, "sizes": ships["sizes"], "checks": checks, "milliseconds": speed}
-        typer.echo(json.dumps(story))
-        return
-    _say(names, to, checks, speed)
+    write(to / CARD, text.encode())
+    return Shipped(["model.safetensors", "plan.json", CARD, *([ONNX] if onnx else [])], ships["sizes"], checks, speed)
 
 
-def _say(names: list[str], to: Path, checks: dict[str, Any], speed: dict[int, dict[str, float]]) -> None:
-    typer.echo(f"wrote {', '.join(names)} to {to}")
+def _say(found: Shipped, to: Path) -> None:
+    checks, speed = found.checks, found.speed
+    typer.echo(f"wrote {', '.join(found.files)} to {to}")
     typer.echo(f"checked: saved and loaded, {checks['examples']} real examples give the same outputs bit for bit")
     if "onnx" in checks:
         sizes = ", ".join(map(str, checks["onnx"]["batches"]))
