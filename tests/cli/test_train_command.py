@@ -59,6 +59,12 @@ def broken(width):
 
 def nothing():
     return 3
+
+def alone():
+    return torch.rand(50, 64)
+
+def lists():
+    return [[1.0, 2.0], [3.0, 4.0]], [0, 1]
 """
 
 
@@ -218,6 +224,11 @@ REFUSED = {
         ["--data", "high.npz", "--model", "net.py:build", "--batch-size", "2"],
         ["to 10", "10 scores"],
     ),
+    "inputs alone": (["--data", "net.py:alone"], ["net.py:alone", "Tensor", "(inputs, targets)"]),
+    "lists of numbers": (["--data", "net.py:lists"], ["net.py:lists", "tensors or arrays"]),
+    "a number as data": (["--data", "net.py:nothing"], ["net.py:nothing", "int"]),
+    "a loss of other arguments": (["--loss", "net.py:broken"], ["net.py:broken", "(4, 10)", "(4,)"]),
+    "a loss for other targets": (["--loss", "mse"], ["(4, 10)", "(4,)", "cross-entropy"]),
     "an unknown penalty": (["--penalty", "strong"], ["'strong'", "2^-6"]),
     "an unknown target": (["--target", "half"], ["'half'", "25%"]),
     "a target of nothing": (["--target", "0"], ["target", "0"]),

@@ -138,7 +138,7 @@ def _single(console: Console, single: Single, out: Path, quiet: bool) -> tuple[S
         f"--cost {asked.cost} --epochs {asked.epochs} --device cpu --out {place}"
     )
     number = 2 + [one.run for one in _singles(asked.epochs)].index(single.run)
-    console.print(f"{number}. {asked.target:.0%} of the {asked.cost} of a {single.what}, asked for:", highlight=False)
+    console.print(f"{number}. {asked.target:.0%} of the {asked.cost} asked for, {single.what}:", highlight=False)
     console.print(f"   {command}", highlight=False, soft_wrap=True)
     result, ships = training.run(asked, place, command, time_limit=None, quiet=quiet)
     small = out / f"{single.run}-small"

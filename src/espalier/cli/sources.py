@@ -201,15 +201,35 @@ def _parts(given: Any, reference: str) -> tuple[Any, Any]:
         if not {"train"} <= set(given) <= {"train", "test"}:
             raise BadInput(f"--data {reference!r} gives a dict of {sorted(map(str, given))}; it holds train and test")
         return _part(given["train"]), _part(given["test"]) if "test" in given else None
-    part = _part(given)
-    if isinstance(given, (tuple, list)) and len(given) == 2 and not _is_pair(part):
-        return _part(given[0]), _part(given[1])
-    if given is None or isinstance(given, (str, int, float)):
-        raise BadInput(
-            f"--data {reference!r} gives {given!r}; it should give (inputs, targets), a DataLoader or a Dataset, or "
-            "two of them for training and test"
-        )
-    return part, None
+    parts = [_part(given), None]
+    if isinstance(given, (tuple, list)) and len(given) == 2 and not _is_pair(parts[0]):
+        parts = [_part(given[0]), _part(given[1])]
+    for part in parts:
+        if part is not None and not _readable(part):
+            raise BadInput(
+                f"--data {reference!r} gives a {type(given).__name__} {_shown(given)}; it should give (inputs, "
+                "targets) as tensors or arrays, a DataLoader or a Dataset, or two of them, for training and test"
+            )
+    return parts[0], parts[1]
+
+
+def _readable(part: Any) -> bool:
+    """Whether fit can read it: tensors, a Dataset, or something to go through that gives pairs."""
+    if isinstance(part, Dataset) or _is_pair(part):
+        return True
+    if isinstance(part, (list, tuple)):
+        return bool(part) and all(isinstance(one, (tuple, list)) and len(one) == 2 for one in part) and _holds(part[0])
+    return not isinstance(part, (Tensor, str, dict)) and (hasattr(part, "__iter__") or hasattr(part, "__getitem__"))
+
+
+def _holds(pair: Any) -> bool:
+    return isinstance(pair[1], Tensor) or isinstance(pair[0], Tensor)
+
+
+def _shown(given: Any) -> str:
+    if isinstance(given, Tensor):
+        return f"of shape {tuple(given.shape)}"
+    return f"of {', '.join(type(one).__name__ for one in given[:4])}" if isinstance(given, (list, tuple)) else ""
 
 
 def _part(given: Any) -> Any:

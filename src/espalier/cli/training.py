@@ -18,7 +18,6 @@ from torch.nn import functional as F
 import espalier
 from espalier.cli import references, shipped, sources
 from espalier.cli.networks import Network
-from espalier.cli.sources import Source
 from espalier.space import BadInput
 from espalier.train import Recipe, Result, checks, evaluate, feed, nested, presets
 from espalier.train.checkpoint import write
@@ -137,9 +136,10 @@ def run(
     example = nested.each(lambda t: t.to(device), reading.example())
     checks.readable(model, example)
     outputs = _outputs(model, example)
-    loss = _loss(training.loss, source, reading)
+    loss = _loss(training.loss, reading)
     if loss is F.cross_entropy and isinstance(outputs, Tensor) and outputs.ndim == 2:
         sources.checked(source, outputs.shape[1])
+    _try_loss(loss, training.loss, outputs, reading, device)
     _begin(out, training, network, command)
     gated = espalier.attach(model, example)
     result = espalier.fit(
@@ -178,7 +178,7 @@ def _outputs(model: nn.Module, example: Any) -> Any:
         model.train(was)
 
 
-def _loss(name: str, source: Source, reading: feed.Feed) -> Callable[[Any, Any], Tensor]:
+def _loss(name: str, reading: feed.Feed) -> Callable[[Any, Any], Tensor]:
     """By name, the user's own, or what fits the targets: cross entropy for integers, the mean square for numbers."""
     if references.is_reference(name):
         return references.function(name, "--loss")
@@ -188,6 +188,25 @@ def _loss(name: str, source: Source, reading: feed.Feed) -> Callable[[Any, Any],
     if not isinstance(targets, Tensor):
         raise BadInput("these targets are several tensors; say what is to be minimised, as --loss file.py:function")
     return F.mse_loss if targets.is_floating_point() else F.cross_entropy
+
+
+def _try_loss(loss: Callable[[Any, Any], Tensor], name: str, outputs: Any, reading: feed.Feed, device: Any) -> None:
+    """The loss takes what the network gives, said before anything is trained."""
+    first = next(iter(reading.once(4)))[1]
+    targets = nested.each(lambda t: t[:4].to(device), first)
+    name = name or next(known for known, given in LOSSES.items() if given is loss)
+    shapes = [", ".join(str(tuple(t.shape)) for t in nested.tensors(part)) for part in (outputs, targets)]
+    if loss in (F.mse_loss, F.binary_cross_entropy_with_logits) and shapes[0] != shapes[1]:
+        raise BadInput(
+            f"--loss {name} compares outputs and targets of one shape; here they are {shapes[0]} and {shapes[1]}: "
+            "--loss cross-entropy is for classes"
+        )
+    try:
+        with torch.no_grad():
+            loss(outputs, targets)
+    except Exception as error:  # the user's own function may raise anything
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise BadInput(f"--loss {name} does not take outputs {shapes[0]} and targets {shapes[1]}: {why}") from error
 
 
 def _begin(out: Path, training: Training, network: Network, command: str) -> None:
