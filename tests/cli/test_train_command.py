@@ -114,6 +114,7 @@ def test_a_network_and_data_of_ones_own_in_a_file(espal, own):
     done = espal(*words, "--data", "net.py:data", "--target", 0.5, "--out", "run", "--batch-size", 16)
     assert done.code == 0, done.err
     call = story(own / "run", "call.json")
+    assert story(own / "run", "settings.json")["command"] == call["command"]
     assert call["model"]["reference"] == "net.py:build"
     assert call["model"]["arguments"] == {"width": 24, "deep": True}
     assert story(own / "run", "shipped.json")["sizes"]["weights"][1] == 64 * 24 + 24 * 24 + 24 * 10

@@ -128,7 +128,10 @@ def _call(run: Path) -> dict[str, Any]:
         raise BadInput(f"{run} is not a run directory: it has no {CALL}, as `espalier train --out` writes")
     call = read_call(run)
     if not all((run / name).exists() for name in (shipped.STORY, shipped.SMALL, shipped.PROBE, "settings.json")):
-        raise BadInput(f"the run in {run} did not get to its end; go on with it by the same command: {call['command']}")
+        raise BadInput(
+            f"the run in {run} did not get to its end; go on with it by the same command, as {call['command']} "
+            f"(its --out being {run})"
+        )
     return call
 
 

@@ -29,6 +29,8 @@ def main() -> None:
             raise
         _end(_os_error(error))
     except Exception as error:
+        if type(error).__name__ == "Abort":  # what older versions make of Ctrl-C
+            _end("stopped", INTERRUPTED)
         if not hasattr(error, "format_message"):  # click's own; which of two copies of it depends on typer's version
             raise
         _usage(error)

@@ -162,6 +162,7 @@ def run(
         time_limit=time_limit,
         quiet=quiet,
     )
+    _tell(out, command)
     test = None if source.test is None else evaluate(result.model, source.test, loss=loss)
     return result, shipped.save(
         out, result, gated, reading, judged_on=source.judged_on, prepared=source.prepared, test=test
@@ -241,6 +242,13 @@ def _begin(out: Path, training: Training, network: Network, command: str) -> Non
             f"{out} holds a run of other settings: {'; '.join(differ)}. Use the same to go on with it, or "
             "another folder"
         )
+
+
+def _tell(out: Path, command: str) -> None:
+    """The command into the run's settings, where reports look for it."""
+    path = out / "settings.json"
+    story = json.loads(path.read_text(encoding="utf-8"))
+    write(path, (json.dumps(story | {"command": command}, indent=2) + "\n").encode())
 
 
 def read_call(folder: Path) -> dict[str, Any]:
