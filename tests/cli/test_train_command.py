@@ -247,7 +247,7 @@ REFUSED = {
     "too large a batch": (["--batch-size", "5000"], ["5000"]),
     "no epochs": (["--epochs", "0"], ["--epochs"]),
     "a flag that does not exist": (["--epoch", "3"], ["--epoch", "--epochs"]),
-    "too long a settling": (["--settle", "0.9", "--target", "0.5"], ["settle"]),
+    "too long a settling": (["--settle", "1.5", "--target", "0.5"], ["settle", "1.5"]),
     "a file that is not there": (["nowhere.toml"], ["nowhere.toml"]),
 }
 

@@ -19,9 +19,9 @@ from rich.table import Table
 from espalier.cli import sizes, training
 from espalier.cli.compact import Shipped, ship
 from espalier.cli.config import configurable
-from espalier.cli.paper import told
 from espalier.cli.sizes import Size
 from espalier.cli.training import Training
+from espalier.cli.words import told
 from espalier.data import load
 from espalier.space import BadInput
 from espalier.train.checkpoint import write

@@ -11,8 +11,8 @@ from typing import Any
 import typer
 
 from espalier.cli.config import configurable
-from espalier.cli.paper import number, told
 from espalier.cli.training import Training, run
+from espalier.cli.words import number, told
 from espalier.space import BadInput
 from espalier.train import Result
 from espalier.train.metrics import clean

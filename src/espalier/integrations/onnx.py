@@ -70,9 +70,7 @@ def verify(
     tolerance: float = TOLERANCE,
 ) -> Checked:
     """Compare an ONNX file with a model in torch, on real and on random inputs, at several batch sizes."""
-    _needed()
-    import onnxruntime
-
+    onnxruntime = _needed()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     try:
@@ -138,14 +136,16 @@ def _names(inputs: Any) -> list[str]:
     return ["inputs"] if count == 1 else [f"inputs_{i}" for i in range(count)]
 
 
-def _needed() -> None:
-    for name in ("onnx", "onnxruntime", "onnxscript"):
+def _needed() -> Any:
+    """onnxruntime, when everything is here."""
+    for name in ("onnx", "onnxscript", "onnxruntime"):
         try:
-            importlib.import_module(name)
+            found = importlib.import_module(name)
         except ModuleNotFoundError as missing:
             if missing.name != name:
                 raise
             raise BadInput(f"ONNX needs {name}: pip install 'espalier[onnx]'") from None
+    return found
 
 
 @contextmanager
