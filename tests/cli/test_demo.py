@@ -36,7 +36,7 @@ def test_the_demo_shows_and_writes_all_of_its_parts(espal, tmp_path, narrow):
     assert "25% of the weights" in shown
     assert "30% of the macs" in shown
     assert "uncut" in shown
-    assert "x as fast" in shown
+    assert "64 at once, uncut: small" in shown
 
     files = sorted(path.relative_to(out / "runs").as_posix() for path in (out / "runs").rglob("*.json"))
     assert files == [

@@ -30,7 +30,7 @@ WIDTHS = (64, 64, 64, 10)  # pixels, two hidden layers, classes
 TARGETS = (0.05, 0.1, 0.25, 0.5, 1.0)
 STORY = "demo.json"
 STATE = ".state"  # a name that a report passes over
-FOLDERS = (STATE, "runs", "quarter", "images", "quarter-small", "images-small")
+FOLDERS = (STATE, "runs", "quarter", "images", "quarter-small", "images-small", "figures", "tables")
 
 
 @dataclass(frozen=True)
@@ -174,19 +174,19 @@ def _single_table(shipped: list[tuple[Single, dict[str, Any], Shipped]]) -> Tabl
         table.add_row(name, *cells)
 
     row("asked for", *(f"{one.training.target:.0%} of the {one.training.cost}" for one, _, _ in shipped))
-    row("reached before the selection", *(f"{story['share_before']:.1%}" for _, story, _ in shipped))
-    row("reached after it", *(f"{story['share_after']:.1%}" for _, story, _ in shipped))
+    row("before the selection", *(f"{story['share_before']:.1%}" for _, story, _ in shipped))
+    row("after it, what ships", *(f"{story['share_after']:.1%}" for _, story, _ in shipped))
     row("test error", *(f"{story['validation_error']:.1%}" for _, story, _ in shipped))
     for kind in ("weights", "macs", "parameters"):
         row(f"{kind} kept", *("{:,} of {:,}".format(*story["sizes"][kind]) for _, story, _ in shipped))
     for batch in shipped[0][2].speed:
         times = [ships.speed[batch] for _, _, ships in shipped]
         row(
-            f"{batch} at once, uncut and small",
-            *(f"{t['full']:.3f} and {t['small']:.3f} ms: {t['full'] / t['small']:.1f} x as fast" for t in times),
+            f"{batch} at once, uncut: small",
+            *(f"{t['full']:.2f}: {t['small']:.2f} ms, {t['full'] / t['small']:.1f} x" for t in times),
         )
     row(
-        "onnxruntime against torch",
+        "onnxruntime: torch",
         *(f"differs by {s.checks['onnx']['difference']:.0e}" if "onnx" in s.checks else "-" for _, _, s in shipped),
     )
     return table

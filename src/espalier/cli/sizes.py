@@ -82,22 +82,28 @@ def write(sizes: Sequence[Size], folder: Path, widths: Widths, dataset: str, epo
     shared = {"dataset": dataset, "widths": list(widths), "epochs": epochs, "batch_size": 32, "cost": "weights"}
     full = weights(widths)
     place = folder / "runs" / dataset
+    searches = sum(len(size.found) for size in sizes)  # one batch, all of them
     for size in sizes:
         for result in size.found:
             run = {"method": "search", "variant": "search", "target": size.target, "seed": result.run.seed}
             path = place / "search" / f"target_{size.target:g}-seed_{result.run.seed}.json"
-            record.save(path, _story(run, shared, result, widths, full, command))
+            record.save(path, _story(run, shared, result, widths, searches, command))
         for result in size.scratch:
             share = weights(size.uniform) / full
             run = {"method": "scratch", "variant": "scratch", "size": round(share, 6), "seed": result.run.seed}
             path = place / "scratch" / f"size_{size.target:g}-seed_{result.run.seed}.json"
-            record.save(path, _story(run, shared, result, widths, full, command))
+            record.save(path, _story(run, shared, result, widths, len(size.scratch), command))
 
 
 def _story(
-    run: dict[str, Any], settings: dict[str, Any], result: SweepResult, widths: Widths, full: int, command: str
+    run: dict[str, Any],
+    settings: dict[str, Any],
+    result: SweepResult,
+    widths: Widths,
+    together: int,
+    command: str,
 ) -> dict[str, Any]:
-    kept = widths_of(result.model)
+    kept, full = widths_of(result.model), weights(widths)
     hidden = {f"layer {i}": [have, all_of] for i, (have, all_of) in enumerate(zip(kept[1:-1], widths[1:-1]), 1)}
     return {
         "command": command,
@@ -114,7 +120,7 @@ def _story(
             "updates": result.updates,
         },
         "curve": [{CURVE.get(key, key): value for key, value in row.items()} for row in result.history],
-        "seconds": result.seconds,
+        "seconds": {"batch": round(result.seconds, 3), "per_run": round(result.seconds / together, 3)},
         "hardware": hardware(torch.device("cpu")),
         "versions": versions(),
     }
