@@ -23,6 +23,17 @@ class Done:
         return self.err
 
 
+@pytest.fixture(autouse=True)
+def _own_modules(monkeypatch):
+    """Files of a test's own are not found, nor taken for another's, by the next one."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name in {"net", "neighbour"} or name.startswith("espalier_own_"):
+            del sys.modules[name]
+
+
 @pytest.fixture
 def espal(monkeypatch, capsys):
     pytest.importorskip("typer")
