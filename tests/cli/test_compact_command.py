@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import re
@@ -16,6 +17,9 @@ import espalier
 from espalier.compact import store
 
 pytest.importorskip("typer")
+from typer.testing import CliRunner
+
+from espalier.cli.app import app
 
 NET = """
 from torch import nn
@@ -47,12 +51,22 @@ TRAIN = (
 )
 
 
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
+    """One run for all tests, each of which has a copy of it."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "net.py").write_text(NET)
+    with contextlib.chdir(folder):
+        words = [*map(str, TRAIN), "--out", "run", "--quiet", "--device", "cpu"]
+        done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return folder
+
+
 @pytest.fixture
-def trained(espal, tmp_path, monkeypatch):
+def trained(once, tmp_path, monkeypatch):
+    shutil.copytree(once, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "net.py").write_text(NET)
-    done = espal(*TRAIN, "--out", "run", "--quiet", "--device", "cpu")
-    assert done.code == 0, done.err
     return tmp_path
 
 
@@ -153,7 +167,7 @@ def test_what_is_no_finished_run_is_said_in_one_line(espal, trained):
         "net.py": "a file",
         "empty": "not a run directory",
         "several": "several/a",
-        "half": "espalier train --model net.py:build",
+        "half": "same command, as espalier",
         "python": "espalier.save",
     }.items():
         line = espal("compact", folder, "--to", "small").line

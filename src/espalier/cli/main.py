@@ -21,7 +21,7 @@ def main() -> None:
     try:
         code = app(prog_name="espalier", standalone_mode=False)  # so that errors come here, and not in three lines
     except EspalierError as error:
-        _end(error)
+        _end(error.strerror if isinstance(error, OSError) and error.strerror else error)
     except KeyboardInterrupt:
         _end("stopped", INTERRUPTED)
     except OSError as error:

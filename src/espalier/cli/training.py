@@ -213,7 +213,7 @@ def _try_loss(loss: Callable[[Any, Any], Tensor], name: str, outputs: Any, readi
 def _begin(out: Path, training: Training, network: Network, command: str) -> None:
     """Say in the run directory how it is called; refuse one that was called otherwise, and one of somebody else.
 
-    A run has begun once its settings are there: a call that was refused before that leaves nothing to keep to.
+    A run has begun with its first checkpoint: a call that ended before that leaves nothing to keep to.
     """
     path = out / CALL
     story = {
@@ -222,8 +222,8 @@ def _begin(out: Path, training: Training, network: Network, command: str) -> Non
         "model": network.to_json(),
         "settings": asdict(training) | {"model_arg": list(training.model_arg)},
     }
-    begun = (out / "settings.json").exists()
-    if begun and not path.exists():
+    begun = any(out.glob("checkpoint-*.safetensors"))
+    if not path.exists() and (begun or (out / "settings.json").exists()):
         raise BadInput(
             f"{out} holds a run that `espalier train` did not begin (there is no {CALL}); name another folder"
         )
