@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import espalier
 from espalier.train import checkpoint as checkpoints
@@ -203,6 +204,25 @@ def test_a_time_limit_is_no_failure_and_the_same_command_goes_on(espal, tmp_path
     assert {k: v for k, v in first.items() if k not in different} == {
         k: v for k, v in second.items() if k not in different
     }
+
+
+def test_a_trained_network_to_start_from(espal, tmp_path):
+    torch.manual_seed(5)
+    trained = espalier.models.MLP(64, (16,), 10)
+    save_file(trained.state_dict(), tmp_path / "w.safetensors")
+    small = ("train", "--model", "mlp", "--model-arg", "hidden=[16]", "--preset", "finetune", "--lr", 0, *FAST)
+    assert espal(*small, "--target", 0.5, "--weights", tmp_path / "w.safetensors", "--out", tmp_path / "r").code == 0
+    cut = espalier.load(tmp_path / "r" / "small", lambda: espalier.models.MLP(64, (16,), 10))
+    kept = cut.layers[0].weight
+    assert len(kept) <= 8
+    assert all(any(torch.equal(row, whole) for whole in trained.layers[0].weight) for row in kept)  # a rate of 0
+    (tmp_path / "w.safetensors").write_bytes(b"cut off")
+    again = ("--target", 0.5, "--out", tmp_path / "s", "--weights")
+    assert "w.safetensors" in espal(*small, *again, tmp_path / "w.safetensors").line
+    assert "pickle" in espal(*small, *again, tmp_path / "w.pt").line
+    assert "no file" in espal(*small, *again, tmp_path / "none.safetensors").line
+    save_file({"head.bias": torch.zeros(10)}, tmp_path / "w.safetensors")
+    assert "does not fit" in espal(*small, *again, tmp_path / "w.safetensors").line
 
 
 REFUSED = {

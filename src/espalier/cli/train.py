@@ -44,6 +44,7 @@ def train(
     model_arg: list[str] = typer.Option(
         [], metavar="NAME=VALUE", help="An argument of the network, as hidden=[64,64]; may be repeated."
     ),
+    weights: Path | None = typer.Option(None, help="A .safetensors file to start from, with --preset finetune."),
     validation: str = typer.Option(
         "", help="What to judge by: test, none, or a share to hold out, as 0.1; default: test, else 0.1."
     ),
@@ -66,6 +67,7 @@ def train(
         model=model,
         data=data,
         model_arg=tuple(model_arg),
+        weights="" if weights is None else str(weights),
         data_dir="" if data_dir is None else str(data_dir),
         flatten=flatten,
         scale=scale,

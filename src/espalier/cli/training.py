@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -42,6 +45,7 @@ class Training:
     model: str
     data: str
     model_arg: tuple[str, ...] = ()
+    weights: str = ""
     data_dir: str = ""
     flatten: bool = False
     scale: float | None = None
@@ -89,7 +93,7 @@ class Training:
         numbers: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         return replace(presets.read(self.preset), **numbers)
 
-    def weights(self) -> Callable[[Iterable[Tensor]], torch.optim.Optimizer] | None:
+    def descent(self) -> Callable[[Iterable[Tensor]], torch.optim.Optimizer] | None:
         """The optimiser of the weights where it is not the recipe's SGD."""
         if self.optimizer in ("", "sgd"):
             return None
@@ -105,7 +109,7 @@ class Training:
             return lambda inner: rates.CosineAnnealingLR(inner, self.epochs)
         if self.schedule == "constant":
             return lambda inner: rates.ConstantLR(inner, factor=1.0)
-        if self.weights() is None:
+        if self.descent() is None:
             return None
         drops = [math.ceil(share * self.epochs) for share in self.recipe().drops]
         return lambda inner: rates.MultiStepLR(inner, drops, gamma=0.1)
@@ -131,7 +135,10 @@ def run(
     arguments = references.arguments(training.model_arg)
     network = Network(training.model, arguments, source.shape, source.outputs)
     device = training.place()
-    model = network.build(training.seed).to(device)
+    model = network.build(training.seed)
+    if training.weights:
+        _load(model, Path(training.weights))
+    model.to(device)
     reading = feed.read(source.train, training.batch_size, training.seed, nested.dtype(model))
     example = nested.each(lambda t: t.to(device), reading.example())
     checks.readable(model, example)
@@ -142,6 +149,13 @@ def run(
     _try_loss(loss, training.loss, outputs, reading, device)
     _begin(out, training, network, command)
     gated = espalier.attach(model, example)
+    if not quiet:
+        count, groups = sum(p.numel() for p in model.parameters()), len(gated.space.slices)
+        print(
+            f"{training.model}: {count:,} parameters, {gated.d} gates in {groups} groups, on {device}; {_named(loss)}; "
+            f"judged on {source.judged_on}",
+            file=sys.stderr,
+        )
     result = espalier.fit(
         gated,
         source.train,
@@ -152,7 +166,7 @@ def run(
         target=training.target,
         batch_size=training.batch_size,
         samples=training.samples,
-        optimizer=training.weights(),
+        optimizer=training.descent(),
         scheduler=training.steps(),
         settle=training.settle,
         preset=training.recipe(),
@@ -167,6 +181,26 @@ def run(
     return result, shipped.save(
         out, result, gated, reading, judged_on=source.judged_on, prepared=source.prepared, test=test
     )
+
+
+def _load(model: nn.Module, path: Path) -> None:
+    """The weights of an already trained network, all of them."""
+    if path.suffix in (".pt", ".pth", ".bin", ".ckpt"):
+        raise BadInput(
+            f"--weights {path}: files of pickle are not loaded; write it anew with "
+            "safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')"
+        )
+    try:
+        found = load_file(path)
+    except FileNotFoundError:
+        raise BadInput(f"--weights: there is no file {path}") from None
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"--weights {path} cannot be read: {error}") from None
+    try:
+        model.load_state_dict(found)
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines()[1:]]
+        raise BadInput(f"--weights {path} does not fit the network: {lines[0] if lines else error}") from None
 
 
 def _outputs(model: nn.Module, example: Any) -> Any:
@@ -191,11 +225,15 @@ def _loss(name: str, reading: feed.Feed) -> Callable[[Any, Any], Tensor]:
     return F.mse_loss if targets.is_floating_point() else F.cross_entropy
 
 
+def _named(loss: Callable[..., Any]) -> str:
+    return next((name for name, given in LOSSES.items() if given is loss), getattr(loss, "__name__", "loss"))
+
+
 def _try_loss(loss: Callable[[Any, Any], Tensor], name: str, outputs: Any, reading: feed.Feed, device: Any) -> None:
     """The loss takes what the network gives, said before anything is trained."""
     first = next(iter(reading.once(4)))[1]
     targets = nested.each(lambda t: t[:4].to(device), first)
-    name = name or next(known for known, given in LOSSES.items() if given is loss)
+    name = name or _named(loss)
     shapes = [", ".join(str(tuple(t.shape)) for t in nested.tensors(part)) for part in (outputs, targets)]
     if loss in (F.mse_loss, F.binary_cross_entropy_with_logits) and shapes[0] != shapes[1]:
         raise BadInput(
