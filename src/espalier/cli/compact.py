@@ -11,11 +11,11 @@ import torch
 import typer
 
 import espalier
-from espalier.cli import card, references, shipped
+from espalier.cli import calls, card, references, shipped
+from espalier.cli.calls import CALL
 from espalier.cli.config import configurable
 from espalier.cli.networks import Network
 from espalier.cli.timing import milliseconds
-from espalier.cli.training import CALL, read_call
 from espalier.integrations.compare import answers, repeated
 from espalier.space import BadInput, Corrupt
 from espalier.train import nested
@@ -126,7 +126,7 @@ def _call(run: Path) -> dict[str, Any]:
                 "train`, or in Python use espalier.save(result.model, folder)"
             )
         raise BadInput(f"{run} is not a run directory: it has no {CALL}, as `espalier train --out` writes")
-    call = read_call(run)
+    call = calls.read(run)
     if not all((run / name).exists() for name in (shipped.STORY, shipped.SMALL, shipped.PROBE, "settings.json")):
         raise BadInput(
             f"the run in {run} did not get to its end; go on with it by the same command, as {call['command']} "

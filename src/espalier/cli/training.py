@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,20 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import espalier
-from espalier.cli import references, shipped, sources
+from espalier.cli import calls, losses, references, shipped, sources
 from espalier.cli.networks import Network
 from espalier.space import BadInput
 from espalier.train import Recipe, Result, checks, evaluate, feed, nested, presets
-from espalier.train.checkpoint import write
 
-FORMAT = 1
-CALL = "call.json"
-FREE = ("data_dir", "device")  # may change between the calls of one run
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "cross-entropy": F.cross_entropy,
-    "mse": F.mse_loss,
-    "binary-cross-entropy": F.binary_cross_entropy_with_logits,
-}
 COSTS = ("weights", "macs", "units", "parameters")
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 SCHEDULES = ("steps", "cosine", "constant")
@@ -79,7 +69,7 @@ class Training:
         if self.schedule:
             _one_of("--schedule", self.schedule, SCHEDULES)
         if self.loss and not references.is_reference(self.loss):
-            _one_of("--loss", self.loss, tuple(LOSSES), "or your own, as file.py:function")
+            _one_of("--loss", self.loss, tuple(losses.LOSSES), "or your own, as file.py:function")
         if self.momentum is not None and self.optimizer not in ("", "sgd"):
             raise BadInput(f"--momentum is of sgd; {self.optimizer} has none")
         for name in ("lr", "momentum", "weight_decay"):
@@ -114,6 +104,9 @@ class Training:
         drops = [math.ceil(share * self.epochs) for share in self.recipe().drops]
         return lambda inner: rates.MultiStepLR(inner, drops, gamma=0.1)
 
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"model_arg": list(self.model_arg)}
+
     def place(self) -> torch.device:
         return checks.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
@@ -143,19 +136,17 @@ def run(
     example = nested.each(lambda t: t.to(device), reading.example())
     checks.readable(model, example)
     outputs = _outputs(model, example)
-    loss = _loss(training.loss, reading)
+    loss = losses.chosen(training.loss, reading)
     if loss is F.cross_entropy and isinstance(outputs, Tensor) and outputs.ndim == 2:
         sources.checked(source, outputs.shape[1])
-    _try_loss(loss, training.loss, outputs, reading, device)
-    _begin(out, training, network, command)
+    losses.tried(loss, training.loss, outputs, reading, device)
+    calls.begin(out, training.to_json(), network, command)
     gated = espalier.attach(model, example)
     if not quiet:
         count, groups = sum(p.numel() for p in model.parameters()), len(gated.space.slices)
-        print(
-            f"{training.model}: {count:,} parameters, {gated.d} gates in {groups} groups, on {device}; {_named(loss)}; "
-            f"judged on {source.judged_on}",
-            file=sys.stderr,
-        )
+        parts = f"{count:,} parameters, {gated.d} gates in {groups} groups"
+        judged = f"{losses.named(loss)}, judged on {source.judged_on}"
+        print(f"{training.model}: {parts}, on {device}; {judged}", file=sys.stderr)
     result = espalier.fit(
         gated,
         source.train,
@@ -176,7 +167,7 @@ def run(
         time_limit=time_limit,
         quiet=quiet,
     )
-    _tell(out, command)
+    calls.tell(out)
     test = None if source.test is None else evaluate(result.model, source.test, loss=loss)
     return result, shipped.save(
         out, result, gated, reading, judged_on=source.judged_on, prepared=source.prepared, test=test
@@ -211,94 +202,6 @@ def _outputs(model: nn.Module, example: Any) -> Any:
             return nested.call(model, example)
     finally:
         model.train(was)
-
-
-def _loss(name: str, reading: feed.Feed) -> Callable[[Any, Any], Tensor]:
-    """By name, the user's own, or what fits the targets: cross entropy for integers, the mean square for numbers."""
-    if references.is_reference(name):
-        return references.function(name, "--loss")
-    if name:
-        return LOSSES[name]
-    targets = next(iter(reading.once(1)))[1]
-    if not isinstance(targets, Tensor):
-        raise BadInput("these targets are several tensors; say what is to be minimised, as --loss file.py:function")
-    return F.mse_loss if targets.is_floating_point() else F.cross_entropy
-
-
-def _named(loss: Callable[..., Any]) -> str:
-    return next((name for name, given in LOSSES.items() if given is loss), getattr(loss, "__name__", "loss"))
-
-
-def _try_loss(loss: Callable[[Any, Any], Tensor], name: str, outputs: Any, reading: feed.Feed, device: Any) -> None:
-    """The loss takes what the network gives, said before anything is trained."""
-    first = next(iter(reading.once(4)))[1]
-    targets = nested.each(lambda t: t[:4].to(device), first)
-    name = name or _named(loss)
-    shapes = [", ".join(str(tuple(t.shape)) for t in nested.tensors(part)) for part in (outputs, targets)]
-    if loss in (F.mse_loss, F.binary_cross_entropy_with_logits) and shapes[0] != shapes[1]:
-        raise BadInput(
-            f"--loss {name} compares outputs and targets of one shape; here they are {shapes[0]} and {shapes[1]}: "
-            "--loss cross-entropy is for classes"
-        )
-    try:
-        with torch.no_grad():
-            loss(outputs, targets)
-    except Exception as error:  # the user's own function may raise anything
-        why = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise BadInput(f"--loss {name} does not take outputs {shapes[0]} and targets {shapes[1]}: {why}") from error
-
-
-def _begin(out: Path, training: Training, network: Network, command: str) -> None:
-    """Say in the run directory how it is called; refuse one that was called otherwise, and one of somebody else.
-
-    A run has begun with its first checkpoint: a call that ended before that leaves nothing to keep to.
-    """
-    path = out / CALL
-    story = {
-        "format": FORMAT,
-        "command": command,
-        "model": network.to_json(),
-        "settings": asdict(training) | {"model_arg": list(training.model_arg)},
-    }
-    begun = any(out.glob("checkpoint-*.safetensors"))
-    if not path.exists() and (begun or (out / "settings.json").exists()):
-        raise BadInput(
-            f"{out} holds a run that `espalier train` did not begin (there is no {CALL}); name another folder"
-        )
-    theirs = read_call(out)["settings"] if path.exists() else {}
-    if not begun:
-        write(path, (json.dumps(story, indent=2) + "\n").encode())
-        return
-    differ = [
-        f"--{field.name.replace('_', '-')} {json.dumps(theirs.get(field.name))} there, "
-        f"{json.dumps(story['settings'][field.name])} here"  # type: ignore[index]
-        for field in fields(Training)
-        if field.name not in FREE and theirs.get(field.name) != story["settings"][field.name]  # type: ignore[index]
-    ]
-    if differ:
-        raise BadInput(
-            f"{out} holds a run of other settings: {'; '.join(differ)}. Use the same to go on with it, or "
-            "another folder"
-        )
-
-
-def _tell(out: Path, command: str) -> None:
-    """The command into the run's settings, where reports look for it."""
-    path = out / "settings.json"
-    story = json.loads(path.read_text(encoding="utf-8"))
-    write(path, (json.dumps(story | {"command": command}, indent=2) + "\n").encode())
-
-
-def read_call(folder: Path) -> dict[str, Any]:
-    """How the run in a folder was called."""
-    path = folder / CALL
-    try:
-        story = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read: {error}") from None
-    if not isinstance(story, dict) or story.get("format") != FORMAT or not {"model", "settings"} <= story.keys():
-        raise BadInput(f"{path} was not written by `espalier train`, or by another version of it; name another folder")
-    return story
 
 
 def _one_of(flag: str, given: str, allowed: Sequence[str], more: str = "") -> None:
