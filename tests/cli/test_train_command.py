@@ -53,6 +53,15 @@ def loaders():
 def absolute(outputs, targets):
     return (outputs.softmax(1)[:, 0] - targets.float()).abs().mean()
 
+class Frozen(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(64).eval()
+        self.body = build(8)
+    def forward(self, x):
+        assert not self.norm.training
+        return self.body(self.norm(x))
+
 model = build()
 
 def broken(width):
@@ -131,6 +140,13 @@ def test_data_of_ones_own_in_every_form(espal, own, data, judged):
     assert done.code == 0, done.err
     assert judged in done.out
     assert story(own / "r", "settings.json")["settings"]["penalty"] == 0.125
+
+
+def test_parts_that_are_frozen_stay_so(espal, own):
+    done = espal("train", "--model", "net.py:Frozen", "--data", "net.py:data", "--out", "r", *FAST)
+    assert done.code == 0, done.err
+    small = espalier.load("r/small", espalier.cli.references.function("net.py:Frozen", "--model"))
+    assert not small.norm.running_mean.any()
 
 
 def test_arrays_in_a_file(espal, tmp_path, monkeypatch):
@@ -232,7 +248,7 @@ REFUSED = {
     "no such function": (["--model", "net.py:biuld"], ["'biuld'", "'build'"]),
     "a network itself": (["--model", "net.py:model"], ["net.py:model", "function"]),
     "a factory that fails": (["--model", "net.py:broken"], ["TypeError", "width"]),
-    "a factory that fails inside": (["--model", "net.py:broken", "--model-arg", "width=3"], ["no width 3", "line 37"]),
+    "a factory that fails inside": (["--model", "net.py:broken", "--model-arg", "width=3"], ["no width 3", "line 46"]),
     "a factory of something else": (["--model", "net.py:nothing"], ["int", "torch.nn.Module"]),
     "a file with a mistake": (["--model", "wrong.py:build"], ["wrong.py", "line 2"]),
     "a strange argument": (["--model-arg", "width"], ["'width'", "name=value"]),

@@ -22,6 +22,7 @@ from espalier.cli import calls, losses, references, shipped, sources
 from espalier.cli.networks import Network
 from espalier.space import BadInput
 from espalier.train import Recipe, Result, checks, evaluate, feed, nested, presets
+from espalier.train.score import evaluating
 
 COSTS = ("weights", "macs", "units", "parameters")
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
@@ -135,7 +136,8 @@ def run(
     reading = feed.read(source.train, training.batch_size, training.seed, nested.dtype(model))
     example = nested.each(lambda t: t.to(device), reading.example())
     checks.readable(model, example)
-    outputs = _outputs(model, example)
+    with torch.no_grad(), evaluating(model):
+        outputs = nested.call(model, example)
     loss = losses.chosen(training.loss, reading)
     if loss is F.cross_entropy and isinstance(outputs, Tensor) and outputs.ndim == 2:
         sources.checked(source, outputs.shape[1])
@@ -192,16 +194,6 @@ def _load(model: nn.Module, path: Path) -> None:
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()[1:]]
         raise BadInput(f"--weights {path} does not fit the network: {lines[0] if lines else error}") from None
-
-
-def _outputs(model: nn.Module, example: Any) -> Any:
-    was = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            return nested.call(model, example)
-    finally:
-        model.train(was)
 
 
 def _one_of(flag: str, given: str, allowed: Sequence[str], more: str = "") -> None:
