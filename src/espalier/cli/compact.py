@@ -167,5 +167,7 @@ def _free(to: Path, run: Path) -> None:
         raise BadInput(f"--to {to} is the run itself; name another folder")
     if to.exists() and not to.is_dir():
         raise BadInput(f"--to {to} is a file; name a folder")
-    if to.is_dir() and any(to.iterdir()) and not (to / "plan.json").exists():
+    left = {path.name.removesuffix(".partial") for path in to.iterdir()} if to.is_dir() else set()
+    cut_short = left <= {"model.safetensors", "plan.json", ONNX}  # a call that a full disk or a kill ended
+    if left and not cut_short and not (to / "plan.json").exists():
         raise BadInput(f"--to {to} holds other files; name a new or empty folder")

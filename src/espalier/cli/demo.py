@@ -73,7 +73,9 @@ def demo(
     page = _page(out)
     write(out / STORY, (json.dumps({"settings": settings, "finished": True}) + "\n").encode())
     shutil.rmtree(out / STATE, ignore_errors=True)
-    console.print(f"{count} networks took {time.perf_counter() - began:.0f} s. Runs and small networks are in {out}.")
+    console.print(
+        f"{count} networks; this took {time.perf_counter() - began:.0f} s. Runs and small networks are in {out}."
+    )
     if page is not None:
         console.print(f"The page: {page}")
 

@@ -14,6 +14,8 @@ BAD_INPUT, INTERRUPTED = 2, 130
 def main() -> None:
     try:
         from espalier.cli.app import app
+    except KeyboardInterrupt:
+        _end("stopped", INTERRUPTED)
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.startswith("espalier"):
             raise
