@@ -7,7 +7,6 @@ import shutil
 import sys
 import time
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -195,11 +194,10 @@ def _single_table(shipped: list[tuple[Single, dict[str, Any], Shipped]]) -> Tabl
 
 
 def _page(out: Path) -> Path | None:
-    """The report of everything below the folder: its page; None where this version, or installation, has none."""
-    name = "espalier.report.write"
-    if find_spec(name) is None:
-        return None
-    import_module(name).write(out)
+    """The report of everything below the folder: its page; None where plotly or jinja2 is missing."""
+    from espalier.report.write import write
+
+    write(out)
     page = out / "report.html"
     return page if page.exists() else None
 

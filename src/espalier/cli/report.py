@@ -6,9 +6,11 @@ from pathlib import Path
 
 import typer
 
+from espalier.cli.config import configurable
 from espalier.report.write import write
 
 
+@configurable
 def report(
     folder: Path = typer.Argument(help="A study, a sweep or a run: the folder that its runs were written to."),
     reproduction: Path | None = typer.Option(None, help="A page whose generated part is to be replaced as well."),
