@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import re
-import shlex
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
 
 import torch
 import typer
 
-from espalier.space import BadInput
+from espalier.cli.connection import connection_selection
+from espalier.cli.finish import finish
+from espalier.cli.words import number, options, told, whole, words
 from espalier.study.spec import METHODS, PENALTIES, SIZES, Settings
-from espalier.study.unit_selection import Study
+from espalier.study.study import Study
+from espalier.study.unit_selection import UNIT_SELECTION
 from espalier.train import progress
 from espalier.train.batched import Compute
 from espalier.train.stop import Stop
@@ -70,16 +69,16 @@ def unit_selection(
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     settings = Settings(
         dataset=dataset,
-        methods=_words(methods),
-        penalties=tuple(number(word) for word in _words(penalties)),
-        sizes=tuple(number(word) for word in _words(sizes)),
+        methods=words(methods),
+        penalties=tuple(number(word) for word in words(penalties)),
+        sizes=tuple(number(word) for word in words(sizes)),
         dropout=dropout,
         trials=trials,
         first_seed=first_seed,
         epochs=epochs,
         batch_size=batch_size,
         samples=samples,
-        hidden=tuple(_whole(word) for word in _words(hidden)) or None,
+        hidden=tuple(whole(word) for word in words(hidden)) or None,
         learning_rate=learning_rate,
         theta_rate=theta_rate,
         settle=settle,
@@ -92,6 +91,7 @@ def unit_selection(
     )
     shown = progress.choose(quiet)
     study = Study(
+        UNIT_SELECTION,
         settings,
         out,
         data_dir=data_dir,
@@ -99,74 +99,14 @@ def unit_selection(
         compute=Compute(
             precision=settings.precision,  # type: ignore[arg-type]
             autotune=autotune,
-            options=_options(inductor),
+            options=options(inductor),
             updates_at_once=updates_at_once,
         ),
         commit=commit or None,
         command=told(sys.argv[1:]),
         keep_state=keep_state,
     )
-    with stop.on_interrupt():
-        complete = study.run(stop, shown)
-    if report and any(out.glob("runs/**/*.json")):
-        _report(out, reproduction)
-    if stop.interrupted:
-        _interrupted()
-    if complete:
-        shown.say(f"every run is in {out}")
+    finish(study, stop, shown, out, report, reproduction)
 
 
-def _report(out: Path, reproduction: Path | None) -> None:
-    from espalier.report.unit_selection import write
-
-    for path in write(out, reproduction):
-        typer.echo(f"wrote {path}")
-
-
-def _interrupted() -> NoReturn:
-    typer.echo("espalier: stopped; the same command goes on from the last checkpoint", err=True)
-    raise typer.Exit(130)
-
-
-def told(words: list[str]) -> str:
-    """The command as run files tell it: without the folders of the machine it ran on.
-
-    >>> told(["paper", "unit-selection", "--out=/home/me/results/units", "--data-dir", "/data/sets"])
-    'espalier paper unit-selection --out=units --data-dir sets'
-    """
-    return shlex.join(["espalier", *[re.sub(r"(?<![^=])/\S*/([^/]*)", r"\1", word) for word in words]])
-
-
-def number(word: str) -> float:
-    """A number as the paper writes it, or as a computer does.
-
-    >>> number("2^-6"), number("-2^-3"), number("0.25")
-    (0.015625, -0.125, 0.25)
-    """
-    if power := re.fullmatch(r"([+-]?)(\d+)\^([+-]?\d+)", word):
-        sign, base, exponent = power.groups()
-        return (-1.0 if sign == "-" else 1.0) * float(base) ** int(exponent)
-    try:
-        return float(word)
-    except ValueError:
-        raise BadInput(f"{word!r} is not a number; write 0.015625 or 2^-6") from None
-
-
-def _options(text: str) -> dict[str, Any]:
-    try:
-        options = json.loads(text)
-    except ValueError as error:
-        raise BadInput(f"--inductor is JSON such as '{{\"combo_kernels\": true}}', not {text!r}: {error}") from None
-    if not isinstance(options, dict):
-        raise BadInput(f"--inductor is a JSON object, not {text!r}")
-    return options
-
-
-def _whole(word: str) -> int:
-    if not word.isdigit():
-        raise BadInput(f"{word!r} is not a number of units")
-    return int(word)
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
+paper.command("connection-selection")(connection_selection)

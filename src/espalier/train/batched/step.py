@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -62,6 +62,8 @@ class Differential:
     dtype: what the network computes in, where that differs from its parameters' (bfloat16 over float32 masters).
     """
 
+    whole = True  # can be compiled together with the rest of an update
+
     def __init__(self, call: Call, loss: Loss, dtype: torch.dtype | None = None) -> None:
         self.call, self.loss, self.dtype = call, loss, dtype
 
@@ -99,6 +101,11 @@ class Differential:
             raise BadInput(f"the loss is a scalar, the mean over the mini-batch, not of shape {tuple(loss.shape)}")
         return loss, wrong
 
+    def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Tensor, y: Tensor) -> None:
+        """One run, eagerly: see ``Batch``. params, fixed: ``(1, ...)``; mask ``(d)``; x ``(B, ...)``."""
+        one, held = ({name: t[0] for name, t in named.items()} for named in (params, fixed))
+        self.measured(self.outputs(one, held, mask, x), y)
+
     def _shared(self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor) -> Measured:
         if len(masks) == 1:  # nothing to map over
             loss, wrong = self.measured(self.outputs(params, fixed, masks[0], x), y)
@@ -118,13 +125,28 @@ class Differential:
         return loss.unsqueeze(0), wrong.unsqueeze(0)
 
 
+class Gradient(Protocol):
+    """What an update needs of the network: :class:`Differential`, or one that computes all runs and masks together."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it can be compiled together with the rest of an update."""
+        ...
+
+    def __call__(
+        self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor, *, each: bool
+    ) -> tuple[Named, Measured]: ...
+
+    def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Tensor, y: Tensor) -> None: ...
+
+
 class Step:
     """One update of all runs, in place. Call it eagerly, or compile it: there is one body for both."""
 
     def __init__(
         self,
         state: Stacked,
-        differential: Differential,
+        differential: Gradient,
         optimizer: Optimizer,
         schedule: Schedule,
         total: int,
@@ -136,8 +158,27 @@ class Step:
 
     def __call__(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
         """Without a look at any value: a run with a loss that is not finite leaves its weights alone."""
+        masks, y, grads, (losses, wrong) = self.gradients(source, reading, noise)
+        self.finish(source, noise, masks, y, grads, losses, wrong)
+
+    def gradients(
+        self, source: Source, reading: Reading, noise: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor, Named, Measured]:
+        """The part of an update that reads the network: masks, targets, gradients and what was measured."""
         masks, x, y = source.masks(noise), *self.feed.batch(reading)
-        grads, (losses, wrong) = self._gradients(source, masks, x, y)
+        return masks, y, *self._gradients(source, masks, x, y)
+
+    def finish(
+        self,
+        source: Source,
+        noise: tuple[Tensor, ...],
+        masks: Tensor,
+        y: Tensor,
+        grads: Named,
+        losses: Tensor,
+        wrong: Tensor,
+    ) -> None:
+        """The part that does not: weights, theta and counters move."""
         self._apply(source, noise, masks, grads, losses, losses.isfinite().all(-1))
         self._count(losses, wrong, y)
 
@@ -210,12 +251,28 @@ def compiled(
 ) -> Callable[..., Any]:
     """The one compile site: the whole update, theta and weights included, as one graph of fixed shapes.
 
+    Where the network computes all runs together and compiles itself, the rest of the update alone.
     options: of torch's inductor, by name.
     """
 
     def update(source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
         step(source, reading, noise)
 
-    # What is compiled is kept with the code object, up to a limit of eight: every batch brings one of its own.
-    own = FunctionType(update.__code__.replace(), update.__globals__, "update", None, update.__closure__)
-    return torch.compile(own, fullgraph=True, dynamic=False, backend=backend, options=dict(options or {}) or None)
+    def finish(*parts: Any) -> None:
+        step.finish(*parts)
+
+    def compile(body: Callable[..., Any]) -> Callable[..., Any]:
+        # What is compiled is kept with the code object, up to a limit of eight: every batch brings one of its own.
+        assert isinstance(body, FunctionType)
+        own = FunctionType(body.__code__.replace(), body.__globals__, body.__name__, None, body.__closure__)
+        return torch.compile(own, fullgraph=True, dynamic=False, backend=backend, options=dict(options or {}) or None)
+
+    if step.differential.whole:
+        return compile(update)
+    rest = compile(finish)
+
+    def apart(source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
+        masks, y, grads, (losses, wrong) = step.gradients(source, reading, noise)
+        rest(source, noise, masks, y, grads, losses, wrong)
+
+    return apart
