@@ -31,7 +31,9 @@ class StopAfter(Stop):
 
 
 def study(out: Path, **changes: Any) -> Study:
-    return Study(UNIT_SELECTION, Settings(**(SMALL | changes)), out, device="cpu", commit="abc", command="espalier paper")
+    return Study(
+        UNIT_SELECTION, Settings(**(SMALL | changes)), out, device="cpu", commit="abc", command="espalier paper"
+    )
 
 
 def run(out: Path, stop: Stop | None = None, **changes: Any) -> bool:

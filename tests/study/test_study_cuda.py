@@ -20,7 +20,9 @@ LONGER = {"epochs": 8, "trials": 1}  # 336 updates: several recordings and a rem
 
 
 def on_gpu(out, stop, **changes):
-    return Study(UNIT_SELECTION, Settings(**(SMALL | LONGER | changes)), out, device="cuda", commit="abc").run(stop, Silent())
+    return Study(UNIT_SELECTION, Settings(**(SMALL | LONGER | changes)), out, device="cuda", commit="abc").run(
+        stop, Silent()
+    )
 
 
 def test_given_masks_train_as_on_a_cpu(tmp_path):

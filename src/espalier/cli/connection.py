@@ -17,14 +17,17 @@ from espalier.train import progress
 from espalier.train.batched import Compute
 from espalier.train.stop import Stop
 
+USUAL_PENALTIES = ",".join(f"{p!r}" for p in PENALTIES)
+USUAL_SHARES = ",".join(f"{s:g}" for s in SHARES)
+
 
 def connection_selection(
     out: Path = typer.Option(..., help="Folder of the run files; the same command goes on with what is in it."),
     data_dir: Path | None = typer.Option(None, help="Where the data sets are."),
     dataset: str = typer.Option("cifar10", help="A set of images; the paper's is cifar10."),
     methods: str = typer.Option(",".join(METHODS), help="Some of search, random, full."),
-    penalties: str = typer.Option(",".join(f"{p!r}" for p in PENALTIES), help="For example 2^-4,0,-2^-3."),
-    shares: str = typer.Option(",".join(f"{s:g}" for s in SHARES), help="Of the weights, of random selections."),
+    penalties: str = typer.Option(USUAL_PENALTIES, help="For example 2^-4,0,-2^-3."),
+    shares: str = typer.Option(USUAL_SHARES, help="Of the weights, of random selections."),
     trials: int = typer.Option(5, help="Runs of each setting; trial k has the seed first-seed + k."),
     first_seed: int = typer.Option(0, help="Seed of the first trial."),
     epochs: int = typer.Option(300, help="Of the search; the others make as many updates of as many images."),

@@ -12,9 +12,7 @@ from espalier.train.progress import Progress
 from espalier.train.stop import Stop
 
 
-def finish(
-    study: Study[Any], stop: Stop, shown: Progress, out: Path, report: bool, reproduction: Path | None
-) -> None:
+def finish(study: Study[Any], stop: Stop, shown: Progress, out: Path, report: bool, reproduction: Path | None) -> None:
     """Exit code 130 where somebody pressed Ctrl-C; a time limit is no error."""
     with stop.on_interrupt():
         complete = study.run(stop, shown)

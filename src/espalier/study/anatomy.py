@@ -17,8 +17,8 @@ MOST_DRAWS = 200_000
 
 @dataclass(frozen=True)
 class Anatomy:
-    """Three blocks of so many layers. A mask holds the connections of block 1, 2 and 3 layer by layer, then those of the
-    two transitions and the classifier, which close the blocks; each reads its block's input first, then its layers.
+    """Three blocks of so many layers. A mask holds the connections of block 1, 2 and 3 layer by layer, then those of
+    the two transitions and the classifier, which close the blocks; each reads its block's input first, then its layers.
 
     >>> Anatomy(12).d, Anatomy(12).depth
     (273, 40)
@@ -82,7 +82,7 @@ class Anatomy:
         return 0 if None in chains else 4 + sum(chain or 0 for chain in chains)
 
     def dead_layers(self, mask: Tensor) -> list[int]:
-        """Layers that read nothing under a canonical mask ``(d)``, by their depth in the whole network (the stem is 1)."""
+        """Layers that read nothing under a canonical mask ``(d)``, by their depth in the whole network (stem: 1)."""
         dead = list[int]()
         for block in range(3):
             first = 2 + block * (self.layers + 1)
@@ -90,8 +90,8 @@ class Anatomy:
         return dead
 
     def draw(self, share: float, weights: Tensor, seed: int) -> tuple[Tensor, dict[str, float]]:
-        """Random selection: each connection with probability ``share``, until the weights kept are near that share of all
-        and a path leads from image to classes. weights: ``(d)``. Returns the mask ``(d)`` and what was drawn.
+        """Random selection: each connection with probability ``share``, until the weights kept are near that share of
+        all and a path leads from image to classes. weights: ``(d)``. Returns the mask ``(d)`` and what was drawn.
         """
         generator = torch.Generator().manual_seed(zlib.crc32(f"{share!r} {seed}".encode()))
         total, pathless, away = weights.sum(), 0, 0

@@ -38,9 +38,9 @@ BINS = 20
 class StudyBatch:
     """Runs of one shape: all of the search, or all with given masks (fixed networks, dropout, random selection).
 
-    settings, network: see :mod:`espalier.study.subject`. folder: of the checkpoints, None for none. The same settings and
-    folder go on where the last call stopped. After the end, ``results`` tells each run's story, and ``shipped`` holds
-    what was evaluated, where the network knows it.
+    settings, network: see :mod:`espalier.study.subject`. folder: of the checkpoints, None for none. The same settings
+    and folder go on where the last call stopped. After the end, ``results`` tells each run's story, and ``shipped``
+    holds what was evaluated, where the network knows it.
     """
 
     def __init__(
@@ -62,7 +62,9 @@ class StudyBatch:
         samples = settings.samples if self.searches else PAIR
         seeds = [run.seed for run in runs]
         masks, self.told = zip(*(network.given(run) for run in runs))
-        given = torch.stack(masks)
+        self.given = torch.stack(masks).to(device)
+        # A network of its own is trained as it ships: without the gates that its dead parts would be read through.
+        given = network.canonical(self.given)
         described = [run.describe() for run in runs]
         # The masks of a batch come from one generator: its seed is made of all that makes the batch.
         self.seed = zlib.crc32(json.dumps(described).encode())
@@ -133,8 +135,7 @@ class StudyBatch:
         """What each run would ship now ``(R, d)``: M* of a search, the given mask of the others."""
         if self.search is not None:
             return self.search.select()
-        assert isinstance(self.batch.source, Given)
-        return self.batch.source.mask
+        return self.given
 
     def train(self, stop: Stop, progress: Progress) -> bool:
         """Go on to the end, or until told to stop. Returns whether it is the end."""

@@ -17,13 +17,14 @@ from espalier.gates.recalibrate import recalibrate
 from espalier.models import DenseNet
 from espalier.space import BadInput, Space
 from espalier.study.anatomy import Anatomy
+from espalier.study.record import mask_to_hex
 from espalier.study.spec import RunSpec
 from espalier.study.subject import Evaluation, Pair, Row
 from espalier.train.batched import stack
 from espalier.train.batched.batch import Batch
-from espalier.train.batched.grouped import Grouped
+from espalier.train.batched.grouped import Grouped, Own
 from espalier.train.batched.losses import cross_entropy
-from espalier.train.batched.step import Loss, Named
+from espalier.train.batched.step import Gradient, Loss, Named
 
 CHUNK = 500  # images at once when statistics are estimated and when errors are counted
 MIDDLE = 5_000  # training images whose statistics a measurement in the middle of a run uses; the last one uses all
@@ -32,9 +33,9 @@ MIDDLE = 5_000  # training images whose statistics a measurement in the middle o
 class Connections:
     """depth, growth: of the DenseNet; shape: of an image; step: see ConnectionSettings; precision: of the fast step.
 
-    While training, every mask of every run normalises with the statistics of its own mini-batch, and no running ones are
-    kept. Before it is evaluated, each run has them estimated under its canonical mask: the cumulative mean over the training
-    images without augmentation, over ``MIDDLE`` of them in the middle of a run.
+    While training, every mask of every run normalises with the statistics of its own mini-batch, and no running ones
+    are kept. Before it is evaluated, each run has them estimated under its canonical mask: the cumulative mean over the
+    training images without augmentation, over ``MIDDLE`` of them in the middle of a run.
     """
 
     share = "weight_share"
@@ -60,7 +61,7 @@ class Connections:
         self.judge: Gated = attach(self._model(), example, check=False)  # keeps running statistics
         self.fast: Any = None
         if step == "fast":
-            from espalier.models.densenet_fast import FastDenseNet
+            from espalier.models.densenet_fast import FastDenseNet  # type: ignore[import-not-found, unused-ignore]
 
             self.fast = FastDenseNet(**self.sizes, precision=precision)
 
@@ -88,8 +89,10 @@ class Connections:
         logits: Tensor = self.gated.call(params, mask, x)
         return logits
 
-    def gradient(self, loss: Loss) -> Grouped | None:
-        return None if self.fast is None else Grouped(self.fast.grouped, loss)
+    def gradient(self, loss: Loss) -> Gradient | None:
+        if self.fast is None:
+            return None
+        return Own(self.fast.gradients) if hasattr(self.fast, "gradients") else Grouped(self.fast.grouped, loss)
 
     def start(self, seeds: Sequence[int], masks: Tensor, device: torch.device) -> Named:
         """He initialisation, its fan-in the channels that are read: see unit selection's Network.start."""
@@ -140,7 +143,7 @@ class Connections:
     def tell(self, masks: Tensor) -> list[Row]:
         """Connections of each block, and the shares of connections, weights and MACs of all connections."""
         ones = torch.ones_like(masks[0])
-        shares = {"connection_share": masks.mean(-1).tolist()}
+        shares = {"connection_share": masks.double().mean(-1).tolist()}
         for kind, name in (("weights", "weight_share"), ("macs", "mac_share")):
             shares[name] = (self.cost(kind)(masks) / self.cost(kind)(ones)).tolist()
         kept = torch.stack([masks[:, where.to(masks.device)].sum(-1) for where in self.groups], -1).long().tolist()
@@ -151,7 +154,7 @@ class Connections:
         return [
             row
             | {"depth": anatomy.found_depth(mask), "block_depths": anatomy.chains(mask)}
-            | {"dead_layers": anatomy.dead_layers(mask)}
+            | {"dead_layers": anatomy.dead_layers(mask), "mask": mask_to_hex(mask)}
             for row, mask in zip(self.tell(masks), masks.cpu())
         ]
 
@@ -175,7 +178,8 @@ class Connections:
                     sums[:, run] = _score(model.eval(), batch, test)
                 if last:
                     shipped.append({name: t.detach().clone() for name, t in model.state_dict().items()})
-        return Evaluation(*(sums / len(test[1])), shipped if last else None)
+        loss, error = sums / len(test[1])
+        return Evaluation(loss, error, shipped if last else None)
 
     def stochastic(self, batch: Batch, theta: Tensor, test: Pair, seed: int) -> None:
         """Not measured: every drawn structure would need statistics of its own. The paper reports M* alone."""
@@ -190,7 +194,7 @@ def _read(batch: Batch, inputs: Tensor) -> Iterator[Tensor]:
 def _score(model: nn.Module, batch: Batch, test: Pair) -> Tensor:
     """The sums of losses and of wrong classes ``(2)``, float64."""
     sums = torch.zeros(2, dtype=torch.float64, device=batch.device)
-    for x, y in zip(_read(batch, test[0]), test[1].split(CHUNK)):
+    for x, y in zip(_read(batch, test[0]), torch.split(test[1], CHUNK)):
         out = model(x)
         sums += torch.stack([cross_entropy(out, y).double() * len(y), (out.argmax(-1) != y).sum().double()])
     return sums

@@ -19,8 +19,8 @@ PAIR = 2  # masks compared in the paper; what "epochs" and "batch_size" are give
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run. method: "search" under a penalty, "dropout" at a rate, or with a given mask of this size: "fixed", a share
-    of the units of each layer; "random", a share of the weights; "full", all of it."""
+    """One run. method: "search" under a penalty, "dropout" at a rate, or with a given mask of this size: "fixed", a
+    share of the units of each layer; "random", a share of the weights; "full", all of it."""
 
     method: str
     variant: str

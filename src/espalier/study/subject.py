@@ -1,4 +1,4 @@
-"""What a study asks of an experiment: its settings, its network, and what is known of a network when it is evaluated."""
+"""What a study asks of an experiment: its settings, its network, and what an evaluation of it tells."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Plan(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """loss, error: ``(R)``. shipped: of each run all tensors of its module, statistics included, where they are known."""
+    """loss, error: ``(R)``. shipped: of each run all tensors of its module, statistics included, where known."""
 
     loss: Tensor
     error: Tensor
