@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from espalier.report import unit_selection
+from espalier.report import studies
 
 
 def report(
@@ -18,5 +18,5 @@ def report(
 
     Example: espalier report results/unit-selection
     """
-    for path in unit_selection.write(folder, reproduction=reproduction, figures=figures):
+    for path in studies.write(folder, reproduction=reproduction, figures=figures):
         typer.echo(f"wrote {path}")

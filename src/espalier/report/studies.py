@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from espalier.report import unit_selection
+from espalier.report import connection_selection, unit_selection
+from espalier.report.runs import read
+
+OWN = {"unit-selection": unit_selection.write, "connection-selection": connection_selection.write}
 
 
 def write(
     folder: str | os.PathLike[str], reproduction: str | os.PathLike[str] | None = None, *, figures: bool = True
 ) -> list[Path]:
-    return unit_selection.write(folder, reproduction, figures=figures)
+    """See :func:`espalier.report.documents.write`."""
+    study = read(folder)[0].runs[0].study
+    return OWN.get(study, unit_selection.write)(folder, reproduction, figures=figures)
