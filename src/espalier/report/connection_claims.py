@@ -22,6 +22,7 @@ ALIKE = 0.005  # "level": within half a point of error
 RISE = 0.01  # "less than 1%"
 WEAK, STRONG = (0.0, 2**-6, 2**-5), (2**-4, 2**-3, 2**-2)
 FEW = 3  # trials on either side below which no interval is asked for
+TOO_FEW = "too few trials to decide (+-: the standard error by the number of test images alone)"
 
 
 def verdicts(section: Section) -> list[Verdict]:
@@ -33,9 +34,9 @@ def random(section: Section) -> Verdict:
     words = "Connection selection beats random selection at 15 to 40% of the weights, and is level above 60%."
     test = (
         f"penalties with a median weight share of {LOW[0]:.0%} to {LOW[1]:.0%}: exact one-sided Mann-Whitney tests "
-        "that errors are below those of random selection of equal weight share (each trial's errors interpolated between "
-        f"shares), p < 0.05 after Holm's correction; above {HIGH[0]:.0%}: the 95% bootstrap interval of the difference "
-        f"of medians within {100 * ALIKE:g} points; {FEW} trials or more of each, else undecided"
+        "that errors are below those of random selection of equal weight share (each trial's errors interpolated "
+        f"between shares), p < 0.05 after Holm's correction; above {HIGH[0]:.0%}: the 95% bootstrap interval of the "
+        f"difference of medians within {100 * ALIKE:g} points; {FEW} trials or more of each, else undecided"
     )
     low, high = ([p for p in section.settings("search") if a <= _share(section, p) <= b] for a, b in (LOW, HIGH))
     ours = {p: section.of("search", p) for p in [*low, *high]}
@@ -46,7 +47,7 @@ def random(section: Section) -> Verdict:
     parts = [f"{power(p)} ({_share(section, p):.0%}) {_gap(ours[p], theirs[p])}" for p in [*low, *high]]
     found = "error of the search minus random selection's, points: " + "; ".join(parts)
     if min(min(len(ours[p]), len(theirs[p])) for p in ours) < FEW:
-        return Verdict("C6", words, UNDECIDED, test, f"too few trials to decide. {found}", n)
+        return Verdict("C6", words, UNDECIDED, test, f"{TOO_FEW}. {found}", n)
     errors = {p: [r.error for r in runs] for p, runs in ours.items()}
     better = holm([smaller(errors[p], theirs[p]) for p in low])
     worse = holm([smaller(theirs[p], errors[p]) for p in low])
@@ -67,8 +68,8 @@ def forty(section: Section) -> Verdict:
     words = "At 40% of the weights the error rises by less than 1%."
     test = (
         f"the penalty whose median weight share is nearest to 40% (and in {FORTY[0]:.0%} to {FORTY[1]:.0%}) against "
-        "the whole network: the 95% bootstrap interval of the difference of median errors is below 1 point (confirmed) or "
-        f"above it (refuted); {FEW} trials or more of each, else undecided"
+        "the whole network: the 95% bootstrap interval of the difference of median errors is below 1 point (confirmed) "
+        f"or above it (refuted); {FEW} trials or more of each, else undecided"
     )
     full = section.of("full")
     near = [p for p in section.settings("search") if FORTY[0] <= _share(section, p) <= FORTY[1]]
@@ -77,10 +78,10 @@ def forty(section: Section) -> Verdict:
     at = min(near, key=lambda p: abs(_share(section, p) - 0.4))
     runs, rivals = section.of("search", at), [r.error for r in full]
     n = len(runs) + len(full)
-    found = f"{power(at)} at {_share(section, at):.1%}: {_gap(runs, rivals)} points against the whole network's "
-    found += f"{median(rivals):.2%}"
+    found = f"{power(at)} at {_share(section, at):.1%} of the weights: {_gap(runs, rivals)} points against the whole "
+    found += f"network's {median(rivals):.2%}"
     if min(len(runs), len(full)) < FEW:
-        return Verdict("C7", words, UNDECIDED, test, f"too few trials to decide. {found}", n)
+        return Verdict("C7", words, UNDECIDED, test, f"{TOO_FEW}. {found}", n)
     low, high = difference_interval([r.error for r in runs], rivals)
     verdict = CONFIRMED if high < RISE else REFUTED if low > RISE else UNDECIDED
     return Verdict("C7", words, verdict, test, found, n)
@@ -93,8 +94,8 @@ def blocks(section: Section) -> Verdict:
     words += " and becomes wide."
     test = (
         "at 0, 2^-6 and 2^-5 block 3 keeps the most connections, at 2^-4, 2^-3 and 2^-2 block 2 the fewest: in the "
-        "medians at each penalty, and over runs more often than by chance (binomial with 1/3, runs taken as independent)"
-        " p < 0.05 for both; and at the stronger ones the longest path through block 2 is, in the median, the shortest "
+        "medians of each, and over runs more often than by chance (binomial with 1/3, runs taken as independent) "
+        "p < 0.05 for both; and at the stronger ones the longest path through block 2 is, in the median, the shortest "
         "of the three; refuted where one of the two happens less often than by chance, p < 0.05"
     )
     weak, strong = ([p for p in group if section.of("search", p)] for group in (WEAK, STRONG))
@@ -157,7 +158,7 @@ def _gap(runs: list[Run], theirs: list[float]) -> str:
         return f"{gap} [{points(low)}, {points(high)}]"
     images = runs[0].story["examples"]["test"]
     spread = math.sqrt(sum(e * (1 - e) / images for e in (median(errors), median(theirs))))
-    return f"{gap} (standard error {100 * spread:.2f} by the number of test images)"
+    return f"{gap} +- {100 * spread:.2f}"
 
 
 def _strictly(values: list[float] | list[int], i: int, *, most: bool) -> bool:

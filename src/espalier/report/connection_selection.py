@@ -37,7 +37,12 @@ def _figures(section: Section) -> dict[str, Figure]:
             ("shipped_weight_share", "Weights shipped, without dead parts"),
             ("shipped_mac_share", "MACs shipped"),
         ),
-        labels={"search": "connection selection", "random": "random selection", "full": "whole network"},
+        labels={
+            "search": "connection selection",
+            "search+cost_macs": "MACs as the cost",
+            "random": "random selection",
+            "full": "whole network",
+        },
         full="full",
         gates="connections",
         part="block",
