@@ -51,7 +51,8 @@ class Grouped:
 
     def _measured(self, out: Tensor, y: Tensor) -> Measured:
         """out ``(R, samples, B, classes)``, y ``(R, B)``: losses and numbers of wrong classes ``(R, samples)``."""
-        losses = vmap(vmap(self.loss, in_dims=(0, None)))(out.float(), y)
+        scores = out.float() if out.dtype == torch.bfloat16 else out
+        losses = vmap(vmap(self.loss, in_dims=(0, None)))(scores, y)
         return losses, (out.detach().argmax(-1) != y.unsqueeze(1)).sum(-1)
 
 
