@@ -12,7 +12,7 @@ from torch import Tensor
 from espalier.space import BadInput
 
 NEAR = 0.005  # a random selection is within half a point of its share
-MOST_DRAWS = 200_000
+MOST_DRAWS = 20_000
 
 
 @dataclass(frozen=True)

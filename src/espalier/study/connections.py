@@ -59,6 +59,7 @@ class Connections:
         self.gated: Gated = attach(self._model(), example, check=False)
         stack.strip(self.gated.model)
         self.judge: Gated = attach(self._model(), example, check=False)  # keeps running statistics
+        self._drawn: dict[tuple[float, int], tuple[Tensor, dict[str, float]]] = {}
         self.fast: Any = None
         if step == "fast":
             from espalier.models.densenet_fast import FastDenseNet  # type: ignore[import-not-found, unused-ignore]
@@ -120,7 +121,10 @@ class Connections:
         if run.method != "random":
             return torch.ones(self.space.d), {}
         assert run.size is not None
-        mask, drawn = self.anatomy.draw(run.size, self.prices("weights"), run.seed)
+        key = run.size, run.seed
+        if key not in self._drawn:
+            self._drawn[key] = self.anatomy.draw(run.size, self.prices("weights"), run.seed)
+        mask, drawn = self._drawn[key]
         return mask, {"drawn": drawn}
 
     # ---- what a mask means -----------------------------------------------------------------------------------------

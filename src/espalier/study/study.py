@@ -105,6 +105,9 @@ class Study(Generic[Settings]):
     def run(self, stop: Stop, progress: Progress) -> bool:
         """Train what is missing, batch by batch, until told to stop. Returns whether the study is complete."""
         parts = self.parts()
+        for _, runs in parts:  # what cannot be made is said before hours of work on the rest
+            for run in runs:
+                self.network.given(run)
         for number, (label, runs) in enumerate(parts, 1):
             if stop.now():
                 return False
