@@ -45,7 +45,7 @@ def connection_selection(
     held_out: int = typer.Option(0, help="For tuning: so many training images stand in for the test set."),
     points: int = typer.Option(12, help="Measurements over a run."),
     runs_at_once: int = typer.Option(8, help="How many runs are one batch; batches follow one another."),
-    step: str = typer.Option("readable", help="readable, or fast: the same function, for many runs at once."),
+    step: str = typer.Option("", help="readable, or fast: the same for many runs at once; default: fast on cuda."),
     device: str = typer.Option("", help="cpu or cuda; default: cuda where there is one."),
     precision: str = typer.Option("", help="float32, tf32 or bf16 products; default: tf32 on cuda."),
     compile: bool | None = typer.Option(None, help="Compile the update; default: on cuda."),
@@ -86,7 +86,7 @@ def connection_selection(
         pad=pad,
         held_out=held_out,
         points=points,
-        step=step,
+        step=step or ("fast" if place.startswith("cuda") else "readable"),
         precision=precision or ("tf32" if place.startswith("cuda") else "float32"),
     )
     study = Study(

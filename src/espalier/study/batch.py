@@ -31,7 +31,9 @@ from espalier.train.stop import Stop
 
 SLICE = 2000  # most updates between looks at the clock: the only times the host waits for the device
 LOOK = 5.0  # seconds between looks, about
-SAVE_EVERY = 300.0  # seconds; the state of 35 networks is half a gigabyte
+SAVE_EVERY = 300.0  # seconds at most between checkpoints; the state of 35 networks is half a gigabyte
+SAVING = 0.01  # share of the time that may go into them, where they are small
+SAVE_AFTER = 30.0
 BINS = 20
 
 
@@ -152,8 +154,9 @@ class StudyBatch:
             else:
                 self._go_on(progress)
             # What a kill may cost: a few minutes, and never a run that only had to be evaluated.
-            since = time.monotonic() - saved
-            if since > SAVE_EVERY or (self.batch.done >= self.total and since > SAVE_EVERY / 10 and not self.finished):
+            since, last = time.monotonic() - saved, self.batch.done >= self.total and not self.finished
+            due = min(max(self.saving / SAVING, SAVE_AFTER), SAVE_EVERY)
+            if since > (SAVE_AFTER if last else due):
                 self.save()
                 saved = time.monotonic()
         progress.stop()
