@@ -32,6 +32,10 @@ def test_every_claim_is_confirmed_where_it_holds(tmp_path):
     assert found["C7"].n == 10
     assert found["C8"].n == 30
     assert "ratio 1.03" in found["C9"].found
+    # 2^-3 ships 0.241 x 0.97 of the weights; random selections ship 0.7 of their 24% and 42%: 16.8 and 29.4%.
+    rival = 0.09204 + (0.06704 - 0.09204) * (0.241 * 0.97 - 0.168) / (0.294 - 0.168)
+    shipped = found["C6"].found.partition("that ship instead: ")[2]
+    assert f"2^-3 {100 * (0.07102 - rival):+.2f} [" in shipped
 
 
 def test_one_trial_leaves_errors_undecided_and_says_what_it_can(tmp_path):

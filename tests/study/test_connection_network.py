@@ -31,6 +31,11 @@ def network():
     return Connections(DEPTH, GROWTH, (3, SIDE, SIDE), 10)
 
 
+@pytest.fixture(scope="module")
+def paper():
+    return Connections(40, 12, (3, 32, 32), 10)
+
+
 def random_masks(count: int, d: int, share: float = 0.6, seed: int = 0) -> Tensor:
     return (torch.rand(count, d, generator=torch.Generator().manual_seed(seed)) < share).float()
 
@@ -63,9 +68,8 @@ def test_costs_are_what_is_counted_on_the_compact_network(network):
     assert seen >= 5
 
 
-def test_prices_by_hand():
+def test_prices_by_hand(paper):
     """Layer 2 of block 2 of the paper's network: 3 x 3 convolutions to 12 channels, on 16 x 16 positions."""
-    paper = Connections(40, 12, (3, 32, 32), 10)
     weights, macs = paper.prices("weights"), paper.prices("macs")
     assert float(weights.sum()) == 1_001_184
     second = paper.anatomy.readers(1)[1]
@@ -210,8 +214,7 @@ def test_statistics_are_the_mean_over_one_pass_and_errors_are_the_compact_networ
     assert not torch.equal(middle.loss, found.loss)  # of 32 of the 48 images
 
 
-def test_random_selections_are_near_their_share_and_lead_somewhere(monkeypatch):
-    paper = Connections(40, 12, (3, 32, 32), 10)
+def test_random_selections_are_near_their_share_and_lead_somewhere(paper, monkeypatch):
     prices = paper.prices("weights")
     seen = {}
     for share in (0.16, 0.42):

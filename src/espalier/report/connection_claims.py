@@ -46,6 +46,7 @@ def random(section: Section) -> Verdict:
         return lacking("C6", words, test, "such penalties, and random selections of two shares or more beside them", n)
     parts = [f"{power(p)} ({_share(section, p):.0%}) {_gap(ours[p], theirs[p])}" for p in [*low, *high]]
     found = "error of the search minus random selection's, points: " + "; ".join(parts)
+    found += _shipped(section, [*low, *high])
     if min(min(len(ours[p]), len(theirs[p])) for p in ours) < FEW:
         return Verdict("C6", words, UNDECIDED, test, f"{TOO_FEW}. {found}", n)
     errors = {p: [r.error for r in runs] for p, runs in ours.items()}
@@ -59,7 +60,7 @@ def random(section: Section) -> Verdict:
         verdict = CONFIRMED
     elif min(worse) < LEVEL or apart:
         verdict = REFUTED
-    found += f"; better at {sum(p < LEVEL for p in better)} of {len(low)} below 50%, worse at "
+    found += f". Better at {sum(p < LEVEL for p in better)} of {len(low)} below 50%, worse at "
     found += f"{sum(p < LEVEL for p in worse)}; {'level' if alike else 'not shown to be level'} above 60%"
     return Verdict("C6", words, verdict, test, found, n)
 
@@ -124,13 +125,24 @@ def blocks(section: Section) -> Verdict:
     return Verdict("C8", words, verdict, test, found, n)
 
 
-def random_errors(section: Section, share: float) -> list[float]:
+def _shipped(section: Section, penalties: list[float]) -> str:
+    """The same at equal weight share of what ships: random selections hold more dead parts."""
+    parts = list[str]()
+    for p in penalties:
+        runs = section.of("search", p)
+        theirs = random_errors(section, median([r.shipped_weight_share for r in runs]), "shipped_weight_share")
+        if theirs:
+            parts.append(f"{power(p)} {_gap(runs, theirs)}")
+    return f". At equal share of the weights that ship instead: {'; '.join(parts)}" if parts else ""
+
+
+def random_errors(section: Section, share: float, name: str = "weight_share") -> list[float]:
     """The error of a random selection of this weight share, for each trial: linear between the shares it was run at,
-    and the whole network; none where the share is outside of them."""
+    and the whole network; none where the share is outside of them. name: of the share."""
     errors = list[float]()
     for seed in sorted({r.seed for r in section.of("random")}):
         runs = [r for r in [*section.of("random"), *section.of("full")] if r.seed == seed]
-        line = sorted((r.weight_share, r.error) for r in runs)
+        line = sorted((getattr(r, name), r.error) for r in runs)
         if len(line) > 1 and line[0][0] - 0.03 <= share <= line[-1][0]:
             errors.append(float(np.interp(share, [s for s, _ in line], [e for _, e in line])))
     return errors
