@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
 import sys
 import time
@@ -98,8 +99,12 @@ def counted(model: nn.Module, x: Tensor) -> tuple[int, int]:
     return weights, macs
 
 
+def clock(device: torch.device) -> Callable[[], float]:
+    return time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+
+
 def seconds(action: Action, device: torch.device) -> float:
-    now = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+    now = clock(device)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     start = now()
@@ -188,6 +193,7 @@ def main() -> None:
             row[f"batch_{batch}"] = timed(full, small, x, given.repeats)
     told = {"benchmark": "compact", "network": f"DenseNet, depth {given.depth}, growth {given.growth}", "masks": source}
     told |= {"shares": "of the whole network's weights and MACs, its stem included", "repeats": given.repeats}
+    told |= {"command": shlex.join(["python", "benchmarks/compact.py", *sys.argv[1:]]), "clock": clock(device).__name__}
     told |= {"runs": rows, "hardware": hardware(device), "versions": versions()}
     print(json.dumps(told, indent=1))
 
