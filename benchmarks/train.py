@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -23,6 +24,7 @@ from torch.func import functional_call
 import espalier
 from espalier.data import from_arrays
 from espalier.train.batched.batch import Batch, Compute, searched
+from espalier.train.batched.chain import chain_of
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given
 from espalier.train.batched.optimizers import SGD
@@ -32,7 +34,7 @@ from espalier.train.batched.stack import build, stacked
 PAPER = (784, 784, 784, 784, 10)
 DIGITS = (64, 64, 64, 64, 10)
 SIZE, SAMPLES = 32, 2
-PASSES = 8  # over the weights: forward, backward, gradient written, then read with weight and momentum, these written
+PASSES = 6  # over the weights: forward, backward, weight and momentum read and written; no gradient is written
 
 
 def network(widths: tuple[int, ...]) -> nn.Sequential:
@@ -53,10 +55,16 @@ def batch(
     compute: Compute,
     samples: int = SAMPLES,
     kind: str = "search",
+    by_hand: bool = True,
 ) -> Batch:
-    """R runs: "search"; "gated", under a given mask with as many examples; "plain", the same without gates."""
+    """R runs: "search"; "gated", under a given mask with as many examples; "plain", the same without gates.
+
+    by_hand: on a GPU the gradient of this network is written out and applied in one kernel; else derived by torch.
+    """
     template, params, fixed = stacked(lambda: network(widths), list(range(runs)), torch.rand(4, widths[0]), device)
     call: Callable[..., Tensor] = template.call
+    gates, first = [where for _, where in template.space.bits], {name: p[0] for name, p in params.items()}
+    chain = chain_of(template.model, gates, template.call, first, torch.rand(4, widths[0], device=device))
     search = espalier.Search(template.space, penalty=[2.0**-7] * runs, batch=(runs,), samples=samples, device=device)
     source: Any = searched(search)
     if kind != "search":
@@ -81,6 +89,7 @@ def batch(
         batch_size=SIZE,
         samples=samples,
         compute=compute,
+        chain=chain if by_hand and kind != "plain" else None,
     )
 
 
@@ -137,28 +146,34 @@ def fastest(
     return found
 
 
-def on_gpu(runs: list[int], updates: int, device: torch.device, compute: Compute) -> list[dict[str, Any]]:
-    """The paper's unit selection, for each number of runs."""
+def on_gpu(
+    runs: list[int], derived: list[int], updates: int, device: torch.device, compute: Compute
+) -> list[dict[str, Any]]:
+    """The paper's unit selection, for each number of runs; and for some with the gradient derived."""
     rows = []
     weights = sum(a * b for a, b in pairwise(PAPER))
-    for count in runs:
+    for count, by_hand in [*((count, True) for count in runs), *((count, False) for count in derived)]:
         torch.cuda.reset_peak_memory_stats(device)
         begin = time.perf_counter()
-        engine = batch(PAPER, count, device, compute)
+        engine = batch(PAPER, count, device, compute, by_hand=by_hand)
         engine.advance(2 * compute.updates_at_once + 10)  # compiles, records, and fills the caches
         torch.cuda.synchronize(device)
         ready = time.perf_counter() - begin
         took = min(seconds(engine.advance, updates, device) for _ in range(5))
+        passes = PASSES if by_hand else PASSES + 2  # the gradient written and read
         rows.append(
             {
                 "runs": count,
+                "gradient": "by hand" if by_hand else "derived",
                 "us_per_update": took * 1e6,
                 "us_per_run_update": took * 1e6 / count,
-                "achieved_TB_per_s": PASSES * 4 * weights * count / took / 1e12,
+                "passes_over_the_weights": passes,
+                "achieved_TB_per_s": passes * 4 * weights * count / took / 1e12,
                 "seconds_to_compile_and_record": ready,
                 "peak_memory_MB": torch.cuda.max_memory_allocated(device) / 2**20,
             }
         )
+        print(rows[-1], file=sys.stderr, flush=True)
         del engine
         torch.cuda.empty_cache()
     return rows
@@ -228,6 +243,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--runs", type=int, nargs="+", default=[1, 8, 35], help="numbers of runs at once, on a GPU")
+    parser.add_argument("--derived", type=int, nargs="*", default=[35], help="the same with the gradient by autograd")
     parser.add_argument("--updates", type=int, default=None, help="updates in one measurement")
     parser.add_argument("--precision", choices=["float32", "tf32", "bf16"], default=None)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None)
@@ -258,7 +274,7 @@ def main() -> None:
     }
     if on_cuda:
         found["gpu"] = torch.cuda.get_device_name(device)
-        found["unit_selection"] = on_gpu(given.runs, given.updates or 1000, device, compute)
+        found["unit_selection"] = on_gpu(given.runs, given.derived, given.updates or 1000, device, compute)
     found["memory"] = memory(device)
     if not on_cuda or given.cpu_too:
         found["cpu"] = on_cpu(given.updates or 100, Compute(compile=given.compile if not on_cuda else None))

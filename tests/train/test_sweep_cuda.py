@@ -12,16 +12,24 @@ from torch import nn
 import espalier
 from espalier.train.batched import SGD, Adam, AdamW, Compute, Steps
 from espalier.train.batched.batch import Batch, searched
+from espalier.train.batched.chain import Chain, Factors
 from espalier.train.batched.masks import Given
 
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+CHAIN = Chain(tuple((f"{i}.weight", f"{i}.bias") for i in range(3)), (slice(0, 7), slice(7, 12)))
 EAGER = Compute(compile=False, capture=False)
 
 
-def batch(compute: Compute, dtype: torch.dtype = torch.float64, source: Any = None, optimizer: Any = None) -> Batch:
+def batch(
+    compute: Compute,
+    dtype: torch.dtype = torch.float64,
+    source: Any = None,
+    optimizer: Any = None,
+    chain: Chain | None = None,
+) -> Batch:
     models, params = initial(dtype)
     if source is None:
         search = espalier.Search(
@@ -43,6 +51,7 @@ def batch(compute: Compute, dtype: torch.dtype = torch.float64, source: Any = No
         batch_size=8,
         samples=SAMPLES,
         compute=compute,
+        chain=chain,
     )
 
 
@@ -123,3 +132,41 @@ def test_a_sweep_from_the_factory_to_the_compact_models(tmp_path: Any) -> None:
     )
     for mine, theirs in zip(again, results, strict=True):
         assert torch.equal(mine.mask, theirs.mask)
+
+
+@pytest.mark.parametrize(("outputs", "inputs", "depth"), [(70, 100, 64), (10, 65, 130), (64, 784, 32), (3, 5, 7)])
+def test_a_gradient_multiplied_where_it_is_applied(outputs: int, inputs: int, depth: int) -> None:
+    from espalier.train.batched.fused import descend
+
+    rng = torch.Generator("cuda").manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device="cuda", generator=rng)
+
+    runs = 3
+    counts = torch.rand(runs, depth, device="cuda", generator=rng) < 0.8
+    left = torch.where(counts.unsqueeze(1), normal(runs, outputs, depth), 0.0)
+    right = torch.where(counts.unsqueeze(1), normal(runs, inputs, depth), torch.nan)
+    factors = Factors("weight", "bias", left, right, counts)
+    weight, velocity = (normal(runs, outputs, inputs) for _ in range(2))
+    expected, slot = weight.clone(), velocity.clone()
+    rates, moves = torch.tensor([0.1, 0.2, 0.3], device="cuda"), torch.tensor([True, False, True], device="cuda")
+    sgd = SGD(0.1, 0.9, 1e-2)
+    sgd.move([expected], [factors.gradients()["weight"]], [[slot]], rates.unsqueeze(0), moves)
+    descend(*factors.contiguous(), weight, velocity, rates, moves, sgd, tf32=False)
+    torch.testing.assert_close(weight, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(velocity, slot, rtol=1e-4, atol=1e-4)
+    assert torch.equal(weight[1], expected[1])
+
+
+@pytest.mark.parametrize("source", ["search", "dropout"])
+def test_a_chain_by_hand_compiled_and_recorded_is_the_derived_one(source: str) -> None:
+    ends = []
+    for compute, chain in ((EAGER, None), (Compute(capture=True, updates_at_once=4), CHAIN)):
+        given = None
+        if source == "dropout":
+            given = Given(torch.ones(RUNS, 12, device="cuda"), torch.full((RUNS,), 0.5, device="cuda"), seed=4)
+        engine = batch(compute, torch.float32, given, chain=chain)
+        engine.advance(13)
+        ends.append(engine)
+    assert_equal(*ends, 2e-5)

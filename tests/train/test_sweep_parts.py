@@ -11,6 +11,7 @@ from torch import nn
 
 from espalier.space import BadInput
 from espalier.train.batched import Adam, Run, Steps
+from espalier.train.batched.feed import Feed
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.optimizers import SGD
 from espalier.train.batched.runs import batches, listed
@@ -34,6 +35,18 @@ def test_steps_drop_in_the_order_of_their_shares() -> None:
     schedule = Steps(at=(0.9, 0.75), by=2.0)
     factors = [schedule.factor(torch.tensor(done), 100).item() for done in (0, 74, 75, 89, 90)]
     assert factors == [1.0, 1.0, 0.5, 0.5, 0.25]
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_one_update_of_many_is_laid_out_as_one_alone(runs: int) -> None:
+    """Else a compiled update would be compiled again, and on a GPU in the middle of a recording."""
+    data = torch.zeros(20, 1, 4, 4), torch.zeros(20, dtype=torch.int64)
+    feed = Feed(data, list(range(runs)), device=torch.device("cpu"), pad=1)
+    alone, many = feed.take(1, 4).at(0), feed.take(5, 4).clone().at(3)
+    assert alone.crops is not None
+    assert many.crops is not None
+    for one, other in zip((alone.index, *alone.crops), (many.index, *many.crops)):
+        assert one.stride() == other.stride()
 
 
 def test_runs_of_equal_shape_are_batched_in_order() -> None:

@@ -52,6 +52,8 @@ def apply_plan(model: nn.Module, plan: Plan, *, share: bool = False) -> nn.Modul
     for module in list(small.modules()):
         if isinstance(module, nn.RNNBase):
             module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
+            if not share and all(weight.numel() for weight in module._flat_weights if weight is not None):
+                module.flatten_parameters()  # on a GPU one chunk of memory, as torch makes it of a new layer
     object.__setattr__(small, "espalier_plan", plan.to_dict())
     return small
 

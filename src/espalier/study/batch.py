@@ -87,6 +87,7 @@ class StudyBatch:
             pad=settings.pad,
             gradient=network.gradient(cross_entropy),
             compute=compute or Compute(precision=cast(Precision, settings.precision)),
+            chain=network.chain,
         )
         self.test = data.test_inputs.to(device), data.test_labels.to(device)
         self.points = points(self.total, settings.points, self.batch.compute.updates_at_once)

@@ -39,6 +39,7 @@ class Connections:
     """
 
     share = "weight_share"
+    chain = None
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from espalier.space import Bits, Space
 from espalier.study.spec import RunSpec
 from espalier.study.subject import Evaluation, Pair, Row
 from espalier.train.batched.batch import Batch
+from espalier.train.batched.chain import Chain
 from espalier.train.batched.step import Loss
 
 DRAWS = 20  # structures of the stochastic prediction
@@ -63,10 +64,12 @@ class Network:
 
     def call(self, params: dict[str, Tensor], mask: Tensor, x: Tensor) -> Tensor:
         """One network under one mask ``(d)``. x: ``(B, inputs)``. Returns ``(B, classes)``."""
-        for i, where in enumerate(self.layers):
-            x = torch.nn.functional.linear(x, params[f"{i}.weight"], params[f"{i}.bias"]).relu() * mask[where]
-        last = len(self.layers)
-        return torch.nn.functional.linear(x, params[f"{last}.weight"], params[f"{last}.bias"])
+        return self.chain.outputs(params, mask, x)
+
+    @cached_property
+    def chain(self) -> Chain:
+        names = [(f"{i}.weight", f"{i}.bias") for i in range(len(self.widths) - 1)]
+        return Chain(tuple(names), tuple(self.layers))
 
     def start(self, seeds: Sequence[int], masks: Tensor, device: torch.device) -> dict[str, Tensor]:
         """He initialisation, normal by fan-in, biases 0: ``(R, out, in)`` and ``(R, out)``.

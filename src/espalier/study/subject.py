@@ -13,6 +13,7 @@ from espalier.cost import Cost
 from espalier.space import Space
 from espalier.study.spec import RunSpec
 from espalier.train.batched.batch import Batch
+from espalier.train.batched.chain import Chain
 from espalier.train.batched.step import Gradient, Loss, Named
 
 Row = dict[str, Any]
@@ -109,6 +110,11 @@ class Subject(Protocol):
 
     def call(self, params: Named, mask: Tensor, x: Tensor) -> Tensor:
         """One run under one mask ``(d)``."""
+        ...
+
+    @property
+    def chain(self) -> Chain | None:
+        """What the network is, where it is a chain of linear layers."""
         ...
 
     def gradient(self, loss: Loss) -> Gradient | None:

@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from espalier.data import Dataset
 from espalier.search import Search
 from espalier.space import BadInput
 from espalier.train.batched.capture import Replayer
+from espalier.train.batched.chain import Chain
 from espalier.train.batched.feed import Feed, Pair
+from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given, Searched, Source
 from espalier.train.batched.optimizers import Optimizer
 from espalier.train.batched.schedule import Schedule
@@ -73,6 +75,7 @@ class Batch:
 
     call: ``gated.call``; params, fixed: name to ``(R, ...)``, taken over and changed in place; seeds: of the data
     order, one for each run; samples: masks compared in one update; batch_size: examples that each of them reads.
+    chain: what the network is, where it is a chain of linear layers; updates on a GPU are then faster.
     gradient: how the weights' gradient is computed, None for that of ``call``, mapped over runs and masks.
     """
 
@@ -94,6 +97,7 @@ class Batch:
         rates: Tensor | None = None,
         pad: int = 0,
         compute: Compute | None = None,
+        chain: Chain | None = None,
         gradient: Gradient | None = None,
     ) -> None:
         self.compute = compute or Compute()
@@ -106,8 +110,12 @@ class Batch:
         if rates is None:
             rates = torch.full((self.runs,), optimizer.lr, dtype=first.dtype, device=self.device)
         self.state = Stacked.start(params, fixed, optimizer, rates)
+        tf32 = self.compute.precision == "tf32"
+        classes = self.feed.targets.ndim == 1 and not self.feed.targets.is_floating_point()
+        alike = loss in (cross_entropy, nn.functional.cross_entropy) and classes and dtype is None and not fixed
+        known = chain if alike and gradient is None else None
         self.gradient = gradient or self.differential
-        self.step = Step(self.state, self.gradient, optimizer, schedule, total, self.feed)
+        self.step = Step(self.state, self.gradient, optimizer, schedule, total, self.feed, known, tf32)
         self.done = 0  # the same as state.done, known without asking the device
         self._start(source)
 

@@ -33,8 +33,8 @@ class Reading:
                 mine.copy_(theirs)
 
     def clone(self) -> Reading:
-        crops = None if self.crops is None else tuple(c.clone() for c in self.crops)
-        return Reading(self.index.clone(), crops)  # type: ignore[arg-type]
+        crops = None if self.crops is None else tuple(_plain(c) for c in self.crops)
+        return Reading(_plain(self.index), crops)  # type: ignore[arg-type]
 
 
 class Feed:
@@ -66,7 +66,7 @@ class Feed:
     def take(self, updates: int, batch: int) -> Reading:
         """What the next updates read, with a leading dimension for them; moves on."""
         position = self.stream.position
-        index = self.stream.take(updates, batch)
+        index = _plain(self.stream.take(updates, batch))
         return Reading(index, self.stream.crops(position, updates, batch, self.pad) if self.pad else None)
 
     def batch(self, reading: Reading) -> Pair:
@@ -139,3 +139,8 @@ def check_pair(data: object, name: str) -> Pair:
     if not inputs.numel():
         raise BadInput(f"{name} are empty: inputs of shape {tuple(inputs.shape)}")
     return inputs, targets
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """A copy with the strides of a new tensor: one run's may be anything, and other strides are compiled anew."""
+    return tensor.clone(memory_format=torch.contiguous_format)

@@ -19,6 +19,7 @@ from espalier.space import BadInput, Diverged
 from espalier.train import chance, identity, presets
 from espalier.train.batched import stack
 from espalier.train.batched.batch import Batch, Compute, searched
+from espalier.train.batched.chain import Chain, chain_of
 from espalier.train.batched.feed import Pair, held_out, read_data
 from espalier.train.batched.masks import Given, Source
 from espalier.train.batched.measure import Measure, Row
@@ -81,6 +82,7 @@ class Group:
             rates=torch.tensor([run.learning_rate or plan.descent.lr for run in runs], dtype=dtype, device=device),
             pad=plan.pad,
             compute=compute,
+            chain=self._chain(params, fixed),
         )
         self.validation = held_out(validation, data, dtype, device)
         self.measure = Measure(self.gated, self.batch, self.search, self._cost(), self.validation)
@@ -95,6 +97,15 @@ class Group:
         self.settings["model"] = f"{identity.network(self.gated.model)} {identity.weights(built)}"
         together = self.settings | {"runs": [run.describe() for run in runs]}
         self.checkpoint = None if folder is None else Checkpoint(folder, together)
+
+    def _chain(self, params: dict[str, Tensor], fixed: dict[str, Tensor]) -> Chain | None:
+        if fixed:
+            return None
+        first = {name: p[0] for name, p in params.items()}
+        example = self.example.to(self.device, next(iter(first.values())).dtype)
+        gates = [where for _, where in self.gated.space.bits]
+        with torch.no_grad():
+            return chain_of(self.gated.model, gates, self.gated.call, first, example)
 
     def _cost(self) -> Cost:
         cost = self.plan.cost

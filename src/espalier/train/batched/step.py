@@ -12,15 +12,18 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from espalier.space import BadInput
+from espalier.train.batched.chain import Chain, Parts
 from espalier.train.batched.feed import Feed, Reading
 from espalier.train.batched.masks import Source
-from espalier.train.batched.optimizers import Optimizer
+from espalier.train.batched.optimizers import SGD, Optimizer
 from espalier.train.batched.schedule import Schedule
 from espalier.train.score import class_dim
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Named = dict[str, Tensor]
 Measured = tuple[Tensor, Tensor]  # losses and numbers of wrong classes
+Descent = tuple[list[Parts], Tensor, Tensor]  # factors of each layer's gradient, learning rates, the runs that move
+Found = tuple[Tensor, Tensor, Named, Measured]  # masks, targets, gradients, what was measured
 Call = Callable[..., Tensor]  # gated.call(params_and_buffers, mask, x)
 
 
@@ -141,7 +144,10 @@ class Gradient(Protocol):
 
 
 class Step:
-    """One update of all runs, in place. Call it eagerly, or compile it: there is one body for both."""
+    """One update of all runs, in place. Call it eagerly, or compile it: there is one body for both.
+
+    chain: what the network is known to be; its gradient is then written out instead of derived. tf32: its precision.
+    """
 
     def __init__(
         self,
@@ -151,36 +157,69 @@ class Step:
         schedule: Schedule,
         total: int,
         feed: Feed,
+        chain: Chain | None = None,
+        tf32: bool = False,
     ) -> None:
-        self.state, self.differential, self.feed = state, differential, feed
+        self.state, self.differential, self.feed, self.chain, self.tf32 = state, differential, feed, chain, tf32
         self.optimizer, self.schedule, self.total = optimizer, schedule, total
+        single = all(p.is_cuda and p.dtype == torch.float32 for p in state.params.values())
+        self.fused = chain is not None and single and isinstance(optimizer, SGD) and optimizer.momentum > 0
         self.set_pace()
 
     def __call__(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
-        """Without a look at any value: a run with a loss that is not finite leaves its weights alone."""
-        masks, y, grads, (losses, wrong) = self.gradients(source, reading, noise)
-        self.finish(source, noise, masks, y, grads, losses, wrong)
+        """Without a look at any value. A run with a loss that is not finite leaves its weights alone; a chain's
+        gradient leaves out the masks of such losses, and its weights stay where no loss is finite."""
+        self.descend(self.begin(source, reading, noise))
 
-    def gradients(
-        self, source: Source, reading: Reading, noise: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor, Named, Measured]:
-        """The part of an update that reads the network: masks, targets, gradients and what was measured."""
+    def begin(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> Descent | None:
+        """The update, up to what is left for :meth:`descend`: what a compiler can make one graph of."""
+        if self.chain is None:
+            self.finish(source, noise, *self.gradients(source, reading, noise))
+            return None
+        masks, x, y = source.masks(noise), *self.feed.batch(reading)
+        left: Descent | None = None
+        factors, (losses, wrong) = self.chain(self.state.params, masks, x, y, each=source.masks_each)
+        ok = losses.isfinite().any(-1)
+        if self.fused:
+            left = [f.contiguous() for f in factors], self.state.pace[0].clone(), ok
+            self._move({one.bias: one.left.sum(-1) for one in factors}, ok)
+        else:
+            self._move({name: g for one in factors for name, g in one.gradients().items()}, ok)
+        self._learn(source, noise, masks, losses, ok)
+        self._count(losses, wrong, y)
+        return left
+
+    def gradients(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> Found:
+        """The part of an update that reads the network."""
         masks, x, y = source.masks(noise), *self.feed.batch(reading)
         return masks, y, *self._gradients(source, masks, x, y)
 
     def finish(
-        self,
-        source: Source,
-        noise: tuple[Tensor, ...],
-        masks: Tensor,
-        y: Tensor,
-        grads: Named,
-        losses: Tensor,
-        wrong: Tensor,
+        self, source: Source, noise: tuple[Tensor, ...], masks: Tensor, y: Tensor, grads: Named, measured: Measured
     ) -> None:
         """The part that does not: weights, theta and counters move."""
-        self._apply(source, noise, masks, grads, losses, losses.isfinite().all(-1))
+        losses, wrong = measured
+        ok = losses.isfinite().all(-1)
+        self._move(grads, ok)
+        self._learn(source, noise, masks, losses, ok)
         self._count(losses, wrong, y)
+
+    def descend(self, left: Descent | None) -> None:
+        """Each layer's gradient multiplied and applied in one kernel, which changes the weights where they are.
+
+        Inside what is compiled the compiler would copy the weights for it, and back.
+        """
+        if left is None:
+            return
+        from espalier.train.batched.fused import descend
+
+        assert self.chain is not None
+        assert isinstance(self.optimizer, SGD)
+        parts, rates, ok = left
+        velocities = dict(zip(self.state.params, self.state.slots[0]))
+        for (weight, _), (a, b, counts) in zip(reversed(self.chain.layers), parts, strict=True):
+            p, v = self.state.params[weight], velocities[weight]
+            descend(a, b, counts, p, v, rates, ok, self.optimizer, tf32=self.tf32)
 
     def exactly(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
         """The same with a look at the losses (so on a CPU): masks without a finite loss are left out of the mean.
@@ -195,7 +234,8 @@ class Step:
             ok = finite.any(-1)
             for run in (ok & ~finite.all(-1)).nonzero().flatten().tolist():
                 self._recompute(grads, run, masks[run, finite[run]], x[run], y[run])
-        self._apply(source, noise, masks, grads, losses, ok)
+        self._move(grads, ok)
+        self._learn(source, noise, masks, losses, ok)
         self._count(losses, wrong, y)
 
     def _gradients(self, source: Source, masks: Tensor, x: Tensor, y: Tensor) -> tuple[Named, Measured]:
@@ -212,18 +252,18 @@ class Step:
         for name, gradient in grads.items():
             gradient[here] = torch.stack([g[name] for g in alone]).mean(0)
 
-    def _apply(
-        self,
-        source: Source,
-        noise: tuple[Tensor, ...],
-        masks: Tensor,
-        grads: Named,
-        losses: Tensor,
-        ok: Tensor | None,
+    def _move(self, grads: Named, ok: Tensor | None) -> None:
+        """The optimiser's step of the parameters that have a gradient here."""
+        state = self.state
+        where = [i for i, name in enumerate(state.params) if name in grads]
+        params, slots = list(state.params.values()), [[slot[i] for i in where] for slot in state.slots]
+        ordered = [grads[name] for name in state.params if name in grads]
+        self.optimizer.move([params[i] for i in where], ordered, slots, state.pace, ok)
+
+    def _learn(
+        self, source: Source, noise: tuple[Tensor, ...], masks: Tensor, losses: Tensor, ok: Tensor | None
     ) -> None:
         state = self.state
-        params = list(state.params.values())
-        self.optimizer.move(params, [grads[name] for name in state.params], state.slots, state.pace, ok)
         source.learn(masks, losses.to(torch.float32) if losses.dtype == torch.bfloat16 else losses, noise)
         if ok is not None:
             broken = (state.broken < 0) & ~losses.isfinite().any(-1)
@@ -249,14 +289,15 @@ class Step:
 def compiled(
     step: Step, options: Mapping[str, Any] | None = None, backend: str | Callable[..., Any] = "inductor"
 ) -> Callable[..., Any]:
-    """The one compile site: the whole update, theta and weights included, as one graph of fixed shapes.
+    """The one compile site: the whole update, theta and weights included, as one graph of fixed shapes; behind it
+    the kernels that apply a chain's gradient, if it has one.
 
     Where the network computes all runs together and compiles itself, the rest of the update alone.
     options: of torch's inductor, by name.
     """
 
-    def update(source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
-        step(source, reading, noise)
+    def update(source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> Descent | None:
+        return step.begin(source, reading, noise)
 
     def finish(*parts: Any) -> None:
         step.finish(*parts)
@@ -267,12 +308,8 @@ def compiled(
         own = FunctionType(body.__code__.replace(), body.__globals__, body.__name__, None, body.__closure__)
         return torch.compile(own, fullgraph=True, dynamic=False, backend=backend, options=dict(options or {}) or None)
 
-    if step.differential.whole:
-        return compile(update)
+    if step.chain is not None or step.differential.whole:
+        begin = compile(update)
+        return lambda source, reading, noise: step.descend(begin(source, reading, noise))
     rest = compile(finish)
-
-    def apart(source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
-        masks, y, grads, (losses, wrong) = step.gradients(source, reading, noise)
-        rest(source, noise, masks, y, grads, losses, wrong)
-
-    return apart
+    return lambda source, reading, noise: rest(source, noise, *step.gradients(source, reading, noise))

@@ -1,0 +1,128 @@
+"""A chain of linear layers with a gate on every hidden unit: its gradient by hand, of each weight as two factors.
+
+What :class:`~espalier.train.batched.step.Differential` computes for any network, for this one written out. A weight's
+gradient is a product of two small matrices; left as such, it can be multiplied where it is applied, and never crosses
+the memory that the weights themselves fill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+Named = dict[str, Tensor]
+Parts = tuple[Tensor, Tensor, Tensor | None]  # left, right, counts
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """The gradients of one layer of R runs: ``left @ right^T`` of the weight, the sum over ``left`` of the bias.
+
+    left: ``(R, out, K)``; right: ``(R, in, K)``; K runs over masks and examples. counts: ``(R, K)`` bool, where right
+    is to be read; elsewhere left is 0 and right may be anything. None: everywhere.
+    """
+
+    weight: str
+    bias: str
+    left: Tensor
+    right: Tensor
+    counts: Tensor | None
+
+    def gradients(self) -> Named:
+        """Multiplied out."""
+        right = self.right if self.counts is None else torch.where(self.counts.unsqueeze(1), self.right, 0.0)
+        return {self.weight: self.left @ right.mT, self.bias: self.left.sum(-1)}
+
+    def contiguous(self) -> Parts:
+        """The tensors, laid out for a kernel that reads along K."""
+        return self.left.contiguous(), self.right.contiguous(), self.counts
+
+
+@dataclass(frozen=True)
+class Chain:
+    """layers: names of weight ``(out, in)`` and bias ``(out)`` of each linear layer. gates: of each hidden layer, its
+    place in a mask. ReLU after each hidden layer, then its gates; the loss is the mean cross entropy.
+    """
+
+    layers: tuple[tuple[str, str], ...]
+    gates: tuple[slice, ...]
+
+    def __call__(
+        self, params: Named, masks: Tensor, x: Tensor, y: Tensor, *, each: bool
+    ) -> tuple[list[Factors], tuple[Tensor, Tensor]]:
+        """The factors of the gradient of each run's mean over its finite losses, last layer first; losses and wrong
+        classes ``(R, S)``.
+
+        masks ``(R, S, d)``, or ``(R, B, d)`` if each example has its own; x ``(R, B, inputs)``; y ``(R, B)`` classes.
+        Everything in between is ``(R, units, masks x examples)``: so laid out both factors are read along K.
+        """
+        runs, examples = y.shape
+        open = (masks.unsqueeze(1) if each else masks.unsqueeze(2)).permute(0, 3, 1, 2)  # (R, d, S or 1, 1 or B)
+        samples = open.shape[2]
+        rights = [x.mT]
+        for (weight, bias), where in zip(self.layers, self.gates):
+            z = params[weight] @ rights[-1] + params[bias].unsqueeze(-1)
+            masked = z.view(runs, z.shape[1], -1, examples).relu() * open[:, where]  # one layer for all masks, or each
+            rights.append(masked.reshape(runs, z.shape[1], samples * examples))
+        weight, bias = self.layers[-1]
+        scores = params[weight] @ rights[-1] + params[bias].unsqueeze(-1)
+        left, losses, wrong = _loss(scores.view(runs, -1, samples, examples), y)
+
+        counts = losses.isfinite().unsqueeze(-1).expand(runs, samples, examples).reshape(runs, -1)
+        found = [Factors(weight, bias, left, rights[-1], counts)]
+        for i in range(len(self.gates) - 1, -1, -1):
+            back = params[self.layers[i + 1][0]].mT @ left
+            through = (
+                torch.where(rights[i + 1] > 0, back, 0.0).view(runs, -1, samples, examples) * open[:, self.gates[i]]
+            )
+            first = i == 0  # whose input is the same under all masks
+            left = through.sum(2) if first else through.reshape(runs, -1, samples * examples)
+            found.append(Factors(*self.layers[i], left, rights[i], None if first else counts))
+        return found, (losses, wrong)
+
+    def outputs(self, params: Named, mask: Tensor, x: Tensor) -> Tensor:
+        """One network under one mask ``(d)``: ``(B, classes)``."""
+        for (weight, bias), where in zip(self.layers, self.gates):
+            x = nn.functional.linear(x, params[weight], params[bias]).relu() * mask[where]
+        weight, bias = self.layers[-1]
+        return nn.functional.linear(x, params[weight], params[bias])
+
+
+def _loss(scores: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient of the mean over finite losses by the scores ``(R, classes, S, B)``, as ``(R, classes, S * B)``;
+    the losses and the numbers of wrong classes ``(R, S)``."""
+    runs, classes, samples, examples = scores.shape
+    chosen = y[:, None, None, :] == torch.arange(classes, device=y.device)[None, :, None, None]
+    logs = torch.log_softmax(scores, 1)
+    losses = -torch.where(chosen, logs, 0.0).sum(1).mean(-1)
+    wrong = (scores.argmax(1) != y.unsqueeze(1)).sum(-1)
+    finite = losses.isfinite()
+    share = finite.to(scores.dtype) / (finite.sum(-1, keepdim=True).clamp(min=1) * examples)  # of each example
+    left = (logs.exp() - chosen.to(scores.dtype)) * share[:, None, :, None]
+    left = torch.where(finite[:, None, :, None], left, 0.0)
+    return left.reshape(runs, classes, samples * examples), losses, wrong
+
+
+def chain_of(
+    model: nn.Module, gates: Sequence[slice], call: Callable[..., Tensor], params: Named, x: Tensor
+) -> Chain | None:
+    """The chain that a model is, if it is one: it has the layers of one, in order, and computes what one computes.
+
+    call: of the gated model; params: of one run, by name; x: a few examples ``(n, inputs)``.
+    """
+    layers = [(n, m) for n, m in model.named_modules() if not any(m.children())]
+    layers = [(n, m) for n, m in layers if not isinstance(m, nn.Flatten | nn.Identity)]
+    linear = [(n, m) for n, m in layers[::2] if isinstance(m, nn.Linear)]
+    relu = [m for _, m in layers[1::2] if isinstance(m, nn.ReLU)]
+    if not relu or len(linear) + len(relu) != len(layers) or len(linear) != len(relu) + 1 or x.ndim != 2:
+        return None
+    chain = Chain(tuple((f"{n}.weight", f"{n}.bias") for n, _ in linear), tuple(gates))
+    widths = [m.out_features for _, m in linear[:-1]]
+    if sorted(sum(chain.layers, ())) != sorted(params) or widths != [where.stop - where.start for where in gates]:
+        return None
+    masks = torch.stack([torch.ones(gates[-1].stop), (torch.arange(gates[-1].stop) % 3 > 0).float()]).to(x)
+    alike = [torch.allclose(call(params, m, x), chain.outputs(params, m, x), rtol=1e-4, atol=1e-5) for m in masks]
+    return chain if all(alike) else None

@@ -1,0 +1,118 @@
+"""A chain's gradient by hand against the derived one, factors against products, and which models are chains."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import espalier
+from espalier.train.batched.chain import Chain, Factors, chain_of
+from espalier.train.batched.losses import cross_entropy
+from espalier.train.batched.step import Differential
+from espalier.train.batched.sweep import sweep
+
+R, S, B = 3, 2, 5
+WIDTHS = (7, 6, 4, 3)
+GATES = (slice(0, 6), slice(6, 10))
+CHAIN = Chain(tuple((f"{i}.weight", f"{i}.bias") for i in range(3)), GATES)
+
+
+def case(seed: int, each: bool) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    params = {}
+    for i, (inputs, outputs) in enumerate(pairwise(WIDTHS)):
+        params[f"{i}.weight"] = torch.randn(R, outputs, inputs, dtype=torch.float64, generator=rng)
+        params[f"{i}.bias"] = torch.randn(R, outputs, dtype=torch.float64, generator=rng)
+    masks = (torch.rand(R, B if each else S, 10, generator=rng) < 0.6).double() * (2.0 if each else 1.0)
+    x = torch.randn(R, B, WIDTHS[0], dtype=torch.float64, generator=rng)
+    return params, masks, x, torch.randint(0, WIDTHS[-1], (R, B), generator=rng)
+
+
+def multiplied(factors: list[Factors]) -> dict[str, Tensor]:
+    return {name: g for one in factors for name, g in one.gradients().items()}
+
+
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_gradient_by_hand_is_the_derived_one(seed: int, each: bool) -> None:
+    params, masks, x, y = case(seed, each)
+    grads, (losses, wrong) = Differential(CHAIN.outputs, cross_entropy)(params, {}, masks, x, y, each=each)
+    factors, (by_hand, wrong_by_hand) = CHAIN(params, masks, x, y, each=each)
+    found = multiplied(factors)
+    assert found.keys() == grads.keys()
+    for name, gradient in grads.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(by_hand, losses, rtol=1e-12, atol=0)
+    assert torch.equal(wrong_by_hand, wrong)
+
+
+def test_masks_without_a_finite_loss_are_left_out() -> None:
+    """One unit explodes and only the first mask reads it: the gradient is that of the second mask alone."""
+    params, masks, x, y = case(0, False)
+    params["0.weight"][0, 0] = 1e200
+    params["1.weight"][0, :, 0] = 1e200
+    x = x.abs()
+    masks[0, 0], masks[0, 1] = 1.0, 1.0
+    masks[0, 1, 0] = 0.0
+    factors, (losses, _) = CHAIN(params, masks, x, y, each=False)
+    assert losses.isfinite()[0].tolist() == [False, True]
+    found = multiplied(factors)
+    alone, _ = Differential(CHAIN.outputs, cross_entropy)(params, {}, masks[:, 1:], x, y, each=False)
+    for name, gradient in alone.items():
+        assert found[name][0].isfinite().all()
+        torch.testing.assert_close(found[name][0], gradient[0], rtol=1e-12, atol=1e-14)
+
+
+def known(model: nn.Module, inputs: int = 7) -> Chain | None:
+    x = torch.randn(4, inputs)
+    gated = espalier.attach(model, x)
+    params = {name: p.detach() for name, p in model.named_parameters()}
+    return chain_of(model, [where for _, where in gated.space.bits], gated.call, params, x)
+
+
+class Doubled(nn.Module):
+    """The layers of a chain, but not its computation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(2 * x)
+
+
+def test_which_models_are_chains() -> None:
+    chain = known(nn.Sequential(nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)))
+    assert chain is not None
+    assert chain.layers[1] == ("2.weight", "2.bias")
+    assert chain.gates == GATES
+    assert known(Doubled()) is None
+    assert known(nn.Sequential(nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 3))) is None
+    assert known(nn.Sequential(nn.Linear(7, 6, bias=False), nn.ReLU(), nn.Linear(6, 3))) is None
+    assert known(nn.Sequential(nn.Linear(7, 6), nn.ReLU(), nn.Dropout(), nn.Linear(6, 3))) is None
+
+
+def test_a_sweep_by_hand_is_a_sweep_by_derivation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the same body as on a GPU: without a look at the losses."""
+    from espalier.train.batched import group
+    from espalier.train.batched.step import Step
+
+    monkeypatch.setattr(Step, "exactly", Step.__call__)
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 7, generator=rng)
+    data = x, (x[:, 0] > 0).long()
+
+    def factory() -> nn.Module:
+        return nn.Sequential(nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 2)).double()
+
+    def trained() -> list[Tensor]:
+        results = sweep(factory, data, targets=[0.5, 0.8], seeds=[0, 1], epochs=3, batch_size=8, quiet=True)
+        return [torch.cat([p.flatten() for p in result.model.parameters()]) for result in results]
+
+    by_hand = trained()
+    monkeypatch.setattr(group, "chain_of", lambda *_: None)
+    for one, other in zip(by_hand, trained(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
