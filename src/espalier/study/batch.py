@@ -20,7 +20,6 @@ from espalier.study.record import mask_to_hex
 from espalier.study.spec import PAIR, RunSpec
 from espalier.study.subject import Evaluation, Plan, Row, Subject
 from espalier.train.batched.batch import Batch, Compute, Precision, searched
-from espalier.train.batched.capture import Replayer
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given, Source
 from espalier.train.batched.optimizers import SGD
@@ -172,12 +171,17 @@ class StudyBatch:
         return 0.0 if self.rate is None else self._slice() / self.rate
 
     def _slice(self) -> int:
-        """Updates until the next look at the clock; a new process compiles and records in its first ones."""
-        whole = self.batch.compute.updates_at_once
+        """Updates until the next look at the clock; a new process compiles and records in its first ones.
+
+        It ends where a whole CUDA graph can, so that no updates are left to be done one by one.
+        """
+        whole, done = self.batch.compute.updates_at_once, self.batch.done
         if self.rate is None:
-            return whole + (Replayer.WARM_UP if self.device.type == "cuda" else 0)
-        most = max(int(min(LOOK * self.rate, SLICE)), 1)
-        return most // whole * whole if most >= whole else most
+            most = 2 * whole if self.device.type == "cuda" else whole
+        else:
+            most = max(int(min(LOOK * self.rate, SLICE)), 1)
+        aligned = (done + most) // whole * whole
+        return aligned - done if aligned > done else most
 
     def _go_on(self, progress: Progress) -> None:
         """On to where something is due: a measurement, settling, a look at the clock."""
