@@ -8,7 +8,7 @@ import pytest
 from synthetic import as_the_paper_says as unit_study
 from synthetic_connections import TABLE, as_the_paper_says, write
 
-from espalier.report import connection_selection, studies
+from espalier.report import connection_selection
 from espalier.report.connection_claims import at_least, random_errors, verdicts
 from espalier.report.runs import read
 from espalier.space import BadInput
@@ -121,9 +121,9 @@ def test_tables_hold_the_numbers_of_the_files_beside_the_paper_s(tmp_path):
 def test_the_page_says_what_is_missing_and_figures_are_drawn(tmp_path):
     as_the_paper_says(tmp_path, trials=1)
     (tmp_path / "runs" / "cifar10-60_epochs" / "full" / "1.0-0.json").unlink()
-    written = studies.write(tmp_path)
+    written = connection_selection.write(tmp_path)
     figures = {path.name for path in written if path.parent.name == "figures"}
-    names = ("error", "learning", "theta", "blocks")
+    names = ("error", "learning", "theta", "blocks", "network")
     assert figures == {f"cifar10-60_epochs-{n}.{kind}" for n in names for kind in ("svg", "png")}
     page = (tmp_path / "README.md").read_text()
     assert "Partial results: without full" in page
@@ -138,4 +138,4 @@ def test_two_studies_in_one_folder_are_refused(tmp_path):
     as_the_paper_says(tmp_path, trials=1)
     unit_study(tmp_path, trials=1)
     with pytest.raises(BadInput, match="two studies in one folder"):
-        studies.write(tmp_path)
+        connection_selection.write(tmp_path)

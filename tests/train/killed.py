@@ -21,14 +21,17 @@ from torch.nn import functional as F
 
 import espalier
 from espalier.train import loop
+from espalier.train.batched import group
 
 
-def attempt(folder: Path, loader: bool) -> None:
+def attempt(folder: Path, kind: str) -> None:
     """The call, and a digest of everything it gave."""
-    loop.SAVING = 0.5  # so that many kills fall into the writing of a checkpoint
+    loop.SAVING = group.SAVING = 0.5  # so that many kills fall into the writing of a checkpoint
     torch.use_deterministic_algorithms(True)
+    if kind == "sweep":
+        return swept(folder)
     data, test = networks.digit_vectors(320)
-    source = networks.loader(data, 32) if loader else data
+    source = networks.loader(data, 32) if kind == "loader" else data
     model = networks.mixed_network()
     result = espalier.fit(
         model,
@@ -42,24 +45,49 @@ def attempt(folder: Path, loader: bool) -> None:
         checkpoint=folder,
         quiet=True,
     )
-    digest = hashlib.sha256()
     tensors = {**model.state_dict(), **{f"small.{k}": v for k, v in result.model.state_dict().items()}}
     tensors |= {"mask": result.mask, "theta": result.theta, "next": result.search.ask()}
+    write_digest(folder, tensors, [folder / "metrics.jsonl"])
+
+
+def swept(folder: Path) -> None:
+    """Four runs as one batch, each to its own target."""
+    data, test = networks.digit_vectors(320)
+    results = espalier.sweep(
+        networks.mixed_network,
+        data,
+        targets=[0.3, 0.6],
+        seeds=(0, 1),
+        epochs=12,
+        batch_size=32,
+        validation=test,
+        checkpoint=folder,
+        quiet=True,
+    )
+    tensors = dict[str, torch.Tensor]()
+    for i, result in enumerate(results):
+        tensors |= {f"{i}.{k}": v for k, v in result.model.state_dict().items()}
+        tensors |= {f"{i}.mask": result.mask, f"{i}.theta": result.theta}
+    write_digest(folder, tensors, sorted(folder.rglob("metrics.jsonl")))
+
+
+def write_digest(folder: Path, tensors: dict[str, torch.Tensor], metrics: list[Path]) -> None:
+    digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(name.encode() + str(tensor.dtype).encode() + tensor.contiguous().numpy().tobytes())
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for path in metrics for line in path.read_text().splitlines()]
     for row in rows:
         row.pop("seconds")
     digest.update(json.dumps(rows).encode())
     (folder / "digest").write_text(f"{len(rows)} {digest.hexdigest()}")
 
 
-def fork(folder: Path, loader: bool) -> int:
+def fork(folder: Path, kind: str) -> int:
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            attempt(folder, loader)
+            attempt(folder, kind)
             code = 0
         finally:
             os._exit(code)
@@ -70,17 +98,17 @@ def wait_for_a_save(folder: Path, child: int) -> None:
     """Until the child has saved something new, or is done (a dead child stays a zombie until it is waited for)."""
 
     def saved() -> set[str]:
-        return {path.name for path in folder.glob("checkpoint-*.safetensors")}
+        return {path.name for path in folder.rglob("checkpoint-*.safetensors")}
 
     before = saved()
     while not saved() - before and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         time.sleep(0.002)
 
 
-def main(root: Path, kills: int, loader: bool) -> dict[str, object]:
+def main(root: Path, kills: int, kind: str) -> dict[str, object]:
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # imports half of torch, which the forks then need not
     began = time.monotonic()
-    status = os.waitpid(fork(root / "undisturbed", loader), 0)[1]
+    status = os.waitpid(fork(root / "undisturbed", kind), 0)[1]
     assert status == 0, "the undisturbed run failed"
     whole = time.monotonic() - began
     expected = (root / "undisturbed" / "digest").read_text()
@@ -90,8 +118,8 @@ def main(root: Path, kills: int, loader: bool) -> dict[str, object]:
     run = 0
     while True:
         folder = root / f"run{run}"
-        resumed += bool(list(folder.glob("checkpoint-*.safetensors")))
-        child = fork(folder, loader)
+        resumed += bool(list(folder.rglob("checkpoint-*.safetensors")))
+        child = fork(folder, kind)
         if killed < kills:
             if killed % 2:  # on a busy machine a kill by the clock alone may always come before the first checkpoint
                 wait_for_a_save(folder, child)
@@ -100,7 +128,7 @@ def main(root: Path, kills: int, loader: bool) -> dict[str, object]:
         status = os.waitpid(child, 0)[1]
         if os.WIFSIGNALED(status):
             killed += 1
-            partial += bool(list(folder.glob("*.partial")))
+            partial += bool(list(folder.rglob("*.partial")))
             continue
         assert status == 0, "a resumed run failed"
         digests.append((folder / "digest").read_text())
@@ -120,4 +148,4 @@ def main(root: Path, kills: int, loader: bool) -> dict[str, object]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "loader")))
+    print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])))

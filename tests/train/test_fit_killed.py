@@ -23,7 +23,7 @@ DATA, TEST = networks.digit_vectors(320)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="attempts are forks")
-@pytest.mark.parametrize(("kind", "kills"), [("tensors", 20), ("loader", 8)])
+@pytest.mark.parametrize(("kind", "kills"), [("tensors", 20), ("loader", 8), ("sweep", 8)])
 def test_killed_20_times_at_random_moments_the_run_ends_the_same(tmp_path: Path, kind: str, kills: int) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
     done = subprocess.run(

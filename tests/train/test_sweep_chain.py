@@ -49,6 +49,19 @@ def test_the_gradient_by_hand_is_the_derived_one(seed: int, each: bool) -> None:
     assert torch.equal(wrong_by_hand, wrong)
 
 
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize("each", [False, True])
+def test_a_kernel_is_given_plain_memory(each: bool, samples: int) -> None:
+    """With one mask the counts are one bit a run, seen as one for each example: no memory that a kernel could read."""
+    params, masks, x, y = case(0, each)
+    factors, _ = CHAIN(params, masks if each else masks[:, :samples], x, y, each=each)
+    for one in factors:
+        for tensor in one.contiguous():
+            assert tensor is None or tensor.is_contiguous()
+    assert factors[0].counts is not None
+    assert factors[0].contiguous()[2].stride() == (factors[0].left.shape[-1], 1)
+
+
 def test_masks_without_a_finite_loss_are_left_out() -> None:
     """One unit explodes and only the first mask reads it: the gradient is that of the second mask alone."""
     params, masks, x, y = case(0, False)

@@ -159,13 +159,14 @@ def test_a_gradient_multiplied_where_it_is_applied(outputs: int, inputs: int, de
     assert torch.equal(weight[1], expected[1])
 
 
-@pytest.mark.parametrize("source", ["search", "dropout"])
+@pytest.mark.parametrize("source", ["search", "dropout", "given"])
 def test_a_chain_by_hand_compiled_and_recorded_is_the_derived_one(source: str) -> None:
     ends = []
     for compute, chain in ((EAGER, None), (Compute(capture=True, updates_at_once=4), CHAIN)):
         given = None
-        if source == "dropout":
-            given = Given(torch.ones(RUNS, 12, device="cuda"), torch.full((RUNS,), 0.5, device="cuda"), seed=4)
+        if source != "search":
+            rate = 0.5 if source == "dropout" else 0.0
+            given = Given(torch.ones(RUNS, 12, device="cuda"), torch.full((RUNS,), rate, device="cuda"), seed=4)
         engine = batch(compute, torch.float32, given, chain=chain)
         engine.advance(13)
         ends.append(engine)

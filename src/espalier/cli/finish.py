@@ -17,9 +17,9 @@ def finish(study: Study[Any], stop: Stop, shown: Progress, out: Path, report: bo
     with stop.on_interrupt():
         complete = study.run(stop, shown)
     if report and any(out.glob("runs/**/*.json")):
-        from espalier.report.studies import write
+        from espalier.report.write import OWN
 
-        for path in write(out, reproduction):
+        for path in OWN[study.experiment.name](out, reproduction):
             typer.echo(f"wrote {path}")
     if stop.interrupted:
         typer.echo("espalier: stopped; the same command goes on from the last checkpoint", err=True)

@@ -1,4 +1,4 @@
-"""`espalier report`: tables and figures of a study, made from its run files and nothing else."""
+"""`espalier report`: tables, figures and one page of a study or run, made from its files and nothing else."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ from pathlib import Path
 
 import typer
 
-from espalier.report import studies
+from espalier.report.write import write
 
 
 def report(
-    folder: Path = typer.Argument(help="The folder of a study, as `espalier paper` wrote it."),
+    folder: Path = typer.Argument(help="A study, a sweep or a run: the folder that its runs were written to."),
     reproduction: Path | None = typer.Option(None, help="A page whose generated part is to be replaced as well."),
-    figures: bool = typer.Option(True, help="Figures beside the tables (needs matplotlib)."),
+    figures: bool = typer.Option(True, help="Figures as SVG and PNG (needs matplotlib)."),
+    page: bool = typer.Option(True, help="The page report.html (needs plotly and jinja2)."),
 ) -> None:
-    """Write the tables, figures and README of a study again.
+    """Write report.html, a page that needs no network, and tables and figures beside it.
 
     Example: espalier report results/unit-selection
     """
-    for path in studies.write(folder, reproduction=reproduction, figures=figures):
+    written, notes = write(folder, reproduction, figures=figures, page=page)
+    for path in written:
         typer.echo(f"wrote {path}")
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)

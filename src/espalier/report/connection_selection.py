@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espalier.report import documents, paper_values
+from espalier.report import documents, graph, paper_values
 from espalier.report.connection_claims import verdicts
 from espalier.report.connection_tables import block_medians, compared, tables
+from espalier.report.graph import Drawing
 from espalier.report.runs import Section
 from espalier.report.table import power
 
@@ -51,6 +52,17 @@ def _figures(section: Section) -> dict[str, Figure]:
     return figures.figures(section, words)
 
 
+def _pictures(section: Section) -> dict[str, Drawing]:
+    """Fig. 3: the first trial's network at 2^-4, or at the penalty that ends nearest to the paper's 42%."""
+    whole = [run for run in section.of("search") if run.canonical["depth"]]
+    if not whole:
+        return {}
+    share = paper_values.TABLE_2[2**-4].share
+    nearest = min(whole, key=lambda run: abs(run.weight_share - share))
+    chosen = min((run for run in whole if run.setting == 2**-4), key=lambda run: run.seed, default=nearest)
+    return {"network": graph.of_run(chosen.story)}
+
+
 def _missing(section: Section) -> str:
     lacks = [m for m in ("search", "random", "full") if not section.of(m)]
     if section.of("search"):
@@ -85,10 +97,12 @@ REPORT = documents.Report(
         "learning": "Over the training",
         "theta": "Probabilities at the end of the training",
         "blocks": "What each block keeps",
+        "network": "A network found (Fig. 3)",
     },
     tables=tables,
     figures=_figures,
     verdicts=verdicts,
     missing=_missing,
     far=_far,
+    pictures=_pictures,
 )

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from espalier.report import picture
 from espalier.report.claims import UNDECIDED, Verdict
+from espalier.report.graph import Drawing
 from espalier.report.runs import Section, read
 from espalier.report.table import Table, escaped
 from espalier.space import BadInput
@@ -23,7 +25,8 @@ MARK = "Made from the files under `runs/`; edits are overwritten."
 @dataclass(frozen=True)
 class Report:
     """One study's own part. study: its name in run files; title: in words. titles: of its figures, by name. tables: the
-    first one is the paper's. missing: what a whole study has and a section lacks; far: what is far from the paper."""
+    first one is the paper's. missing: what a whole study has and a section lacks; far: what is far from the paper.
+    pictures: of networks that were found."""
 
     study: str
     title: str
@@ -33,6 +36,7 @@ class Report:
     verdicts: Callable[[Section], list[Verdict]]
     missing: Callable[[Section], str]
     far: Callable[[Section], str]
+    pictures: Callable[[Section], dict[str, Drawing]] = lambda section: {}
 
     @property
     def marks(self) -> tuple[str, str]:
@@ -61,13 +65,17 @@ def write(
     for section in sections:
         made = report.tables(section)
         for table in made:
-            written += _write_table(root / "tables" / f"{section.name}-{table.name}", table)
+            written += table.write(root / "tables" / f"{section.name}-{table.name}")
         names = list[str]()
         if figures and can_draw:
             from espalier.report.drawing import save
 
             for name, figure in report.figures(section).items():
                 written += save(figure, root / "figures" / f"{section.name}-{name}")
+                names.append(name)
+            for name, drawing in report.pictures(section).items():
+                stem = root / "figures" / f"{section.name}-{name}"
+                written += [picture.save(drawing, stem.with_name(f"{stem.name}.{kind}")) for kind in ("svg", "png")]
                 names.append(name)
         pieces += [_section(report, section, made, names)]
     page.write_text("\n".join(pieces), encoding="utf-8")
@@ -142,14 +150,6 @@ def trials(section: Section, lacks: list[str], epochs: int) -> str:
     if section.epochs != epochs:
         short = f" The paper trains for {epochs} epochs, these runs for {section.epochs}."
     return whole + partial + short
-
-
-def _write_table(stem: Path, table: Table) -> list[Path]:
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("md", "csv")]
-    for path, text in zip(paths, (table.markdown(), table.csv()), strict=True):
-        path.write_text(text, encoding="utf-8")
-    return paths
 
 
 def _into(page: Path, text: str, marks: tuple[str, str]) -> Path:

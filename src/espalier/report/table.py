@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from espalier.report.files import put
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,13 @@ class Table:
         if self.note:
             lines += ["", f"*{escaped(self.note)}*"]
         return "\n".join(lines) + "\n"
+
+    def write(self, stem: Path) -> list[Path]:
+        """stem.md and stem.csv."""
+        return [
+            put(stem.with_name(f"{stem.name}.md"), self.markdown()),
+            put(stem.with_name(f"{stem.name}.csv"), self.csv()),
+        ]
 
     def csv(self) -> str:
         text = io.StringIO()

@@ -38,7 +38,8 @@ class Factors:
 
     def contiguous(self) -> Parts:
         """The tensors, laid out for a kernel that reads along K."""
-        return self.left.contiguous(), self.right.contiguous(), self.counts
+        counts = None if self.counts is None else self.counts.contiguous()
+        return self.left.contiguous(), self.right.contiguous(), counts
 
 
 @dataclass(frozen=True)

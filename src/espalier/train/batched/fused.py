@@ -91,6 +91,9 @@ def descend(
     left ``(R, out, K)``, right ``(R, in, K)``, counts ``(R, K)`` bool: see Factors; weight, velocity ``(R, out, in)``
     float32; all contiguous. rates: ``(R)``; moves: ``(R)`` bool: a run that does not move is not touched.
     """
+    for tensor in (left, right, counts, weight, velocity):
+        if tensor is not None and not tensor.is_contiguous():
+            raise ValueError(f"the kernel reads plain memory, not strides {tensor.stride()} of {tuple(tensor.shape)}")
     runs, outputs, inputs = weight.shape
     depth = left.shape[-1]
     at_once = min(max(16, triton.next_power_of_2(depth)), DEPTH)

@@ -1,0 +1,197 @@
+"""The report page: one HTML file with everything in it, plotly included, that asks the network for nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import plotly.offline  # type: ignore[import-untyped]
+
+from espalier.report import charts, run_tables, structure_charts
+from espalier.report.charts import Chart
+from espalier.report.pictures import pictures
+from espalier.report.sections import Section, Study, grouped, variant_label
+from espalier.report.story import Story
+from espalier.report.table import Table
+from espalier.report.words import amount, duration, headline, listed, percent, pretty
+from espalier.space import BadInput
+
+NAME = "report.html"
+MARK = '<meta name="generator" content="espalier report">'
+MOST_PICTURES = 16
+FORMATS = {"seconds": duration, "error": percent, "loss": amount}
+
+
+def render(study: Study, files: Iterable[Path] = ()) -> str:
+    """The page as text. files: figures and tables that lie beside it, to be linked."""
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_template),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["pretty"] = pretty
+    styles = {variant: i for i, variant in enumerate(dict.fromkeys(run.variant for run in study.runs))}
+    sections = [_section(section, i, styles) for i, section in enumerate(study.sections)]
+    drawn = {
+        chart["dom"]: {key: view.to_json() for key, view in chart["chart"].views.items()}
+        for section in sections
+        for chart in section["charts"]
+    }
+    texts = _pooled(trace for views in drawn.values() for view in views.values() for trace in view["traces"])
+    return environment.get_template("page.html").render(
+        study=study,
+        headline=headline(study.sections[0]),
+        facts=_facts(study),
+        sections=sections,
+        runs_table=_table(
+            run_tables.runs(study, short=True), [run.setting.value if run.setting else "" for run in study.runs]
+        ),
+        methods=list(dict.fromkeys(variant_label(run.variant) for run in study.runs)),
+        made=[_made(section) for section in study.sections],
+        versions=_alike(run.versions for run in study.runs),
+        hardware=_alike(run.hardware for run in study.runs),
+        commits=list(dict.fromkeys(run.commit for run in study.runs if run.commit)),
+        files=[_linked(path, study.root) for path in files],
+        data={"charts": drawn, "texts": texts},
+        css=_template("page.css"),
+        script=_template("page.js"),
+        plotly=plotly.offline.get_plotlyjs(),
+    )
+
+
+def _pooled(traces: Iterable[dict[str, Any]]) -> list[str]:
+    """The labels of all traces, each once: a run is told under every axis. In the traces stand their numbers."""
+    numbers = dict[str, int]()
+    for trace in traces:
+        if "customdata" in trace:
+            trace["customdata"] = [numbers.setdefault(text, len(numbers)) for text in trace["customdata"]]
+    return list(numbers)
+
+
+def check_place(path: Path) -> None:
+    """Refuse to write over a page that no report has made."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            made = MARK in file.read(4096)
+    except OSError:  # nothing there, or nothing to be read: writing will say so
+        return
+    if not made:
+        raise BadInput(f"{path} was not written by a report and would be overwritten; move it away")
+
+
+def _template(name: str) -> str:
+    return (resources.files("espalier.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _section(section: Section, number: int, styles: Mapping[str, int]) -> dict[str, Any]:
+    made: list[Chart | None] = [charts.trade_off(section, styles), charts.learning(section, styles)]
+    made += [structure_charts.theta(section), structure_charts.kept(section, styles)]
+    shown = [{"dom": f"s{number}-{chart.id}", "chart": chart} for chart in made if chart is not None]
+    found = [point.example for one in section.series if _searched(one.variant) for point in one.points if point.done]
+    table = run_tables.trade_off(section) if section.measure and section.axes else None
+    return {
+        "id": f"s{number}",
+        "section": section,
+        "charts": shown,
+        "pictures": pictures(found[:MOST_PICTURES] or section.runs[:1]),
+        "table": None if table is None else _table(table),
+    }
+
+
+def _searched(variant: str) -> bool:
+    return variant.startswith("search")
+
+
+def _table(table: Table, settings: Sequence[object] = ()) -> dict[str, Any]:
+    """Cells as text, and what to sort them by where that is not their text. settings: the values behind the labels."""
+    rows = list[list[dict[str, Any]]]()
+    for i, row in enumerate(table.rows):
+        cells = [
+            {"text": _shown(v, name, form), "key": v if form else None} for v, (name, form) in zip(row, table.columns)
+        ]
+        for cell, (name, form) in zip(cells, table.columns):
+            if form and cell["key"] is None:
+                cell["key"] = ""
+            elif name == "setting" and settings:
+                cell["key"] = settings[i]
+        rows.append(cells)
+    return {"caption": table.caption, "columns": [(name, bool(form)) for name, form in table.columns], "rows": rows}
+
+
+def _shown(value: Any, name: str, form: str) -> str:
+    if value is None or not form or isinstance(value, str):
+        return "" if value is None else pretty(str(value))
+    special = FORMATS.get(name) or (percent if form.endswith("%") else None)
+    return special(value) if special else format(value, form)
+
+
+def _facts(study: Study) -> list[tuple[str, str]]:
+    runs = study.runs
+    states = [f"{len(group)} {state}" for state, group in grouped(runs, lambda run: run.state).items()]
+    ended = sorted(run.ended for run in runs if run.ended)
+    seconds = [run.seconds for run in runs if run.seconds is not None]
+    told = [
+        ("Runs", f"{len(runs):,} ({', '.join(states)})"),
+        ("Runs of each setting", _range([len(point.runs) for s in study.sections for point in s.points()])),
+        ("Time of training", duration(sum(seconds)) if seconds else ""),
+        ("Hardware", listed(list(dict.fromkeys(run.machine for run in runs)))),
+        ("Last run ended", ended[-1].replace("T", " ").replace("Z", " UTC") if ended else ""),
+    ]
+    return [(name, value) for name, value in told if value]
+
+
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _made(section: Section) -> dict[str, Any]:
+    """Commands and settings: what all runs share, and what differs by method."""
+    runs = section.runs
+    return {
+        "title": section.title,
+        "settings": [(name, _by_method(runs, name)) for name in _names(runs)],
+        "commands": list(dict.fromkeys(run.command for run in runs if run.command)),
+    }
+
+
+def _names(runs: Sequence[Story]) -> list[str]:
+    """Settings that tell of all runs of a method; that of one run stands in the table of runs."""
+    hidden = {"seed", "target", "penalty", "mask", "model"}
+    return [name for name in dict.fromkeys(name for run in runs for name in run.settings) if name not in hidden]
+
+
+def _by_method(runs: Sequence[Story], name: str) -> list[tuple[str, str]]:
+    """A value for all, or each value with the methods that have it."""
+    values = grouped(
+        ((variant_label(run.variant), _plain(run.settings.get(name))) for run in runs), lambda pair: pair[1]
+    )
+    told = {value: listed(list(dict.fromkeys(method for method, _ in pairs))) for value, pairs in values.items()}
+    return [("", value) for value in told] if len(told) == 1 else [(methods, value) for value, methods in told.items()]
+
+
+def _alike(told: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Name and value; several values where runs differ."""
+    found: dict[str, dict[str, None]] = {}
+    for words in told:
+        for name, value in words.items():
+            shown = f"{value / 2**30:.1f} GiB" if name == "gpu_memory" and isinstance(value, int) else _plain(value)
+            found.setdefault(str(name), {})[shown] = None
+    return [(name.replace("_", " "), " or ".join(values)) for name, values in found.items()]
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return "not set" if value is None else json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
+
+
+def _linked(path: Path, root: Path) -> tuple[str, str]:
+    """Address and name of a file beside the page."""
+    return (Path(path).relative_to(root).as_posix(), Path(path).name)

@@ -1,0 +1,73 @@
+"""Pictures of found networks, as SVG that stands in the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from espalier.report.sections import variant_label
+from espalier.report.story import Story
+from espalier.report.structure_charts import group_label
+from espalier.report.words import percent, pretty
+
+WIDTH, HEIGHT, ROOM = 320, 150, 24  # of the drawing; below the columns there is room for their names
+
+
+@dataclass(frozen=True)
+class Picture:
+    """svg: whole and safe to put into a page: every text of a run in it is escaped. alt: what it shows, in words.
+    wide: it takes a row of its own, and scrolls where the page is too narrow."""
+
+    title: str
+    alt: str
+    svg: str
+    wide: bool = False
+
+
+def pictures(runs: Sequence[Story]) -> list[Picture]:
+    """A picture of each run whose structure is told."""
+    return [layers(run) for run in runs if run.kept and all(total for _, total in run.kept.values())]
+
+
+def layers(run: Story) -> Picture:
+    """The groups of gates from input to output: a column each, as high as its gates, filled as far as they are kept."""
+    groups = [(group_label(name), count, total or count) for name, (count, total) in run.kept.items()]
+    most = max(total for _, _, total in groups) or 1
+    step = WIDTH / len(groups)
+    thick = min(0.62 * step, 44.0)
+    floor = HEIGHT - ROOM
+    parts = list[str]()
+    for i, (name, count, total) in enumerate(groups):
+        x, full, high = (i + 0.5) * step - thick / 2, (floor - 20) * total / most, (floor - 20) * count / most
+        told = escape(f"{name}: {count:,} of {total:,} kept")
+        parts.append(f"<g><title>{told}</title>")
+        parts.append(_bar("whole", x, floor - full, thick, full))
+        if count:
+            parts.append(_bar("kept", x, floor - high, thick, high))
+        if step >= 38:
+            middle = (i + 0.5) * step
+            shown = name if len(name) * 6.4 <= step else f"{name[: max(int(step / 6.4) - 1, 1)]}…"
+            parts.append(
+                _text(middle, floor - full - 6, f"{count:,} of {total:,}" if step >= 76 else f"{count:,}", "count")
+            )
+            parts.append(_text(middle, floor + 17, shown, "name"))
+        parts.append("</g>")
+    setting = f", {run.setting.label}" if run.setting else ""
+    title = pretty(f"{variant_label(run.variant)}{setting}")
+    kept = "; ".join(f"{name} keeps {count:,} of {total:,}" for name, count, total in groups[:12])
+    shares = ", ".join(f"{percent(share)} of the {name}" for name, share in run.shares.items())
+    alt = f"{title}: {kept}{' and so on' if len(groups) > 12 else ''}." + (f" That is {shares}." if shares else "")
+    svg = (
+        f'<svg class="layers" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(alt)}" '
+        f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+    )
+    return Picture(title, alt, svg)
+
+
+def _bar(kind: str, x: float, y: float, width: float, height: float) -> str:
+    return f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{max(height, 1):.1f}" rx="3"/>'
+
+
+def _text(x: float, y: float, text: str, kind: str) -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{escape(text)}</text>'

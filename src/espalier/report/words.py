@@ -1,0 +1,128 @@
+"""Numbers and facts of a run in words, for hover labels, tables and summaries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from espalier.report.sections import Section, variant_label
+from espalier.report.story import Story
+
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def percent(value: float | None) -> str:
+    """Three digits at least, and no more than can be read.
+
+    >>> percent(0.01482), percent(0.1826), percent(1.0), percent(0.00004), percent(None)
+    ('1.48%', '18.3%', '100%', '0.004%', '')
+    """
+    if value is None:
+        return ""
+    size = abs(100 * value)
+    if size == 0 or size >= 99.95:
+        return f"{100 * value:.0f}%"
+    return f"{100 * value:.1f}%" if size >= 10 else f"{100 * value:.2f}%" if size >= 0.095 else f"{100 * value:.2g}%"
+
+
+def amount(value: float | None) -> str:
+    """A number of any size in four digits.
+
+    >>> amount(0.052279), amount(187500.0), amount(12.5)
+    ('0.05228', '187,500', '12.5')
+    """
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def duration(seconds: float | None) -> str:
+    """
+    >>> duration(4.39), duration(0.4), duration(200), duration(8000)
+    ('4.4 s', '0.4 s', '3 min 20 s', '2 h 13 min')
+    """
+    if seconds is None:
+        return ""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def score(measure: str, value: float | None) -> str:
+    return percent(value) if measure == "error" else amount(value)
+
+
+def kept(story: Story, most: int = 6) -> str:
+    """Gates that ship in each group, of how many."""
+    parts = [f"{count}" if total is None else f"{count}/{total}" for count, total in story.kept.values()]
+    return ", ".join(parts[:most]) + (f" and {len(parts) - most} groups more" if len(parts) > most else "")
+
+
+def facts(story: Story) -> list[tuple[str, str]]:
+    """All that is told of a run in a few words each, without what is not known."""
+    told = [
+        ("method", variant_label(story.variant)),
+        ("setting", story.setting.label if story.setting else ""),
+        ("fold", "" if story.fold is None else str(story.fold)),
+        ("seed", "" if story.seed is None else str(story.seed)),
+        (f"error, {story.error_of}", percent(story.error)),
+        (f"loss, {story.error_of}", amount(story.loss)),
+        *((f"{name} kept", percent(share)) for name, share in story.shares.items()),
+        ("gates kept", kept(story)),
+        ("updates", "" if story.updates is None else f"{story.updates:,}"),
+        ("time", duration(story.seconds)),
+        ("on", story.machine),
+        ("state", story.state),
+    ]
+    return [(name, value) for name, value in told if value]
+
+
+def listed(words: Sequence[str]) -> str:
+    """
+    >>> listed(["a"]), listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+
+
+def counted(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def headline(section: Section) -> str:
+    """The one sentence to read: how small a network may be for an error close to the lowest."""
+    axis = section.axes[0] if section.axes else ""
+    front = section.front(axis) if section.measure else []
+    if not front:
+        return ""
+    measure = section.measure or "error"
+    x, best, _ = front[-1]
+    if len(front) == len(section.runs) == 1:
+        return f"The {measure} is {score(measure, best)} ({section.error_of}), at {percent(x)} of the {axis}."
+    lowest = f"The lowest {section.middle}{measure} is {score(measure, best)}, at {percent(x)} of the {axis}"
+    small, value, _ = next(one for one in front if one[1] <= 1.1 * best)
+    if small == x:
+        return f"{lowest}."
+    return f"{lowest}; within a tenth of it, at {score(measure, value)}, {percent(small)} of them are enough."
+
+
+def pretty(text: str) -> str:
+    """Powers as they are printed.
+
+    >>> pretty("penalty -2^-3")
+    'penalty -2⁻³'
+    """
+    return re.sub(r"\^(-?\d+)", lambda found: found[1].translate(RAISED), text)
+
+
+def quantity(section: Section) -> str:
+    """What the trade-off is about: "error, test set"."""
+    return f"{section.measure}, {section.error_of}"
+
+
+def plain(text: str) -> str:
+    """Text that plotly shows as it is: its labels read a little HTML, and its templates ``%{...}``."""
+    for sign, word in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("%{", "% {")):
+        text = text.replace(sign, word)
+    return pretty(text)

@@ -1,0 +1,293 @@
+"""The page in a real browser: it opens, draws, answers the mouse and the keyboard, and keeps to itself."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+from studies import TARGETS, grid, grid_run, run_directory
+
+from espalier.report.write import write
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine: .ci/run installs it")
+NAME = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """A grid of 27 runs, three of a method with a bad name, and three run directories with theta."""
+    root = tmp_path_factory.mktemp("study")
+    grid(root)
+    for target in TARGETS:
+        told = {"method": NAME, "variant": NAME, "seed": 0, "target": target}
+        path = grid_run(root, "search", target, 0, run=told)
+        path.rename(path.with_name(f"{NAME.replace('/', '_')}-{target}.json"))
+    for seed in range(3):
+        run_directory(root / "cnn" / f"run-{seed:03d}", seed=seed, error=0.05 + 0.01 * seed)
+    write(root, figures=False)
+    return (root / "report.html").as_uri()
+
+
+class Opened:
+    """A page, and what is to be held against it: complaints in its console, dialogs, requests to anywhere."""
+
+    def __init__(self, browser, address, width=1280, height=900, **options):
+        self.context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        self.address, self.complaints, self.requests = address, [], []
+        page = self.page = self.context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("console", lambda message: self.complaints.append(message.text) if message.type != "log" else None)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.goto(address)
+
+    def check(self):
+        assert self.complaints == []
+        assert self.address in self.requests
+        assert [u for u in self.requests if u != self.address and not u.startswith(("data:", "blob:"))] == []
+
+
+@pytest.fixture(scope="module")
+def desktop(browser, address):
+    """One page for all tests that leave it as it was: to read it takes a second."""
+    opened = Opened(browser, address)
+    draw_all(opened.page)
+    yield opened
+    opened.context.close()
+
+
+@pytest.fixture
+def page(desktop):
+    desktop.page.evaluate("scrollTo(0, 0)")
+    yield desktop.page
+    desktop.check()
+
+
+@pytest.fixture
+def opened(browser, address):
+    """Opens a page of one's own."""
+    pages = []
+
+    def open_page(**options):
+        pages.append(Opened(browser, address, **options))
+        return pages[-1].page
+
+    yield open_page
+    for one in pages:
+        one.context.close()
+        one.check()
+
+
+def draw_all(page):
+    for chart in page.locator(".plot").all():
+        chart.scroll_into_view_if_needed()
+        expect(chart).to_have_attribute("data-drawn", "yes")
+
+
+def column(page, name):
+    headings = page.locator("#runs-table thead th").all_text_contents()
+    at = [heading.strip() for heading in headings].index(name) + 1
+    return page.locator(f"#runs-table tbody tr:not([hidden]) > :nth-child({at})").all_text_contents()
+
+
+def test_every_chart_is_drawn(page):
+    sizes = page.eval_on_selector_all(
+        ".plot",
+        "boxes => boxes.map(box => [box.id, box.querySelectorAll('svg.main-svg').length, "
+        "box.querySelector('svg.main-svg').getBoundingClientRect().width, box.data.length, "
+        "box.querySelectorAll('.scatterlayer .trace').length + box.querySelectorAll('.barlayer .trace').length "
+        "+ box.querySelectorAll('.heatmaplayer image').length])",
+    )
+    drawn = {name: (traces, seen) for name, layers, width, traces, seen in sizes if layers and width > 500}
+    assert drawn == {
+        "s1-trade-off": (3, 3), "s1-learning": (2, 2), "s1-theta": (1, 1), "s1-kept": (1, 1),  # the run directories
+        "s0-trade-off": (8, 8), "s0-learning": (6, 6), "s0-kept": (3, 3),  # the grid
+    }  # fmt: skip
+    pictures = page.locator(".pictures svg")
+    assert pictures.count() == 1 + 3
+    assert pictures.first.bounding_box()["height"] > 50
+    assert "layer 0 keeps 2 of 4" in pictures.last.get_attribute("aria-label")
+
+
+def test_charts_are_described_in_words(page):
+    for chart in page.locator(".plot").all():
+        words = page.locator(f"#{chart.get_attribute('aria-describedby')}").text_content()
+        assert len(words) > 40
+    expect(page.locator("#s0-trade-off-words")).to_contain_text("6.00% at 10.0% of the weights")
+
+
+def test_hover_tells_the_facts_of_a_run(page):
+    page.locator("#s1-trade-off").scroll_into_view_if_needed()
+    dot = page.locator("#s1-trade-off .scatterlayer .trace").first.locator(".point").first.bounding_box()
+    page.mouse.move(dot["x"] + dot["width"] / 2, dot["y"] + dot["height"] / 2)
+    label = page.locator("#s1-trade-off .hoverlayer .hovertext")
+    expect(label).to_contain_text("cnn/run-000")
+    expect(label).to_contain_text("MACs kept: 24.0%")
+    expect(label).to_contain_text("gates kept: 2/4, 1/2")
+
+
+def test_the_axis_is_chosen_by_keyboard_and_by_mouse(page):
+    title = page.locator("#s0-trade-off .xtitle")
+    expect(title).to_have_text("weights kept")
+    page.locator("form[data-for=s0-trade-off] input").first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(title).to_have_text("MACs kept")
+    page.locator("form[data-for=s0-trade-off] label", has_text="Units").click()
+    expect(title).to_have_text("units kept")
+    page.locator("form[data-for=s0-learning] select").nth(1).select_option("training loss")
+    expect(page.locator("#s0-learning .ytitle")).to_have_text("training loss")
+    page.locator("form[data-for=s0-learning] select").nth(1).focus()
+    page.keyboard.press("ArrowUp")
+    expect(page.locator("#s0-learning .ytitle")).to_have_text("error · test set")
+    page.locator("form[data-for=s0-trade-off] label", has_text="Weights").click()
+    expect(title).to_have_text("weights kept")
+
+
+def test_small_networks_can_be_set_apart(page):
+    """By a logarithmic axis of sizes: 10%, 25% and 50% stand about equally far from each other."""
+    marks = page.locator("#s0-trade-off .scatterlayer .trace").nth(1).locator(".point")
+
+    def steps():
+        at = [mark.bounding_box()["x"] for mark in marks.all()]
+        return (at[1] - at[0]) / (at[2] - at[1])
+
+    assert steps() == pytest.approx(0.15 / 0.25, rel=0.02)
+    page.locator("form[data-for=s0-trade-off] .log").press("Space")
+    expect(page.locator("#s0-trade-off .xtick text", has_text="20%")).to_be_visible()
+    assert steps() == pytest.approx(math.log(2.5) / math.log(2), rel=0.02)
+    page.locator("form[data-for=s0-trade-off] .log").press("Space")
+    assert steps() == pytest.approx(0.15 / 0.25, rel=0.02)
+
+
+def test_a_series_can_be_switched_off_by_keyboard(page):
+    box = page.get_by_label("uniform, from scratch").first
+    box.focus()
+    page.keyboard.press("Space")
+    expect(page.locator("#s0-trade-off .scatterlayer .trace")).to_have_count(6)
+    expect(box).to_be_focused()
+    page.keyboard.press("Space")
+    expect(page.locator("#s0-trade-off .scatterlayer .trace")).to_have_count(8)
+
+
+def test_runs_are_sorted_by_mouse_and_keyboard(page):
+    heading = page.locator("#runs-table th", has_text="error")
+    heading.locator("button").click()
+    assert heading.get_attribute("aria-sort") == "ascending"
+    errors = [float(text.rstrip("%")) for text in column(page, "error")]
+    assert len(errors) == 33
+    assert errors == sorted(errors)
+    heading.locator("button").focus()
+    page.keyboard.press("Enter")
+    assert heading.get_attribute("aria-sort") == "descending"
+    assert [float(text.rstrip("%")) for text in column(page, "error")] == sorted(errors, reverse=True)
+    page.locator("#runs-table th button", has_text="setting").press("Space")
+    assert heading.get_attribute("aria-sort") == "none"
+    assert [float(text.split()[1].rstrip("%")) for text in column(page, "setting")] == sorted(
+        [10.0] * 10 + [25.0] * 13 + [50.0] * 10
+    )
+
+
+def test_runs_are_filtered(page):
+    count = page.locator("#count")
+    expect(count).to_have_text("33 runs")
+    page.locator("#find").press_sequentially("target 25% SEED_2")
+    expect(count).to_have_text("3 of 33 runs")
+    assert column(page, "seed") == ["2", "2", "2"]
+    page.locator("#find").fill("")
+    page.locator("#method").select_option("uniform, from scratch")
+    expect(count).to_have_text("9 of 33 runs")
+    assert set(column(page, "method")) == {"uniform, from scratch"}
+    page.locator("#find").fill("nothing is called so")
+    expect(count).to_have_text("0 of 33 runs")
+    page.locator("#find").fill("")
+    page.locator("#method").select_option(NAME)
+    assert column(page, "method") == [NAME] * 3  # shown as text; had it run, a dialog would have told
+    page.locator("#method").select_option("")
+    expect(count).to_have_text("33 runs")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_follows_the_system_and_its_toggle(opened, scheme):
+    page = opened(color_scheme=scheme)
+    page.locator("#s0-trade-off").scroll_into_view_if_needed()
+    expect(page.locator("#s0-trade-off .xtitle")).to_be_visible()
+    other = {"light": "dark", "dark": "light"}[scheme]
+
+    def paper():
+        red = int(page.evaluate("getComputedStyle(document.body).backgroundColor").split("(")[1].split(",")[0])
+        return "light" if red > 128 else "dark"
+
+    def ink():
+        return page.evaluate("document.querySelector('#s0-trade-off .xtitle').style.fill")
+
+    before = ink()
+    assert paper() == scheme
+    page.locator("#theme").focus()
+    page.keyboard.press("Enter")
+    assert paper() == other
+    assert page.locator("#theme").get_attribute("aria-pressed") == str(other == "dark").lower()
+    expect(page.locator("#s0-trade-off")).to_be_attached()
+    assert ink() != before
+    page.reload()
+    assert paper() == other  # remembered
+    page.locator("#theme").click()
+    assert paper() == scheme
+
+
+def test_a_phone_never_scrolls_sideways(opened):
+    page = opened(width=390, height=844, is_mobile=True, has_touch=True)
+    draw_all(page)
+    page.eval_on_selector_all("details", "all => all.forEach(one => { one.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    wide = page.eval_on_selector_all(
+        "main *", "all => all.filter(one => !one.closest('.scroll, .pictures, svg, caption') && "
+        "one.getBoundingClientRect().right > 391).map(one => one.outerHTML.slice(0, 80))",
+    )  # fmt: skip
+    assert wide == []
+
+
+def test_a_command_is_copied_or_selected(page):
+    button = page.locator(".copy").first
+    button.click()
+    expect(button).to_have_text(re.compile("Copied|Selected"))
+    if button.text_content() == "Selected":
+        assert page.evaluate("getSelection().toString()") == "espalier study --methods search"
+
+
+def test_everything_can_be_reached_by_keyboard(opened):
+    page = opened()
+    page.locator("body").press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    order = []
+    for _ in range(100):
+        page.keyboard.press("Tab")
+        order.append(page.evaluate("document.activeElement.id || document.activeElement.tagName"))
+        if order[-1] == "A" and page.evaluate("document.activeElement.closest('.files') !== null"):
+            break
+    assert {"theme", "find", "method", "SELECT", "SUMMARY", "BUTTON"} <= set(order)
+    unnamed = page.eval_on_selector_all(
+        "button, input, select", "all => all.filter(one => !one.hidden && !one.closest('[hidden]') && "
+        "!(one.labels && one.labels.length) && !one.textContent.trim() && !one.ariaLabel).length",
+    )  # fmt: skip
+    assert unnamed == 0
+
+
+def test_without_scripts_the_numbers_are_there(opened):
+    page = opened(java_script_enabled=False)
+    assert page.locator("#runs-table tbody tr").count() == 33
+    expect(page.get_by_text("The charts need JavaScript")).to_be_visible()
+    page.locator("summary", has_text="The same in numbers").first.click()
+    expect(page.locator("#s0-trade-off-numbers")).to_be_visible()
