@@ -11,9 +11,7 @@ import pytest
 typer = pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
 
-import espalier  # noqa: E402
 from espalier.cli.app import app  # noqa: E402
-from espalier.cli.demo import WIDTHS, _network  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -86,28 +84,3 @@ def test_report_writes_the_tables_of_a_study(tmp_path):
     assert done.exit_code == 0
     assert (tmp_path / "README.md").exists()
     assert list(tmp_path.glob("tables/*.csv"))
-
-
-def test_demo_shows_every_target_and_exceeds_none(tmp_path):
-    done = invoke("demo", "--epochs", "1", "--seeds", "1", "--out", tmp_path / "small", "--quiet")
-    assert done.exit_code == 0, done.output
-    assert all(f"{target}%" in done.output for target in (5, 10, 25, 50))
-    assert "0 of 4 networks exceed their target" in " ".join(done.output.split())
-    small = espalier.load(tmp_path / "small", _network(WIDTHS))
-    weights = sum(w.numel() for w in small.parameters() if w.ndim == 2)
-    assert weights <= 0.25 * (64 * 64 + 64 * 64 + 64 * 10)
-
-
-def test_every_command_has_help_with_an_example():
-    for words in (
-        ["demo"],
-        ["report"],
-        ["paper", "unit-selection"],
-        ["data", "list"],
-        ["data", "get"],
-        ["data", "verify"],
-    ):
-        done = invoke(*words, "--help")
-        assert done.exit_code == 0
-        assert "Example: espalier" in done.output, words
-    assert "espalier 0" in invoke("--version").output

@@ -1,12 +1,16 @@
 """Keeping compact models: what comes back, and what is refused."""
 
+import errno
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 import espalier
+from espalier.compact import store
 from espalier.models import DenseNet
 
 
@@ -155,3 +159,20 @@ def test_bad_places_and_factories_are_named(saved, tmp_path):
     for factory, name in ((Tied(), "Tied"), (None, "NoneType"), ("Tied", "str")):
         with pytest.raises(espalier.BadInput, match=f"load takes a factory.*, not a {name}"):
             espalier.load(folder, factory)
+
+
+@pytest.mark.parametrize("kind", ["os", "safetensors"])
+def test_a_full_disk_takes_away_nothing(saved, monkeypatch, kind):
+    folder, small, _ = saved
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def full(tensors, path):
+        Path(path).write_bytes(b"cut off")
+        if kind == "os":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(store, "save_file", full)
+    with pytest.raises(espalier.BadInput, match=r"could not be written: .*No space left"):
+        espalier.save(small, folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import itertools
 import json
 import os
 from pathlib import Path
@@ -17,8 +18,9 @@ from torch.utils.data import TensorDataset
 
 import espalier
 from espalier import fit
-from espalier.train import NotSaved, OutOfMemory, Recipe
+from espalier.train import NotSaved, OutOfMemory, Recipe, identity
 from espalier.train.checkpoint import Checkpoint
+from espalier.train.stop import Stop
 
 X, Y = networks.digit_vectors(128)[0]
 
@@ -300,20 +302,27 @@ def test_losses_without_a_name_are_told_apart(tmp_path: Path) -> None:
         assert short(loss=one, checkpoint=folder).finished
 
 
-def test_another_trained_network_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("preset", [None, "finetune"])
+def test_a_network_of_other_initial_weights_is_refused_with_both_shown(tmp_path: Path, preset: str | None) -> None:
     model = networks.mlp(seed=1)
-    first = short(model, preset="finetune", target=0.5, checkpoint=tmp_path)
-    with pytest.raises(espalier.BadInput, match=r"not those that the run in .* began with"):
-        short(networks.mlp(seed=2), preset="finetune", target=0.5, checkpoint=tmp_path)
+    began, other = (identity.weights(networks.mlp(seed=seed).parameters()) for seed in (1, 2))
+    first = short(model, preset=preset, target=0.5, checkpoint=tmp_path)
+    with pytest.raises(espalier.BadInput, match=rf"began with: {began} there, {other} here"):
+        short(networks.mlp(seed=2), preset=preset, target=0.5, checkpoint=tmp_path)
     for again in (networks.mlp(seed=1), model):  # as it began, or as the run left it
-        assert short(again, preset="finetune", target=0.5, checkpoint=tmp_path).mask.equal(first.mask)
+        assert short(again, preset=preset, target=0.5, checkpoint=tmp_path).mask.equal(first.mask)
 
 
-def test_new_weights_that_are_given_up_for_the_checkpoint_s_are_spoken_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_model_stopped_inside_an_epoch_of_a_loader_goes_on_in_the_same_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = short(networks.mlp(seed=1), target=0.5, checkpoint=tmp_path)
-    for seed in (1, 2):
-        again = short(networks.mlp(seed=seed), target=0.5, checkpoint=tmp_path, quiet=False)
-        assert again.mask.equal(first.mask)
-        assert ("goes on with its own" in capsys.readouterr().err) == (seed == 2)
+    batches, model = list(zip(X.split(16), Y.split(16))), networks.mlp(seed=1)
+    asked = itertools.count(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Stop, "now", lambda self, spare=0.0: next(asked) == 11)  # of 8 updates in an epoch
+        stopped = short(model, batches, target=0.5, checkpoint=tmp_path)
+    assert not stopped.finished
+    assert stopped.updates == 11
+    assert short(model, batches, target=0.5, checkpoint=tmp_path).finished
+    with pytest.raises(espalier.BadInput, match="not those that the run"):
+        short(networks.mlp(seed=3), batches, target=0.5, checkpoint=tmp_path)

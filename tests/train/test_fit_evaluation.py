@@ -18,7 +18,7 @@ from espalier.search.distribution import Distribution
 from espalier.train import deterministic, evaluate, stochastic
 from espalier.train.feed import Batches, Tensors, read
 from espalier.train.metrics import Thinned, entropy
-from espalier.train.progress import Lines
+from espalier.train.progress import Bar, Lines
 from espalier.train.score import wrong
 
 (X, Y), TEST = networks.digit_vectors(300)
@@ -222,3 +222,16 @@ def test_lines_of_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(line.startswith("  4%  epoch 1 ") for line in told)
     assert told[-1] == "100%  epoch 24  0 s left"
     assert 150 < len(told) < 400
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_numbers_of_an_epoch_fit_on_a_terminal(width: int) -> None:
+    console = pytest.importorskip("rich.console").Console(file=io.StringIO(), width=width, force_terminal=True)
+    bar = Bar(console)
+    bar.start(0, 100)
+    bar.update(40)
+    bar.epoch("epoch 3  loss 1.0021  error 33.33%  validation if cut now 14.89%  share 29.94%")
+    bar.stop()
+    shown = console.file.getvalue()
+    assert all(part in shown for part in ("40%", "left", "epoch 3", "loss 1.0021", "14.89%", "share 29.94%"))
+    assert ("━━" in shown) == (width == 140)

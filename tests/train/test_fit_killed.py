@@ -84,7 +84,7 @@ def test_a_time_limit_stops_cleanly_and_the_same_call_goes_on(tmp_path: Path, mo
     assert [{**row, "seconds": 0} for row in parts[-1].history] == [{**row, "seconds": 0} for row in expected.history]
     assert json.loads((tmp_path / "result.json").read_text())["finished"]
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    again = call(networks.mixed_network(seed=5), loss=clock, checkpoint=tmp_path)  # of a finished run
+    again = call(networks.mixed_network(), loss=clock, checkpoint=tmp_path)  # of a finished run
     assert same(again.model, expected.model)
     assert again.updates == 40
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -111,7 +111,7 @@ def test_somebody_else_s_loader_is_resumed_at_the_start_of_an_epoch(
     expected = call(networks.mixed_network(), networks.loader(DATA, 32), loss=clock)
     parts = []
     while not parts or not parts[-1].finished:
-        model = networks.mixed_network(seed=len(parts))
+        model = networks.mixed_network()
         loader = networks.loader(DATA, 32)
         parts.append(call(model, loader, loss=clock, checkpoint=tmp_path, time_limit=25.0, quiet=False))
         assert len(parts) < 10

@@ -5,10 +5,12 @@ from __future__ import annotations
 import typer
 
 from espalier import __version__
+from espalier.cli.compact import compact
 from espalier.cli.data import data
 from espalier.cli.demo import demo
 from espalier.cli.paper import paper
 from espalier.cli.report import report
+from espalier.cli.train import train
 
 app = typer.Typer(
     name="espalier",
@@ -19,6 +21,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(demo)
+app.command()(train)
+app.command()(compact)
 app.command()(report)
 app.add_typer(paper, name="paper")
 app.add_typer(data, name="data")

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import typer
 
+from espalier.cli.config import configurable
 from espalier.cli.finish import finish
 from espalier.cli.words import number, options, told, words
 from espalier.study.connection_selection import CONNECTION_SELECTION
@@ -21,6 +22,7 @@ USUAL_PENALTIES = ",".join(f"{p!r}" for p in PENALTIES)
 USUAL_SHARES = ",".join(f"{s:g}" for s in SHARES)
 
 
+@configurable
 def connection_selection(
     out: Path = typer.Option(..., help="Folder of the run files; the same command goes on with what is in it."),
     data_dir: Path | None = typer.Option(None, help="Where the data sets are."),

@@ -1,122 +1,208 @@
-"""`espalier demo`: networks on handwritten digits, trained and cut to size in one loop, several sizes at once."""
+"""`espalier demo`: handwritten digits on a CPU: many sizes at once, one size asked for, images, and what ships."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import sys
 import time
-from collections.abc import Callable
-from itertools import pairwise
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
+from typing import Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from torch import nn
-from torch.nn.functional import cross_entropy
 
-from espalier.compact import save
+from espalier.cli import sizes, training
+from espalier.cli.compact import Shipped, ship
+from espalier.cli.config import configurable
+from espalier.cli.sizes import Size
+from espalier.cli.training import Training
+from espalier.cli.words import told
 from espalier.data import load
-from espalier.train import evaluate, sweep
-from espalier.train.batched import Run, SweepResult
+from espalier.space import BadInput
+from espalier.train.checkpoint import write
 
 WIDTHS = (64, 64, 64, 10)  # pixels, two hidden layers, classes
-TARGETS = (0.05, 0.1, 0.25, 0.5)
+TARGETS = (0.05, 0.1, 0.25, 0.5, 1.0)
+STORY = "demo.json"
+STATE = ".state"  # a name that a report passes over
+FOLDERS = (STATE, "runs", "quarter", "images", "quarter-small", "images-small", "figures", "tables")
 
 
+@dataclass(frozen=True)
+class Single:
+    """A network that is asked for at one size. run: its folder. what: it is, for a person."""
+
+    run: str
+    what: str
+    training: Training
+
+
+@configurable
 def demo(
-    epochs: int = typer.Option(40, min=1, help="Passes over the training data."),
+    epochs: int = typer.Option(40, min=1, help="Passes over the training data; the images take a third of them."),
     seeds: int = typer.Option(3, min=1, help="Networks of each size."),
-    out: Path = typer.Option(Path("espalier-demo"), help="Where one of the small networks is saved."),
+    out: Path = typer.Option(Path("espalier-demo"), help="Where runs, small networks and the page are written."),
     quiet: bool = typer.Option(False, "--quiet", help="No progress."),
 ) -> None:
     """See it work: networks on handwritten digits, trained and cut to size in the same loop, on a CPU.
 
     Example: espalier demo --epochs 20
     """
-    console = Console()
-    started = time.perf_counter()
-    data = load("digits").flatten()
-    examples, labels = data.as_floats().test
-    test = examples.float(), labels
-    chosen = range(seeds)
-
+    console, began = Console(), time.perf_counter()
+    settings = {"epochs": epochs, "seeds": seeds}
+    _prepare(out, settings)
+    try:
+        rows = _sizes(console, out, epochs, range(seeds), quiet)
+        shipped = [_single(console, single, out, quiet) for single in _singles(epochs)]
+    except KeyboardInterrupt:
+        typer.echo("espalier: stopped; the same command goes on from the last checkpoint", err=True)
+        raise typer.Exit(130) from None
+    console.print(_size_table(rows, seeds))
+    console.print(_single_table(shipped))
+    over = sum((result.share_after or 0) > size.target for size in rows for result in size.found)
+    count = sum(len(size.found) + len(size.scratch) for size in rows) + len(shipped)
     console.print(
-        f"{len(TARGETS) * seeds} networks {_shape(WIDTHS)} as one batch, each to end at its own share of the weights. "
-        "In every update a network is tried under two drawn structures: its weights follow both, and the distribution "
-        "of structures follows the better one, along a ramp to the target. Half way the structure settles, and the "
-        "weights finish under what ships."
+        f"{over} of {sum(len(size.found) for size in rows)} networks of the batch exceed their target. "
+        f"One of the 450 test images is {1 / 450:.2%} of the error."
     )
-    ours = sweep(_network(WIDTHS), data, targets=TARGETS, seeds=chosen, epochs=epochs, batch_size=32, quiet=quiet)
-    console.print("For comparison: uniform networks of the same numbers of weights, trained from scratch, as long.")
-    theirs = list[SweepResult]()
-    for target in TARGETS:
-        runs = [Run(seed, all_open=True) for seed in chosen]
-        theirs += sweep(_network(_uniform(target)), data, runs=runs, epochs=epochs, batch_size=32, quiet=quiet)
+    page = _page(out)
+    write(out / STORY, (json.dumps({"settings": settings, "finished": True}) + "\n").encode())
+    shutil.rmtree(out / STATE, ignore_errors=True)
+    console.print(
+        f"{count} networks; this took {time.perf_counter() - began:.0f} s. Runs and small networks are in {out}."
+    )
+    if page is not None:
+        console.print(f"The page: {page}")
 
-    table = Table(title=f"Handwritten digits: {len(labels)} test images, medians of {seeds}")
+
+def _singles(epochs: int) -> list[Single]:
+    return [
+        Single(
+            "quarter",
+            "MLP 64-256-256-10",
+            Training("mlp", "digits", ("hidden=[256, 256]",), target=0.25, epochs=epochs, device="cpu"),
+        ),
+        Single(
+            "images",
+            "CNN 32-64-64, BatchNorm",
+            Training(
+                "cnn", "digits", ("widths=[32, 64, 64]",), target=0.3, cost="macs", epochs=-(-epochs // 3), device="cpu"
+            ),
+        ),
+    ]
+
+
+def _prepare(out: Path, settings: dict[str, Any]) -> None:
+    """An unfinished demo of the same settings is gone on with; of another, its own folders make room."""
+    path = out / STORY
+    if path.exists():
+        try:
+            before = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            before = None
+        if not isinstance(before, dict) or "settings" not in before:
+            raise BadInput(f"{path} was not written by `espalier demo`; name another folder by --out")
+        if before.get("finished") or before["settings"] != settings:
+            for name in FOLDERS:
+                shutil.rmtree(out / name, ignore_errors=True)
+    elif any((out / name).exists() for name in FOLDERS):
+        raise BadInput(f"{out} holds folders that `espalier demo` did not write; name another by --out")
+    write(path, (json.dumps({"settings": settings, "finished": False}) + "\n").encode())
+
+
+def _sizes(console: Console, out: Path, epochs: int, seeds: range, quiet: bool) -> list[Size]:
+    data = load("digits").flatten()
+    targets = [target for target in TARGETS if target < 1]
+    console.print(
+        f"1. {len(targets) * len(seeds)} networks {_shape(WIDTHS)} as one batch, each to end at its own share of the "
+        "weights. In every update a network is tried under two drawn structures: its weights follow both, and the "
+        "distribution of structures follows the better one, along a ramp to the target. Half way the structure "
+        "settles, and the weights finish under what ships. Beside them: uniform networks of the same sizes, and "
+        "the uncut one, trained from scratch and as long."
+    )
+    rows = sizes.train(data, WIDTHS, TARGETS, seeds, epochs, out / STATE, quiet)
+    sizes.write(rows, out, WIDTHS, "digits", epochs, told(sys.argv[1:]))
+    return rows
+
+
+def _single(console: Console, single: Single, out: Path, quiet: bool) -> tuple[Single, dict[str, Any], Shipped]:
+    """Train one network to one size and ship it, as the two commands do."""
+    asked = single.training
+    assert asked.target is not None
+    place = out / single.run
+    command = (
+        f"espalier train --model {asked.model} --model-arg '{asked.model_arg[0]}' --target {asked.target:g} "
+        f"--cost {asked.cost} --epochs {asked.epochs} --device cpu --out {place}"
+    )
+    number = 2 + [one.run for one in _singles(asked.epochs)].index(single.run)
+    console.print(f"{number}. {asked.target:.0%} of the {asked.cost} asked for, {single.what}:", highlight=False)
+    console.print(f"   {command}", highlight=False, soft_wrap=True)
+    result, ships = training.run(asked, place, command, time_limit=None, quiet=quiet)
+    small = out / f"{single.run}-small"
+    console.print(f"   espalier compact {place} --to {small} --onnx", highlight=False, soft_wrap=True)
+    return single, {**result.summary(), **ships}, ship(place, small, onnx=_can_export(console))
+
+
+def _can_export(console: Console) -> bool:
+    lacking = [name for name in ("onnx", "onnxruntime", "onnxscript") if find_spec(name) is None]
+    if lacking:
+        console.print(f"   without ONNX, for {', '.join(lacking)} is not here: pip install 'espalier[onnx]'")
+    return not lacking
+
+
+def _size_table(rows: list[Size], seeds: int) -> Table:
+    table = Table(title=f"Handwritten digits: 450 test images, medians of {seeds}")
     for column in ("target", "weights kept", "for example", "test error", "uniform", "its test error"):
         table.add_column(column, justify="right")
-    for i, target in enumerate(TARGETS):
-        rows = slice(i * seeds, (i + 1) * seeds)
-        errors = [median(_error(result.model, test) for result in results[rows]) for results in (ours, theirs)]
-        kept = median(_weights(_widths(result.model)) / _weights(WIDTHS) for result in ours[rows])
-        shapes = _shape(_widths(ours[rows][0].model)), _shape(_uniform(target))
-        table.add_row(f"{target:.0%}", f"{kept:.1%}", shapes[0], f"{errors[0]:.1%}", shapes[1], f"{errors[1]:.1%}")
-    console.print(table)
+    for size in rows:
+        found = (f"{size.share:.1%}", _shape(size.example), f"{size.error:.1%}") if size.found else ("", "", "")
+        asked = f"{size.target:.0%}" if size.found else "uncut"
+        table.add_row(asked, *found, _shape(size.uniform), f"{size.scratch_error:.1%}")
+    return table
 
-    over = sum(_weights(_widths(result.model)) > (result.target or 0) * _weights(WIDTHS) for result in ours)
-    small = ours[2 * seeds].model
-    save(small, out)
-    full, cut = (_milliseconds(model, test[0]) for model in (_network(WIDTHS)(), small))
-    console.print(
-        f"{over} of {len(ours)} networks exceed their target. One test image is {1 / len(labels):.2%}.\n"
-        f"The network of {TARGETS[2]:.0%} is a plain {type(small).__name__} {_shape(_widths(small))}, saved in {out}: "
-        f"{cut:.2f} ms for {len(labels)} images, the full one {full:.2f} ms.\n"
-        f"{len(ours) + len(theirs)} networks took {time.perf_counter() - started:.0f} s."
+
+def _single_table(shipped: list[tuple[Single, dict[str, Any], Shipped]]) -> Table:
+    table = Table(title="One size asked for, and what ships")
+    table.add_column("")
+    for single, _, _ in shipped:
+        table.add_column(single.what, justify="right")
+
+    def row(name: str, *cells: str) -> None:
+        table.add_row(name, *cells)
+
+    row("asked for", *(f"{one.training.target:.0%} of the {one.training.cost}" for one, _, _ in shipped))
+    row("before the selection", *(f"{story['share_before']:.1%}" for _, story, _ in shipped))
+    row("after it, what ships", *(f"{story['share_after']:.1%}" for _, story, _ in shipped))
+    row("test error", *(f"{story['validation_error']:.1%}" for _, story, _ in shipped))
+    for kind in ("weights", "macs", "parameters"):
+        row(f"{kind} kept", *("{:,} of {:,}".format(*story["sizes"][kind]) for _, story, _ in shipped))
+    for batch in shipped[0][2].speed:
+        times = [ships.speed[batch] for _, _, ships in shipped]
+        row(
+            f"{batch} at once, uncut: small",
+            *(f"{t['full']:.2f}: {t['small']:.2f} ms, {t['full'] / t['small']:.1f} x" for t in times),
+        )
+    row(
+        "onnxruntime: torch",
+        *(f"differs by {s.checks['onnx']['difference']:.0e}" if "onnx" in s.checks else "-" for _, _, s in shipped),
     )
+    return table
 
 
-def _network(widths: tuple[int, ...]) -> Callable[[], nn.Module]:
-    def build() -> nn.Module:
-        layers = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b), nn.ReLU())]
-        return nn.Sequential(*layers[:-1])
-
-    return build
-
-
-def _widths(model: nn.Module) -> tuple[int, ...]:
-    linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-    return (linear[0].in_features, *(layer.out_features for layer in linear))
-
-
-def _weights(widths: tuple[int, ...]) -> int:
-    return sum(a * b for a, b in pairwise(widths))
-
-
-def _uniform(target: float) -> tuple[int, ...]:
-    """The widest network with equal hidden layers that has at most this share of the weights."""
-    inputs, *_, classes = WIDTHS
-    fitting = [k for k in range(1, WIDTHS[1] + 1) if _weights((inputs, k, k, classes)) <= target * _weights(WIDTHS)]
-    return (inputs, fitting[-1], fitting[-1], classes)
+def _page(out: Path) -> Path | None:
+    """The report of everything below the folder: its page; None where this version, or installation, has none."""
+    name = "espalier.report.write"
+    if find_spec(name) is None:
+        return None
+    import_module(name).write(out)
+    page = out / "report.html"
+    return page if page.exists() else None
 
 
 def _shape(widths: tuple[int, ...]) -> str:
     return "-".join(str(width) for width in widths)
-
-
-def _error(model: nn.Module, test: tuple[torch.Tensor, torch.Tensor]) -> float:
-    error = evaluate(model, test, loss=cross_entropy).error
-    assert error is not None
-    return error
-
-
-@torch.no_grad()
-def _milliseconds(model: nn.Module, x: torch.Tensor) -> float:
-    """Median time of one forward pass."""
-    times = []
-    for _ in range(50):
-        began = time.perf_counter()
-        model(x)
-        times.append(1e3 * (time.perf_counter() - began))
-    return median(times)

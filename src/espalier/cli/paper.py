@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import typer
 
+from espalier.cli.config import configurable
 from espalier.cli.connection import connection_selection
 from espalier.cli.finish import finish
 from espalier.cli.words import number, options, told, whole, words
@@ -27,6 +28,7 @@ def _studies() -> None:
 
 
 @paper.command("unit-selection")
+@configurable
 def unit_selection(
     out: Path = typer.Option(..., help="Folder of the run files; the same command goes on with what is in it."),
     data_dir: Path | None = typer.Option(None, help="Where the data sets are."),

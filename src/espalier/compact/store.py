@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -53,8 +54,9 @@ def save(small: nn.Module, folder: str | Path) -> None:
         },
         "tied": {name: where for name, where in places.items() if name != where},
     }
-    save_file(stored, folder / TENSORS)
-    (folder / PLAN).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(index, indent=1) + "\n"
+    _replace(folder / TENSORS, lambda path: save_file(stored, path))
+    _replace(folder / PLAN, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def load(folder: str | Path, factory: Callable[[], nn.Module]) -> nn.Module:
@@ -95,6 +97,19 @@ def load(folder: str | Path, factory: Callable[[], nn.Module]) -> nn.Module:
                 tensor.data = tensor.data.to(source.dtype)
             tensor.copy_(source)
     return small
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Write beside the file, then rename: a full disk takes away nothing that was there."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        write(partial)
+        os.replace(partial, path)
+    except (OSError, SafetensorError) as error:  # safetensors has no OSError of its own for a full disk
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        why = getattr(error, "strerror", None) or str(error)
+        raise BadInput(f"{path} could not be written: {why}; what was there before is intact") from error
 
 
 def _path(folder: Any) -> Path:

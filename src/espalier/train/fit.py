@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,9 @@ from espalier.train.result import Result
 from espalier.train.score import Loss
 from espalier.train.step import Gated
 from espalier.train.stop import Stop
+
+# The weights of models as runs of this process left them, hashed.
+_LEFT: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 def fit(
@@ -150,13 +154,11 @@ def _carry_out(
         run.began_with = identity.weights(run.gated.model.parameters())
     if state is not None:
         if not _same_weights(run, state):
-            if settings["recipe"]["initial"] > 0.9:  # a recipe for trained networks: the weights are what it is about
-                raise BadInput(
-                    f"the weights of this model are not those that the run in {folder} began with; give the same "
-                    "trained network to go on with it, or another folder to start anew"
-                )
-            # Who builds a network anew without a seed still goes on with the run.
-            shown.say(f"the model's weights are not those that the run in {folder} began with; it goes on with its own")
+            raise BadInput(
+                f"the weights of this model are not those that the run in {folder} began with: {state['began_with']} "
+                f"there, {run.began_with} here (hashes). Give the same network to go on with it (torch.manual_seed "
+                "before it is built makes it the same), or another folder to start anew"
+            )
         run.load_state_dict(state)
         if run.update < run.horizon:
             shown.say(f"going on after update {run.update} of {run.horizon}")
@@ -173,6 +175,8 @@ def _carry_out(
             raise error if folder is None else Diverged(f"{error}. What was saved in {folder} is intact") from None
         finally:
             shown.stop()
+            if store is not None:
+                _LEFT[run.gated.model] = identity.weights(run.gated.model.parameters())
         if stop.interrupted:
             shown.say(f"interrupted after update {run.update} of {run.horizon}{again}")
             raise KeyboardInterrupt
@@ -188,9 +192,10 @@ def _carry_out(
 
 
 def _same_weights(run: loop.Run, state: dict[str, Any]) -> bool:
-    """Whether the model given is as the run began with it, or stands where its checkpoint does."""
+    """Whether the model given is as the run began with it, stands where its checkpoint does, or is as this process left
+    it: stopped inside an epoch of somebody else's loader it is ahead of its checkpoint."""
     stored = [state["model"][name] for name, _ in run.gated.model.named_parameters()]
-    return run.began_with in (state["began_with"], identity.weights(stored))
+    return run.began_with in (state["began_with"], identity.weights(stored), _LEFT.get(run.gated.model))
 
 
 def finish(run: loop.Run, finished: bool) -> Result:

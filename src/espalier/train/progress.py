@@ -6,6 +6,8 @@ import sys
 import time
 from typing import Any, Protocol, TextIO
 
+NARROW = 115  # columns: a bar, the time left and the numbers of an epoch
+
 
 class Progress(Protocol):
     """Told of every update and epoch; says what it wants."""
@@ -75,19 +77,21 @@ class Lines:
 
 
 class Bar:
-    """A bar on a terminal, by rich."""
+    """A bar on a terminal, by rich; on a narrow one the numbers come first, and there is no bar."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Any = None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, TaskProgressColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
+        console = Console(stderr=True) if console is None else console
+        self.narrow = console.width < NARROW
         self.bar = RichProgress(
-            BarColumn(bar_width=24),
+            *([] if self.narrow else [BarColumn(bar_width=24)]),
             TaskProgressColumn(),
             TextColumn("{task.fields[left]} left"),
             TextColumn("{task.fields[text]}", markup=False),
-            console=Console(stderr=True),
+            console=console,
             refresh_per_second=4,
         )
         self.clock = Clock()
@@ -107,6 +111,8 @@ class Bar:
             self.bar.update(self.task, completed=done, left=span(self.clock.left()))
 
     def epoch(self, text: str) -> None:
+        if self.narrow:
+            text = text.replace("validation if cut now", "if cut now").replace("  ", " ")
         self.bar.update(self.task, completed=self.clock.done, text=text, left=span(self.clock.left()))
 
     def say(self, text: str) -> None:

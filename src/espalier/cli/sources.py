@@ -1,0 +1,290 @@
+"""The data of a command: a set known by name, arrays in an ``.npz`` file, or what a function of the user's gives."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from espalier.cli import references
+from espalier.data import Dataset, load, names
+from espalier.space import BadInput
+
+PART = tuple[Any, Any]  # inputs, targets
+WORDS = {  # of an .npz file: the arrays of its parts, by the names in use
+    "train": (("train_inputs", "train_targets"), ("x_train", "y_train"), ("inputs", "targets"), ("x", "y")),
+    "test": (("test_inputs", "test_targets"), ("x_test", "y_test")),
+}
+IGNORED = -100  # a target that torch's cross entropy passes over
+SPLIT = 0  # the seed of what is held out: runs of different seeds are compared on the same examples
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """train: what is trained on, as :func:`espalier.fit` reads it. validation: what a run is judged by while it trains,
+    or None; judged_on: that in words. test: what was not touched, where something else is the validation.
+    factor: what the inputs of a file were multiplied by."""
+
+    train: Any
+    validation: Any
+    judged_on: str
+    test: Any = None
+    factor: float = 1.0
+
+    @property
+    def prepared(self) -> str:
+        """What is done to inputs as they are stored before the network reads them."""
+        if not isinstance(self.train, Dataset):
+            return "as they are" if self.factor == 1 else f"the stored numbers times {self.factor:.9g}"
+        data, words = self.train, ["the stored numbers"]
+        if data.scale != 1:
+            words.append(f"times {data.scale:.9g}")
+        if bool((data.mean != 0).any()) or bool((data.std != 1).any()):
+            mean, std = ([round(v, 6) for v in part.flatten().tolist()] for part in (data.mean, data.std))
+            words.append(f"less the mean {mean}, over the deviation {std}" if len(mean) <= 16 else "standardised")
+        return " ".join(words) if len(words) > 1 else "as they are"
+
+    @property
+    def pair(self) -> PART | None:
+        """Inputs and targets of training where they are two tensors; as they are stored."""
+        part = self.train.train if isinstance(self.train, Dataset) else self.train
+        return part if _is_pair(part) and isinstance(part[0], Tensor) else None
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Of one input, for networks known by name."""
+        return None if self.pair is None else tuple(self.pair[0].shape[1:])
+
+    @property
+    def outputs(self) -> int | None:
+        """How many numbers a network gives: the classes, or as many as the targets have."""
+        if isinstance(self.train, Dataset):
+            return len(self.train.classes)
+        if self.pair is None:
+            return None
+        targets = self.pair[1]
+        if targets.is_floating_point():
+            return int(targets.shape[1]) if targets.ndim == 2 else None
+        return int(targets.max()) + 1 if targets.ndim == 1 else None
+
+
+def read(
+    given: str,
+    *,
+    data_dir: Path | None = None,
+    validation: str = "",
+    flatten: bool = False,
+    scale: float | None = None,
+) -> Source:
+    """given: a name, a file, or a reference. validation: "" (the test part, or else a tenth), "test", "none", or a
+    share of the training part. flatten: every input a vector. scale: what uint8 inputs of a file are multiplied by."""
+    factor = 1.0
+    if given in names():
+        train: Any = load(given, data_dir)
+        test: Any = train
+    elif given.endswith(".npz") and not references.is_reference(Path(given).name):
+        train, test, factor = _arrays(Path(given), scale)
+    elif references.is_reference(given):
+        train, test = _parts(references.call(references.function(given, "--data"), {}, given, "--data"), given)
+    else:
+        near = difflib.get_close_matches(given, names(), 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise BadInput(
+            f"there are no data {given!r}; {hint}Known are {', '.join(names())}; your own are a file.npz of arrays, or "
+            "package.module:function or file.py:function"
+        )
+    if flatten:
+        train, test = (_flat(part, given) for part in (train, test))
+    return replace(_judged(train, test, validation), factor=factor)
+
+
+def _judged(train: Any, test: Any, validation: str) -> Source:
+    """What the run is judged by, as it was asked for."""
+    splits = isinstance(train, Dataset) or _is_pair(train)
+    if not validation:
+        validation = "test" if test is not None else "0.1" if splits else "none"
+    if validation == "none":
+        return Source(train, None, "nothing", test)
+    if validation == "test":
+        if test is None:
+            raise BadInput("--validation test: these data have no test part; give a share to hold out, such as 0.1")
+        return Source(train, test, f"the test part{_counted(test)}")
+    try:
+        share = float(validation)
+    except ValueError:
+        share = math.nan
+    if not 0 < share < 1:
+        raise BadInput(f"--validation is test, none, or a share in (0, 1) such as 0.1, not {validation!r}")
+    if not splits:
+        raise BadInput("--validation: only tensors can be held out of; let the function give training and test data")
+    examples = len(train.train_labels) if isinstance(train, Dataset) else len(train[1])
+    count = round(share * examples)
+    if not 0 < count < examples:
+        raise BadInput(f"--validation {validation}: that is {count} of {examples} examples; hold out some, not all")
+    words = f"{count} examples held out of the training part"
+    if isinstance(train, Dataset):
+        held = train.hold_out(count, SPLIT)
+        return Source(held, held, words, test)
+    order = torch.randperm(examples, generator=torch.Generator().manual_seed(SPLIT))
+    kept, out = (_rows(train, index) for index in (order[count:], order[:count]))
+    return Source(kept, out, words, test)
+
+
+def _counted(part: Any) -> str:
+    if isinstance(part, Dataset):
+        return f", {len(part.test_labels)} examples"
+    return f", {len(part[1])} examples" if _is_pair(part) else ""
+
+
+def _arrays(path: Path, scale: float | None) -> tuple[PART, PART | None, float]:
+    """Training and test arrays of a file as tensors, and what its inputs were multiplied by."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            found = {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        raise BadInput(f"there is no file {path}") from None
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise BadInput(f"{path} cannot be read as arrays: {error}") from None
+    parts = {
+        part: next(((found[a], found[b]) for a, b in words if a in found and b in found), None)
+        for part, words in WORDS.items()
+    }
+    if parts["train"] is None:
+        raise BadInput(
+            f"{path} holds {', '.join(sorted(found)) or 'nothing'}; it should hold x and y, or x_train, y_train and "
+            "x_test, y_test (also inputs and targets, train_inputs, ..)"
+        )
+    pixels = parts["train"][0].dtype == np.uint8
+    factor = scale if scale is not None else 1 / 255 if pixels else None
+    train, test = (None if p is None else (_inputs(p[0], path, factor), _targets(p[1], path)) for p in parts.values())
+    assert train is not None
+    for name, part in (("training", train), ("test", test)):
+        if part is not None and len(part[0]) != len(part[1]):
+            raise BadInput(f"{path}: {len(part[0])} {name} inputs, but {len(part[1])} targets")
+    return train, test, 1.0 if factor is None else factor
+
+
+def _inputs(array: Any, path: Path, scale: float | None) -> Tensor:
+    if scale is not None and array.dtype.kind in "iuf":
+        return torch.from_numpy(array.astype(np.float32) * np.float32(scale))
+    if array.dtype.kind in "iu":
+        return torch.from_numpy(array.astype(np.int64))
+    if array.dtype.kind != "f" or not array.ndim:
+        raise BadInput(f"{path}: inputs are numbers, examples first, not {array.dtype} of shape {array.shape}")
+    if not np.isfinite(array).all():
+        raise BadInput(f"{path}: some inputs are not finite; fill or drop such examples first")
+    return torch.from_numpy(array.astype(np.float32))
+
+
+def _targets(array: Any, path: Path) -> Tensor:
+    if array.dtype.kind in "iu":
+        labels = torch.from_numpy(array.astype(np.int64))
+        return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels  # a column of classes
+    if array.dtype.kind != "f" or not array.ndim:
+        raise BadInput(f"{path}: targets are classes or numbers, not {array.dtype} of shape {array.shape}")
+    return torch.from_numpy(array.astype(np.float32))
+
+
+def _parts(given: Any, reference: str) -> tuple[Any, Any]:
+    """What a function gave: a Dataset; data as fit reads them; two such, for training and test; or these in a dict."""
+    if isinstance(given, Dataset):
+        return given, given
+    if isinstance(given, Mapping):
+        if not {"train"} <= set(given) <= {"train", "test"}:
+            raise BadInput(f"--data {reference!r} gives a dict of {sorted(map(str, given))}; it holds train and test")
+        return _part(given["train"]), _part(given["test"]) if "test" in given else None
+    parts = [_part(given), None]
+    if isinstance(given, (tuple, list)) and len(given) == 2 and not _is_pair(parts[0]):
+        parts = [_part(given[0]), _part(given[1])]
+    for part in parts:
+        if part is not None and not _readable(part):
+            raise BadInput(
+                f"--data {reference!r} gives a {type(given).__name__} {_shown(given)}; it should give (inputs, "
+                "targets) as tensors or arrays, a DataLoader or a Dataset, or two of them, for training and test"
+            )
+    return parts[0], parts[1]
+
+
+def _readable(part: Any) -> bool:
+    """Whether fit can read it: tensors, a Dataset, or something to go through that gives pairs."""
+    if isinstance(part, Dataset) or _is_pair(part):
+        return True
+    if isinstance(part, (list, tuple)):
+        return bool(part) and all(isinstance(one, (tuple, list)) and len(one) == 2 for one in part) and _holds(part[0])
+    return not isinstance(part, (Tensor, str, dict)) and (hasattr(part, "__iter__") or hasattr(part, "__getitem__"))
+
+
+def _holds(pair: Any) -> bool:
+    return isinstance(pair[1], Tensor) or isinstance(pair[0], Tensor)
+
+
+def _shown(given: Any) -> str:
+    if isinstance(given, Tensor):
+        return f"of shape {tuple(given.shape)}"
+    return f"of {', '.join(type(one).__name__ for one in given[:4])}" if isinstance(given, (list, tuple)) else ""
+
+
+def _part(given: Any) -> Any:
+    """Tensors for arrays, and a tuple for a list of inputs and targets."""
+    found = _tensors(given)
+    pair = isinstance(found, list) and len(found) == 2 and isinstance(found[1], Tensor)
+    return tuple(found) if pair else found
+
+
+def _tensors(value: Any) -> Any:
+    """NumPy arrays as tensors, inside tuples and dicts too."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.astype(np.float32) if value.dtype == np.float64 else value)
+    if type(value) in (tuple, list):
+        return type(value)(_tensors(item) for item in value)
+    if type(value) is dict:
+        return {key: _tensors(item) for key, item in value.items()}
+    return value
+
+
+def _is_pair(part: Any) -> bool:
+    """One part: inputs and targets, the targets a tensor."""
+    return isinstance(part, tuple) and len(part) == 2 and isinstance(part[1], Tensor)
+
+
+def _rows(part: PART, index: Tensor) -> PART:
+    def take(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value[index]
+        if isinstance(value, dict):
+            return {key: take(item) for key, item in value.items()}
+        return type(value)(take(item) for item in value)
+
+    return take(part[0]), take(part[1])
+
+
+def _flat(part: Any, given: str) -> Any:
+    if part is None:
+        return None
+    if isinstance(part, Dataset):
+        return part.flatten()
+    if _is_pair(part) and isinstance(part[0], Tensor):
+        return part[0].flatten(1), part[1]
+    raise BadInput(f"--flatten is for data in tensors; let {given} give vectors")
+
+
+def checked(source: Source, outputs: int) -> None:
+    """Classes that a network of so many outputs has no score for are refused before they end in an index error."""
+    parts = [source.pair, source.validation if _is_pair(source.validation) else None]
+    classes = [part[1] for part in parts if part is not None and not part[1].is_floating_point() and part[1].numel()]
+    if not classes:
+        return
+    least, most = min(int(labels.min()) for labels in classes), max(int(labels.max()) for labels in classes)
+    if most >= outputs or (least < 0 and least != IGNORED):
+        raise BadInput(
+            f"the classes go from {least} to {most}, and the network gives {outputs} scores: classes count from 0, and "
+            "the network needs one score for each"
+        )

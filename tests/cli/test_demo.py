@@ -1,0 +1,112 @@
+"""`espalier demo`: every part of it, small; what it writes is what it says; stopped, continued, and run again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import espalier
+from espalier.data import load
+from espalier.train import evaluate
+from espalier.train.batched.batch import Batch
+
+pytest.importorskip("typer")
+from espalier.cli import demo as demonstration
+from espalier.cli.sizes import network, uniform, weights
+
+WIDTHS = (64, 64, 64, 10)
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    """One target and the uncut network."""
+    monkeypatch.setattr(demonstration, "TARGETS", (0.25, 1.0))
+
+
+def test_the_demo_shows_and_writes_all_of_its_parts(espal, tmp_path, narrow):
+    pytest.importorskip("onnxscript")
+    out = tmp_path / "demo"
+    done = espal("demo", "--epochs", 1, "--seeds", 2, "--out", out, "--quiet")
+    assert done.code == 0, done.err
+    assert not done.err
+    shown = " ".join(done.out.split())
+    assert "0 of 2 networks of the batch exceed their target" in shown
+    assert "25% of the weights" in shown
+    assert "30% of the macs" in shown
+    assert "uncut" in shown
+    assert "64 at once, uncut: small" in shown
+
+    files = sorted(path.relative_to(out / "runs").as_posix() for path in (out / "runs").rglob("*.json"))
+    assert files == [
+        *(f"digits/scratch/size_{share}-seed_{seed}.json" for share in ("0.25", "1") for seed in (0, 1)),
+        *(f"digits/search/target_0.25-seed_{seed}.json" for seed in (0, 1)),
+    ]
+    for path in files:
+        story = json.loads((out / "runs" / path).read_text())
+        kept = story["result"]["widths"]
+        assert story["result"]["weight_share"] == pytest.approx(weights(tuple(kept)) / weights(WIDTHS))
+        if "search" in path:
+            assert story["result"]["weight_share"] <= 0.25
+            assert story["run"]["target"] == 0.25
+        assert story["curve"][-1]["test_error"] is not None
+        assert story["command"].startswith("espalier demo")
+
+    # The networks that it ships are as good as the table says.
+    data = load("digits")
+    for name, factory in {
+        "quarter": lambda: espalier.models.MLP(64, (256, 256), 10),
+        "images": lambda: espalier.models.CNN(1, (32, 64, 64), 10),
+    }.items():
+        small = espalier.load(out / f"{name}-small", factory)
+        found = evaluate(small, data, loss=torch.nn.functional.cross_entropy).error
+        assert found == json.loads((out / name / "result.json").read_text())["validation_error"]
+        assert f"{found:.1%}" in shown
+        assert (out / f"{name}-small" / "model.onnx").exists()
+    assert not (out / ".state").exists()
+    assert json.loads((out / "demo.json").read_text())["finished"] is True
+
+
+def test_a_stopped_demo_goes_on_and_a_finished_one_starts_anew(espal, tmp_path, narrow, monkeypatch):
+    words = ("demo", "--epochs", 1, "--seeds", 1, "--out", tmp_path / "d", "--quiet")
+    monkeypatch.setattr(demonstration, "_can_export", lambda console: False)
+
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(demonstration.training, "run", stopped)
+        done = espal(*words)
+    assert done.code == 130
+    assert "the same command goes on" in done.err
+    with monkeypatch.context() as patch:
+
+        def again(*_):
+            raise AssertionError("the batch was trained before")
+
+        patch.setattr(Batch, "advance", again)
+        assert espal(*words).code == 0
+    first = json.loads((tmp_path / "d" / "quarter" / "result.json").read_text())
+    done = espal("demo", "--epochs", 2, "--seeds", 1, "--out", tmp_path / "d", "--quiet")
+    assert done.code == 0, done.err
+    second = json.loads((tmp_path / "d" / "quarter" / "result.json").read_text())
+    assert second["updates"] == 2 * first["updates"]
+
+
+def test_folders_of_somebody_else_are_left_alone(espal, tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "mine").write_text("mine")
+    assert "did not write" in espal("demo", "--epochs", 1, "--out", tmp_path).line
+    (tmp_path / "demo.json").write_text("[]")
+    assert "demo.json" in espal("demo", "--epochs", 1, "--out", tmp_path).line
+    assert (tmp_path / "runs" / "mine").read_text() == "mine"
+
+
+def test_uniform_networks_are_the_widest_that_fit():
+    for share in (0.05, 0.1, 0.25, 0.5):
+        widths = uniform(WIDTHS, share)
+        wider = (64, widths[1] + 1, widths[1] + 1, 10)
+        assert weights(widths) <= share * weights(WIDTHS) < weights(wider)
+        counted = sum(p.numel() for p in network(widths)().parameters() if p.ndim == 2)
+        assert counted == weights(widths)

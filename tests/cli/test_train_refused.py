@@ -1,0 +1,147 @@
+"""What `espalier train` refuses: one clear line, exit code 2, and nothing lost."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from espalier.train import checkpoint as checkpoints
+
+pytest.importorskip("typer")
+
+FAST = ("--epochs", 1, "--quiet", "--device", "cpu")
+
+
+def story(folder, name="result.json"):
+    return json.loads((folder / name).read_text())
+
+
+REFUSED = {
+    "a network nobody knows": (["--model", "mpl"], ["'mpl'", "'mlp'"]),
+    "no such file": (["--model", "nett.py:build"], ["nett.py"]),
+    "no such module": (["--model", "nett:build"], ["'nett'"]),
+    "no such function": (["--model", "net.py:biuld"], ["'biuld'", "'build'"]),
+    "a network itself": (["--model", "net.py:model"], ["net.py:model", "function"]),
+    "a factory that fails": (["--model", "net.py:broken"], ["TypeError", "width"]),
+    "a factory that fails inside": (["--model", "net.py:broken", "--model-arg", "width=3"], ["no width 3", "line 46"]),
+    "a factory of something else": (["--model", "net.py:nothing"], ["int", "torch.nn.Module"]),
+    "a file with a mistake": (["--model", "wrong.py:build"], ["wrong.py", "line 2"]),
+    "a strange argument": (["--model-arg", "width"], ["'width'", "name=value"]),
+    "data nobody knows": (["--data", "minst"], ["'minst'", "'mnist'"]),
+    "no such arrays": (["--data", "none.npz"], ["none.npz"]),
+    "arrays of other names": (["--data", "odd.npz"], ["odd.npz", "images", "x_train"]),
+    "pickled arrays": (["--data", "pickled.npz"], ["pickled.npz"]),
+    "what is no file of arrays": (["--data", "text.npz"], ["text.npz"]),
+    "classes beyond the outputs": (
+        ["--data", "high.npz", "--model", "net.py:build", "--batch-size", "2"],
+        ["to 10", "10 scores"],
+    ),
+    "inputs alone": (["--data", "net.py:alone"], ["net.py:alone", "Tensor", "(inputs, targets)"]),
+    "lists of numbers": (["--data", "net.py:lists"], ["net.py:lists", "tensors or arrays"]),
+    "a number as data": (["--data", "net.py:nothing"], ["net.py:nothing", "int"]),
+    "a loss of other arguments": (["--loss", "net.py:broken"], ["net.py:broken", "(4, 10)", "(4,)"]),
+    "a loss for other targets": (["--loss", "mse"], ["(4, 10)", "(4,)", "cross-entropy"]),
+    "an unknown penalty": (["--penalty", "strong"], ["'strong'", "2^-6"]),
+    "an unknown target": (["--target", "half"], ["'half'", "25%"]),
+    "a target of nothing": (["--target", "0"], ["target", "0"]),
+    "a target nobody can reach": (["--target", "1e-6"], ["target"]),
+    "both": (["--target", "0.5", "--penalty", "0.1"], ["--target", "--penalty"]),
+    "an unknown cost": (["--cost", "weight"], ["'weight'", "weights"]),
+    "an unknown preset": (["--preset", "fintune"], ["'fintune'", "finetune"]),
+    "an unknown optimizer": (["--optimizer", "adamm"], ["'adamm'", "adam"]),
+    "an unknown schedule": (["--schedule", "linear"], ["'linear'", "cosine"]),
+    "an unknown loss": (["--loss", "mae"], ["'mae'", "mse"]),
+    "momentum of adam": (["--optimizer", "adam", "--momentum", "0.9"], ["--momentum", "adam"]),
+    "a negative rate": (["--lr", "-1"], ["--lr", "-1"]),
+    "a device that is not there": (["--device", "abacus"], ["abacus"]),
+    "a share that is none": (["--validation", "1.5"], ["1.5"]),
+    "too large a batch": (["--batch-size", "5000"], ["5000"]),
+    "no epochs": (["--epochs", "0"], ["--epochs"]),
+    "a flag that does not exist": (["--epoch", "3"], ["--epoch", "--epochs"]),
+    "too long a settling": (["--settle", "1.5", "--target", "0.5"], ["settle", "1.5"]),
+    "a file that is not there": (["nowhere.toml"], ["nowhere.toml"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_one_clear_line(espal, own, name):
+    words, said = REFUSED[name]
+    (own / "wrong.py").write_text("x = 1\ny = = 2\n")
+    (own / "text.npz").write_text("not arrays")
+    np.savez(own / "odd.npz", images=np.zeros((4, 4)))
+    np.savez(own / "pickled.npz", x=np.array([{}], dtype=object), y=np.zeros(1, int))
+    np.savez(own / "high.npz", x=np.zeros((11, 64), np.float32), y=np.arange(11))
+    given = {"--model": "mlp", "--data": "digits", "--out": "run"} | dict(zip(words[::2], words[1::2]))
+    flat = [word for flag, value in given.items() for word in (flag, value)]
+    line = espal("train", *(flat if len(words) % 2 == 0 else [*words, *flat]), "--quiet").line
+    for part in said:
+        assert part in line, line
+    assert not (own / "run" / "settings.json").exists()
+
+
+def test_after_a_refusal_the_right_call_is_taken(espal, tmp_path):
+    words = ("train", "--model", "mlp", "--model-arg", "hidden=[8]", "--out", tmp_path / "r", *FAST)
+    assert "target" in espal(*words, "--target", "1e-6").line
+    assert espal(*words, "--target", "0.5").code == 0
+
+
+def test_a_folder_of_another_run_is_refused(espal, tmp_path):
+    words = ("train", "--model", "mlp", "--model-arg", "hidden=[8]", "--out", tmp_path, *FAST)
+    (tmp_path / "settings.json").write_text("{}")
+    assert "did not begin" in espal(*words).line
+    (tmp_path / "settings.json").unlink()
+    (tmp_path / "call.json").write_text("[1]")
+    assert "call.json" in espal(*words).line
+    assert (tmp_path / "call.json").read_text() == "[1]"
+
+
+def test_an_unwritable_folder(espal, tmp_path, monkeypatch):
+    def refused(path, *_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refused)  # root, as which tests may run, could write anywhere
+    line = espal("train", "--model", "mlp", "--out", tmp_path / "r", *FAST).line
+    assert str(tmp_path / "r") in line
+    assert "Permission denied" in line
+
+
+def test_a_folder_below_a_file(espal, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    assert "file" in espal("train", "--model", "mlp", "--out", tmp_path / "file" / "r", *FAST).line
+    assert "file" in espal("train", "--model", "mlp", "--out", tmp_path / "file", *FAST).line
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_full_disk_is_one_line_and_nothing_is_lost(espal, tmp_path, monkeypatch):
+    words = ("train", "--model", "mlp", "--model-arg", "hidden=[8]", "--target", 0.5, "--out", tmp_path / "r", *FAST)
+    real, writes = os.fsync, 0
+
+    def full(handle):
+        nonlocal writes
+        writes += 1
+        if writes > 6:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.os, "fsync", full)
+        assert espal(*words).line.startswith(f"espalier: {tmp_path / 'r'}")
+    assert espal(*words).code == 0
+    assert story(tmp_path / "r")["finished"]
+
+
+def test_any_other_refusal_of_the_system_is_one_line(espal, tmp_path, monkeypatch):
+    from espalier.cli import train
+
+    def refused(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "x"))
+
+    monkeypatch.setattr(train, "run", refused)
+    assert espal("train", "--model", "mlp", "--out", tmp_path, *FAST).line == (
+        f"espalier: {tmp_path / 'x'}: Permission denied\n"
+    )

@@ -1,0 +1,156 @@
+"""ONNX export: the file computes what the network does, at every batch size, or there is no file."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import espalier
+
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+from espalier.integrations import onnx  # noqa: E402
+from espalier.integrations.compare import apart, random_like, repeated  # noqa: E402
+from espalier.integrations.onnx import NotExported, export, verify  # noqa: E402
+
+
+def convolutional():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5)
+    )
+
+
+def run(path, **inputs):
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return session.run(None, inputs)
+
+
+def test_a_compact_model_runs_in_onnxruntime_at_batch_sizes_it_was_not_exported_with(tmp_path):
+    model = convolutional()
+    x = torch.randn(16, 1, 6, 6)
+    model(x)  # BatchNorm has seen something
+    gated = espalier.attach(model, x)
+    mask = torch.ones(gated.d)
+    mask[::2] = 0
+    small = gated.compact(gated.canonical(mask)).eval()
+    checked = export(small, x, tmp_path / "deep" / "m.onnx")
+    assert checked.difference < 1e-5
+    assert checked.inputs == (("inputs", "tensor(float)", ("batch", 1, 6, 6)),)
+    for batch in (1, 5, 16):
+        (told,) = run(tmp_path / "deep" / "m.onnx", inputs=x[:batch].numpy())
+        with torch.no_grad():
+            np.testing.assert_allclose(told, small(x[:batch]).numpy(), rtol=1e-4, atol=1e-5)
+    assert sorted(p.name for p in (tmp_path / "deep").iterdir()) == ["m.onnx"]
+
+    # Another network's file is refused, and so is one whose weights moved a little.
+    with torch.no_grad():
+        small[-1].bias += 0.01
+    with pytest.raises(NotExported, match="differ by"):
+        verify(tmp_path / "deep" / "m.onnx", small, x)
+
+
+class Tokens(nn.Module):
+    """Two inputs by keyword, two outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(7, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, words, mask):
+        h = self.table(words) * mask[..., None]
+        return self.head(h.sum(1)), h
+
+
+def test_keyword_inputs_integers_and_several_outputs(tmp_path):
+    model = Tokens().eval()
+    inputs = {"words": torch.randint(0, 7, (6, 5)), "mask": torch.rand(6, 5)}
+    checked = export(model, inputs, tmp_path / "m.onnx")
+    assert [name for name, _, _ in checked.inputs] == ["words", "mask"]
+    assert checked.outputs == ("outputs_0", "outputs_1")
+    told = run(tmp_path / "m.onnx", **{k: v[:2].numpy() for k, v in inputs.items()})
+    with torch.no_grad():
+        ours = model(**{k: v[:2] for k, v in inputs.items()})
+    for a, b in zip(told, ours):
+        np.testing.assert_allclose(a, b.numpy(), rtol=1e-4, atol=1e-5)
+
+
+class Wrong(nn.Module):
+    """Does in eval mode of a trace something else than afterwards."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.calls = 0
+
+    def forward(self, x):
+        return self.layer(x) + (0.0 if torch.compiler.is_compiling() else 1.0)
+
+
+def test_a_file_that_computes_something_else_is_not_kept(tmp_path):
+    (tmp_path / "m.onnx").write_bytes(b"an older one")
+    with pytest.raises(NotExported, match=r"1 real examples .* differ"):
+        export(Wrong(), torch.randn(4, 3), tmp_path / "m.onnx")
+    assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
+    assert (tmp_path / "m.onnx").read_bytes() == b"an older one"
+
+
+class Branch(nn.Module):
+    """Its shapes depend on values, which cannot be exported."""
+
+    def forward(self, x):
+        return x if float(x.sum()) > 0 else x * 2
+
+
+def test_what_torch_cannot_export_is_one_line(tmp_path):
+    with pytest.raises(NotExported, match="torch cannot export") as caught:
+        export(Branch(), torch.randn(4, 3), tmp_path / "m.onnx")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_onnx_file(tmp_path):
+    (tmp_path / "m.onnx").write_bytes(b"not one")
+    with pytest.raises(NotExported, match="cannot load"):
+        verify(tmp_path / "m.onnx", nn.Linear(3, 2), torch.randn(4, 3))
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path):
+    real = onnx.importlib.import_module
+
+    def gone(name):
+        if name == "onnxscript":
+            raise ModuleNotFoundError(name=name)
+        return real(name)
+
+    monkeypatch.setattr(onnx.importlib, "import_module", gone)
+    with pytest.raises(espalier.BadInput, match=r"onnxscript: pip install 'espalier\[onnx\]'"):
+        export(nn.Linear(3, 2), torch.randn(4, 3), tmp_path / "m.onnx")
+
+
+def test_differences_are_never_hidden_by_what_is_not_finite():
+    nan, inf = float("nan"), float("inf")
+
+    def t(*values):
+        return [torch.tensor(values)]
+
+    assert apart(t(1.0, nan), t(1.0, nan)) == 0
+    assert apart(t(1.0, nan), t(1.0, 2.0)) == inf
+    assert apart(t(1.0, inf), t(1.0, -inf)) == inf
+    assert apart(t(1.0, inf), t(1.5, inf)) == pytest.approx(1 / 3)
+    assert apart(t(1.0), t(1.0, 2.0)) == inf
+    assert apart([], t(1.0)) == inf
+
+
+def test_inputs_to_try():
+    x = torch.arange(6.0).reshape(3, 2)
+    assert torch.equal(repeated(x, 5), x[[0, 1, 2, 0, 1]])
+    drawn = random_like({"words": torch.tensor([[2, 5]]), "on": torch.tensor([True]), "x": x.double()}, 400)
+    assert set(drawn["words"].unique().tolist()) == {2, 3, 4, 5}
+    assert drawn["on"].dtype == torch.bool
+    assert drawn["x"].shape == (400, 2)
+    assert drawn["x"].dtype == torch.float64
+    assert drawn["x"].mean().item() == pytest.approx(2.5, abs=0.3)
