@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from espalier.study.spec import Settings
-from espalier.study.unit_selection import Study
+from espalier.study.study import Study
+from espalier.study.unit_selection import UNIT_SELECTION
 from espalier.train.progress import Silent
 from espalier.train.stop import Stop
 
@@ -30,7 +31,9 @@ class StopAfter(Stop):
 
 
 def study(out: Path, **changes: Any) -> Study:
-    return Study(Settings(**(SMALL | changes)), out, device="cpu", commit="abc", command="espalier paper")
+    return Study(
+        UNIT_SELECTION, Settings(**(SMALL | changes)), out, device="cpu", commit="abc", command="espalier paper"
+    )
 
 
 def run(out: Path, stop: Stop | None = None, **changes: Any) -> bool:

@@ -152,12 +152,13 @@ def test_held_out_images_stand_in_for_the_test_set(tmp_path):
 
 def test_bad_devices_and_batches_are_refused_at_once(tmp_path):
     from espalier.study.spec import Settings
-    from espalier.study.unit_selection import Study
+    from espalier.study.study import Study
+    from espalier.study.unit_selection import UNIT_SELECTION
 
     with pytest.raises(BadInput, match="tpu9"):
-        Study(Settings(**SMALL), tmp_path, device="tpu9")
+        Study(UNIT_SELECTION, Settings(**SMALL), tmp_path, device="tpu9")
     if not torch.cuda.is_available():
         with pytest.raises(BadInput, match="--device cpu"):
-            Study(Settings(**SMALL), tmp_path, device="cuda")
+            Study(UNIT_SELECTION, Settings(**SMALL), tmp_path, device="cuda")
     with pytest.raises(BadInput, match="1000"):
         study(tmp_path, batch_size=1000)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 import typer
 
 from espalier.cli.config import configurable
+from espalier.cli.connection import connection_selection
+from espalier.cli.finish import finish
 from espalier.cli.words import number, options, told, whole, words
 from espalier.study.spec import METHODS, PENALTIES, SIZES, Settings
-from espalier.study.unit_selection import Study
+from espalier.study.study import Study
+from espalier.study.unit_selection import UNIT_SELECTION
 from espalier.train import progress
 from espalier.train.batched import Compute
 from espalier.train.stop import Stop
@@ -91,6 +93,7 @@ def unit_selection(
     )
     shown = progress.choose(quiet)
     study = Study(
+        UNIT_SELECTION,
         settings,
         out,
         data_dir=data_dir,
@@ -105,23 +108,7 @@ def unit_selection(
         command=told(sys.argv[1:]),
         keep_state=keep_state,
     )
-    with stop.on_interrupt():
-        complete = study.run(stop, shown)
-    if report and any(out.glob("runs/**/*.json")):
-        _report(out, reproduction)
-    if stop.interrupted:
-        _interrupted()
-    if complete:
-        shown.say(f"every run is in {out}")
+    finish(study, stop, shown, out, report, reproduction)
 
 
-def _report(out: Path, reproduction: Path | None) -> None:
-    from espalier.report.unit_selection import write
-
-    for path in write(out, reproduction):
-        typer.echo(f"wrote {path}")
-
-
-def _interrupted() -> NoReturn:
-    typer.echo("espalier: stopped; the same command goes on from the last checkpoint", err=True)
-    raise typer.Exit(130)
+paper.command("connection-selection")(connection_selection)

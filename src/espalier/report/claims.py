@@ -44,7 +44,7 @@ def size(section: Section) -> Verdict:
     groups = [[r.unit_share for r in section.of("search", p)] for p in penalties]
     n = sum(map(len, groups))
     if len(groups) < 3 or min(map(len, groups)) < 2:
-        return _lacking("C1", words, test, "three penalties with two runs each", n)
+        return lacking("C1", words, test, "three penalties with two runs each", n)
     middles = [median(g) for g in groups]
     rising = [b > a for a, b in pairwise(middles)]
     p = falling(groups)
@@ -67,7 +67,7 @@ def fixed(section: Section) -> Verdict:
     full, at = section.of("fixed", 1.0), [p for p in section.settings("search") if _share(section, p) >= FROM_SHARE]
     used = [r for p in at for r in section.of("search", p)] + section.of("fixed")
     if not at or not full or len(section.settings("fixed")) < 2:
-        return _lacking("C2", words, test, "such penalties, and fixed networks of two sizes or more", len(used))
+        return lacking("C2", words, test, "such penalties, and fixed networks of two sizes or more", len(used))
     names, better, worse, parts = list[str](), list[float](), list[float](), list[str]()
     for p in at:
         ours = [r.error for r in section.of("search", p)]
@@ -79,7 +79,7 @@ def fixed(section: Section) -> Verdict:
             better.append(smaller(ours, theirs))
             worse.append(smaller(theirs, ours))
             gap = difference_interval(ours, theirs)
-            parts.append(f"{names[-1]} {_points(median(ours) - median(theirs))} [{_points(gap[0])}, {_points(gap[1])}]")
+            parts.append(f"{names[-1]} {points(median(ours) - median(theirs))} [{points(gap[0])}, {points(gap[1])}]")
     won, lost = [p < LEVEL for p in holm(better)], [p < LEVEL for p in holm(worse)]
     verdict = CONFIRMED if all(won) else REFUTED if any(lost) else UNDECIDED
     found = f"better in {sum(won)} of {len(won)} comparisons, worse in {sum(lost)}; points of error with 95% bootstrap "
@@ -106,7 +106,7 @@ def grown(section: Section) -> Verdict:
     at = [p for p in section.settings("search") if p < 0]
     runs = [r for p in at for r in section.of("search", p)]
     if not full or not at:
-        return _lacking("C3", words, test, "negative penalties and the full network", len(runs) + len(full))
+        return lacking("C3", words, test, "negative penalties and the full network", len(runs) + len(full))
     errors = {p: [r.error for r in section.of("search", p)] for p in at}
     better = holm([smaller(e, full) for e in errors.values()])
     worse = holm([smaller(full, e) for e in errors.values()])
@@ -129,7 +129,7 @@ def layers(section: Section) -> Verdict:
     at = [p for p in section.settings("search") if 0.02 < _share(section, p) < 0.98]
     runs = [r for p in at for r in section.of("search", p) if 0.02 < r.unit_share < 0.98]
     if len(runs) < 5 or len(runs[0].units) < 2:
-        return _lacking("C4", words, test, "five such runs", len(runs))
+        return lacking("C4", words, test, "five such runs", len(runs))
 
     def kept(some: list[Run]) -> list[float]:
         return [median([r.units[i] / w for r in some]) for i, w in enumerate(section.widths[1:-1])]
@@ -156,24 +156,26 @@ def dropout(section: Section) -> Verdict:
     ours, full = section.of("dropout"), [r.error for r in section.of("fixed", 1.0)]
     n = len(ours) + len(full)
     if not ours or not full:
-        return _lacking("C5", words, test, "dropout and the full network", n)
+        return lacking("C5", words, test, "dropout and the full network", n)
     errors = [r.error for r in ours]
     p, q, whole = smaller(errors, full), smaller(full, errors), all(r.unit_share == 1.0 for r in ours)
     verdict = CONFIRMED if p < LEVEL and whole else REFUTED if q < LEVEL or not whole else UNDECIDED
     low, high = difference_interval(errors, full)
     found = f"median error {median(errors):.2%} against {median(full):.2%}, difference in points "
-    found += f"[{_points(low)}, {_points(high)}]"
+    found += f"[{points(low)}, {points(high)}]"
     return Verdict("C5", words, verdict, test, f"{found}, p = {p:.2g}; unit share 100% by construction", n)
 
 
-def time(section: Section) -> Verdict:
+def time(section: Section, rivals: tuple[str, ...] = ("fixed",)) -> Verdict:
+    """rivals: the methods that train a given network."""
     words = "The search costs about as much time as training the fixed network."
-    test = f"time of one update of one run, search over fixed, in batches on the same hardware, is at most {ABOUT}"
-    found = [runs for runs in batches(section) if runs[0].method in ("search", "fixed", "dropout")]
+    name = " or ".join(rivals)
+    test = f"time of one update of one run, search over {name}, in batches on the same hardware, is at most {ABOUT}"
+    found = batches(section)
     ours = next((runs for runs in found if runs[0].variant == "search"), None)
-    theirs = next((runs for runs in found if any(r.method == "fixed" for r in runs)), None)
+    theirs = next((runs for runs in found if any(r.method in rivals for r in runs)), None)
     if ours is None or theirs is None or ours[0].hardware != theirs[0].hardware:
-        return _lacking("C9", words, test, "a batch of each on one machine", 0)
+        return lacking("C9", words, test, "a batch of each on one machine", 0)
     ratio = update_time(ours[0].story) / update_time(theirs[0].story)
     counts = ours[0].story["runs_in_batch"], theirs[0].story["runs_in_batch"]
     what = " and ".join(dict.fromkeys(r.method for r in theirs))
@@ -190,7 +192,7 @@ def once(section: Section) -> Verdict:
     test += " others made, with no structure fixed before the end"
     runs = section.of("search")
     if not runs:
-        return _lacking("C10", words, test, "search runs", 0)
+        return lacking("C10", words, test, "search runs", 0)
     budget = max(r.story["result"]["updates"] for r in section.runs)
     plain = [
         r
@@ -200,7 +202,7 @@ def once(section: Section) -> Verdict:
     drawn = [r.error - r.stochastic_error for r in runs if r.stochastic_error is not None]
     found = f"{len(plain)} of {len(runs)} runs, {budget:,} updates each"
     if drawn:
-        found += f"; error of the one structure over that of 20 drawn ones: median {_points(median(drawn))} points"
+        found += f"; error of the one structure over that of 20 drawn ones: median {points(median(drawn))} points"
     return Verdict("C10", words, CONFIRMED if len(plain) == len(runs) else REFUTED, test, found, len(runs))
 
 
@@ -218,9 +220,11 @@ def _share(section: Section, penalty: float) -> float:
     return median([r.unit_share for r in section.of("search", penalty)])
 
 
-def _points(difference: float) -> str:
+def points(difference: float) -> str:
+    """A difference of two shares in percentage points."""
     return f"{100 * difference:+.2f}"
 
 
-def _lacking(claim: str, words: str, test: str, what: str, n: int) -> Verdict:
+def lacking(claim: str, words: str, test: str, what: str, n: int) -> Verdict:
+    """Undecided for want of runs."""
     return Verdict(claim, words, UNDECIDED, test, f"not enough runs: this needs {what}", n)

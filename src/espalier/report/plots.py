@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from espalier.report.charts import MEASURES, error_axis, over_updates
-from espalier.report.figures import RULES
+from espalier.report.drawing import RULES
 from espalier.report.files import put
 from espalier.report.sections import Point, Section, Series
 from espalier.report.statistics import quartiles

@@ -13,8 +13,9 @@ from typing import Any
 from espalier.space import BadInput, Corrupt
 
 FORMAT = 1
-SHARED = {"batch_size", "learning_rate", "momentum", "weight_decay"}  # by all methods of one table
+SHARED = {"batch_size", "learning_rate", "momentum", "weight_decay", "pad"}  # by all methods of one table
 FREE = {"precision", "points", "device"}
+OTHERS = ("fixed", "random", "full", "dropout")  # methods that search for nothing, in the order of tables
 
 
 def whole_power(value: float) -> float:
@@ -55,7 +56,7 @@ class Run:
 
     @property
     def setting(self) -> float:
-        """What tells runs of one variant apart: the penalty, the share of a fixed network, the rate of dropout."""
+        """What tells runs of one variant apart: the penalty, the share of a given network, the rate of dropout."""
         asked = self.story["run"]
         if self.penalty is not None:
             return self.penalty
@@ -64,6 +65,27 @@ class Run:
     @property
     def units(self) -> list[int]:
         return list(self.story["result"]["units"])
+
+    @property
+    def connections(self) -> list[int]:
+        return list(self.story["result"]["connections"])
+
+    @property
+    def canonical(self) -> dict[str, Any]:
+        """What is known of the network that ships: the mask without its dead parts."""
+        return dict(self.story["result"]["canonical"])
+
+    @property
+    def mac_share(self) -> float:
+        return float(self.story["result"]["mac_share"])
+
+    @property
+    def shipped_weight_share(self) -> float:
+        return float(self.canonical["weight_share"])
+
+    @property
+    def shipped_mac_share(self) -> float:
+        return float(self.canonical["mac_share"])
 
     @property
     def unit_share(self) -> float:
@@ -89,8 +111,19 @@ class Run:
         return list(self.story["curve"])
 
     @property
+    def study(self) -> str:
+        return str(self.story["study"])
+
+    @property
     def widths(self) -> tuple[int, ...]:
+        """Of a fully-connected network."""
         return tuple(self.story["settings"]["widths"])
+
+    @property
+    def network(self) -> tuple[Any, ...]:
+        """What tells its network from another: its widths, or its name, depth and growth."""
+        settings = self.story["settings"]
+        return self.widths if "widths" in settings else tuple(settings[k] for k in ("network", "depth", "growth"))
 
     @property
     def hardware(self) -> str:
@@ -111,12 +144,16 @@ class Section:
     dataset: str
     epochs: int
     evaluated_on: str
-    widths: tuple[int, ...]
+    network: tuple[Any, ...]
     runs: tuple[Run, ...]
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        return self.runs[0].widths
+
+    @property
     def title(self) -> str:
-        shape = "-".join(map(str, self.widths))
+        shape = "-".join(map(str, self.network[:2] if isinstance(self.network[0], str) else self.network))
         return f"{self.dataset}, {self.epochs} epochs of the search, {shape}, errors on the {self.evaluated_on}"
 
     @property
@@ -137,7 +174,7 @@ class Section:
     def variants(self) -> list[str]:
         """The paper's search first, its variants, then the other methods."""
         found = dict.fromkeys(run.variant for run in self.runs)
-        return sorted(found, key=lambda v: (v in ("fixed", "dropout"), v != "search", v != "fixed", v))
+        return sorted(found, key=lambda v: (v in OTHERS and 1 + OTHERS.index(v), v != "search", v))
 
     def settings(self, variant: str) -> list[float]:
         """From the smallest structures to the largest: strongest penalty first, smallest share first."""
@@ -154,6 +191,9 @@ def read(folder: str | os.PathLike[str]) -> list[Section]:
     if not paths:
         raise BadInput(f"{root} holds no finished run (no runs/*/*/*.json); run the study first")
     runs = [Run(path, _story(path)) for path in paths]
+    if len(studies := {run.study: run.path for run in runs}) > 1:
+        (one, here), (other, there), *_ = studies.items()
+        raise BadInput(f"two studies in one folder: {here} is of {one}, {there} of {other}; keep them apart")
     return [_section(group) for group in _grouped(runs, _place)]
 
 
@@ -162,7 +202,7 @@ def _story(path: Path) -> dict[str, Any]:
         story = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise Corrupt(f"{path} is not a run file: {error}. Remove it and run the study again") from None
-    needed = {"run", "settings", "result", "curve", "seconds", "hardware", "versions"}
+    needed = {"study", "run", "settings", "result", "curve", "seconds", "hardware", "versions"}
     if not isinstance(story, dict) or story.get("format") != FORMAT or needed - story.keys():
         raise Corrupt(f"{path} is not a run file of format {FORMAT}; take it out of the folder")
     return story
@@ -170,17 +210,19 @@ def _story(path: Path) -> dict[str, Any]:
 
 def _place(run: Run) -> tuple[Any, ...]:
     settings = run.story["settings"]
-    return settings["dataset"], run.story["evaluated_on"], -settings["epochs"], run.widths
+    return settings["dataset"], run.story["evaluated_on"], -settings["epochs"], run.network
 
 
 def _section(runs: list[Run]) -> Section:
-    dataset, evaluated_on, epochs, widths = _place(runs[0])
+    dataset, evaluated_on, epochs, network = _place(runs[0])
     _check_alike(runs)
     held = "" if evaluated_on == "test set" else "-held_out"
     name = f"{dataset}{held}-{-epochs}_epochs"
-    if widths[1:-1] != (widths[0],) * 3:
-        name += "-" + "_".join(map(str, widths[1:-1]))
-    return Section(name, dataset, -epochs, evaluated_on, widths, tuple(runs))
+    if isinstance(network[0], str):
+        name += "" if network[1:] == (40, 12) else f"-depth_{network[1]}-growth_{network[2]}"
+    elif network[1:-1] != (network[0],) * 3:
+        name += "-" + "_".join(map(str, network[1:-1]))
+    return Section(name, dataset, -epochs, evaluated_on, network, tuple(runs))
 
 
 def _check_alike(runs: list[Run]) -> None:

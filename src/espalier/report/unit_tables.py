@@ -108,8 +108,10 @@ def variants(section: Section) -> Table:
             row: list[Any] = [variant, power(penalty), len(runs), median([r.weight_share for r in runs])]
             row += [median([r.weight_share for r in plain]) if plain else None, median(errors)]
             if plain:
+                row += [median(theirs), median(errors) - median(theirs)]
+                several = min(len(errors), len(theirs)) > 1  # one run alone has no spread
                 p = min(1.0, 2 * min(smaller(errors, theirs), smaller(theirs, errors)))
-                row += [median(theirs), median(errors) - median(theirs), *difference_interval(errors, theirs), p]
+                row += [*difference_interval(errors, theirs), p] if several else [None] * 3
             else:
                 row += [None] * 5
             rows.append(tuple(row))

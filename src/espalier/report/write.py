@@ -7,12 +7,15 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from espalier.report import run_tables, unit_selection
+from espalier.report import connection_selection, run_tables, unit_selection
 from espalier.report.files import put, told
 from espalier.report.sections import Study, read
 
 # Studies that have tables and figures of their own; every other one gets those of plots.py and run_tables.py.
-OWN: dict[str, Callable[..., list[Path]]] = {"unit-selection": unit_selection.write}
+OWN: dict[str, Callable[..., list[Path]]] = {
+    "unit-selection": unit_selection.write,
+    "connection-selection": connection_selection.write,
+}
 
 
 def write(

@@ -12,13 +12,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from espalier.data import Dataset
 from espalier.search import Search
 from espalier.space import BadInput
-from espalier.study.network import Network
-from espalier.study.spec import PAIR, RunSpec, Settings
+from espalier.study.record import mask_to_hex
+from espalier.study.spec import PAIR, RunSpec
+from espalier.study.subject import Evaluation, Plan, Row, Subject
 from espalier.train.batched.batch import Batch, Compute, Precision, searched
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given, Source
@@ -28,26 +28,26 @@ from espalier.train.checkpoint import Checkpoint
 from espalier.train.progress import Progress
 from espalier.train.stop import Stop
 
-SLICE = 2000  # updates between looks at the clock: the only times the host waits for the device
-FIRST = 100  # updates in which a new process compiles and records
-SAVE_EVERY = 300.0  # seconds; the state of 35 networks is half a gigabyte
+SLICE = 2000  # most updates between looks at the clock: the only times the host waits for the device
+LOOK = 5.0  # seconds between looks, about
+SAVE_EVERY = 300.0  # seconds at most between checkpoints; the state of 35 networks is half a gigabyte
+SAVING = 0.01  # share of the time that may go into them, where they are small
+SAVE_AFTER = 30.0
 BINS = 20
-DRAWS = 20  # structures of the stochastic prediction
-CHUNK = 1000  # test images at once
-
-Row = dict[str, Any]
 
 
 class StudyBatch:
-    """Runs of one shape: all of the search, or all with given masks (fixed networks and dropout).
+    """Runs of one shape: all of the search, or all with given masks (fixed networks, dropout, random selection).
 
-    folder: of the checkpoints, None for none. The same settings and folder go on where the last call stopped.
+    settings, network: see :mod:`espalier.study.subject`. folder: of the checkpoints, None for none. The same settings
+    and folder go on where the last call stopped. After the end, ``results`` tells each run's story, and ``shipped``
+    holds what was evaluated, where the network knows it.
     """
 
     def __init__(
         self,
-        settings: Settings,
-        network: Network,
+        settings: Plan,
+        network: Subject,
         data: Dataset,
         runs: Sequence[RunSpec],
         device: torch.device,
@@ -62,7 +62,10 @@ class StudyBatch:
         self.settle_at = self.total - round(settings.settle * self.total) if self.searches else self.total
         samples = settings.samples if self.searches else PAIR
         seeds = [run.seed for run in runs]
-        given = self._given()
+        masks, self.told = zip(*(network.given(run) for run in runs))
+        self.given = torch.stack(masks).to(device)
+        # A network of its own is trained as it ships: without the gates that its dead parts would be read through.
+        given = network.canonical(self.given)
         described = [run.describe() for run in runs]
         # The masks of a batch come from one generator: its seed is made of all that makes the batch.
         self.seed = zlib.crc32(json.dumps(described).encode())
@@ -80,6 +83,8 @@ class StudyBatch:
             total=self.total,
             batch_size=PAIR * settings.batch_size // samples,
             samples=samples,
+            pad=settings.pad,
+            gradient=network.gradient(cross_entropy),
             compute=compute or Compute(precision=cast(Precision, settings.precision)),
             chain=network.chain,
         )
@@ -88,17 +93,15 @@ class StudyBatch:
         self.curves: list[list[Row]] = [[] for _ in runs]
         self.seconds = {"setup": 0.0, "first_updates": 0.0, "updates": 0.0, "measuring": 0.0, "saving": 0.0}
         self.stretches = 0  # calls it took
+        self.rate: float | None = None  # updates in a second
+        self.reading = 0.0  # seconds to evaluate on one image, of all runs
+        self.shipped: list[dict[str, Tensor]] | None = None
         state = sum(p.nbytes for p in self.batch.state.params.values()) * 2
         self.saving = state / 1e8  # seconds that a checkpoint may take, until one has been written
         methods = dict.fromkeys(run.method for run in runs)
         together: dict[str, Any] = {method: settings.describe(method) for method in methods}
-        together |= {"runs": described, "widths": list(network.widths), "data": data.fingerprint()}
+        together |= {"runs": described, "data": data.fingerprint()} | network.describe() | network.layout()
         self.checkpoint = None if folder is None else Checkpoint(folder, together | {"device": device.type})
-
-    def _given(self) -> Tensor:
-        """The masks ``(R, d)`` the runs start with: what their initialisation is for."""
-        sizes = [1.0 if run.size is None else run.size for run in self.runs]
-        return torch.stack([self.network.uniform(size) for size in sizes])
 
     def _search(self, samples: int) -> Search:
         settings = self.settings
@@ -123,14 +126,18 @@ class StudyBatch:
 
     @property
     def finished(self) -> bool:
-        return self.batch.done >= self.total
+        return self.batch.done >= self.total and not self._due_to_measure
+
+    @property
+    def _due_to_measure(self) -> bool:
+        measured = self.curves[0][-1]["update"] if self.curves[0] else 0
+        return self.batch.done in self.points and measured < self.batch.done
 
     def masks(self) -> Tensor:
         """What each run would ship now ``(R, d)``: M* of a search, the given mask of the others."""
         if self.search is not None:
             return self.search.select()
-        assert isinstance(self.batch.source, Given)
-        return self.batch.source.mask
+        return self.given
 
     def train(self, stop: Stop, progress: Progress) -> bool:
         """Go on to the end, or until told to stop. Returns whether it is the end."""
@@ -139,19 +146,17 @@ class StudyBatch:
             self.stretches += 1
         progress.start(self.batch.done, self.total)
         saved = time.monotonic()
-        part = "first_updates"
-        while not self.finished and not stop.now(spare=self.saving):
-            began, done = time.monotonic(), self.batch.done
-            with self._timed(part):
-                self._advance(FIRST if part == "first_updates" else SLICE)
-            part = "updates"
-            progress.update(self.batch.done)
-            rate = (self.batch.done - done) / (time.monotonic() - began)
-            if self.batch.done in self.points:
+        while not self.finished and not stop.now(spare=self.saving + self._ahead()):
+            if self._due_to_measure:
                 with self._timed("measuring"):
                     self._measure()
-            progress.epoch(self._line(rate))
-            if time.monotonic() - saved > SAVE_EVERY and not self.finished:
+                progress.epoch(self._line())
+            else:
+                self._go_on(progress)
+            # What a kill may cost: a few minutes, and never a run that only had to be evaluated.
+            since, last = time.monotonic() - saved, self.batch.done >= self.total and not self.finished
+            due = min(max(self.saving / SAVING, SAVE_AFTER), SAVE_EVERY)
+            if since > (SAVE_AFTER if last else due):
                 self.save()
                 saved = time.monotonic()
         progress.stop()
@@ -159,96 +164,95 @@ class StudyBatch:
             self.save()
         return self.finished
 
-    def _advance(self, most: int) -> None:
+    def _ahead(self) -> float:
+        """Seconds that what comes next will take, about."""
+        if self._due_to_measure:
+            return self.reading * self.network.reads(self.test, self.batch.done >= self.total)
+        return 0.0 if self.rate is None else self._slice() / self.rate
+
+    def _slice(self) -> int:
+        """Updates until the next look at the clock; a new process compiles and records in its first ones.
+
+        It ends where a whole CUDA graph can, so that no updates are left to be done one by one.
+        """
+        whole, done = self.batch.compute.updates_at_once, self.batch.done
+        if self.rate is None:
+            most = 2 * whole if self.device.type == "cuda" else whole
+        else:
+            most = max(int(min(LOOK * self.rate, SLICE)), 1)
+        aligned = (done + most) // whole * whole
+        return aligned - done if aligned > done else most
+
+    def _go_on(self, progress: Progress) -> None:
         """On to where something is due: a measurement, settling, a look at the clock."""
-        done = self.batch.done
-        if self.search is not None and done == self.settle_at and not self.search.settled:
-            self.search.settle()
-            self.batch.settle(self.network.canonical(self.search.select()))
-        due = [point for point in (*self.points, self.settle_at, done + most) if point > done]
-        self.batch.advance(min(due) - done)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # the clock is to know what is done, not what is asked for
+        began, done, first = time.monotonic(), self.batch.done, self.rate is None
+        with self._timed("first_updates" if first else "updates"):
+            if self.search is not None and done == self.settle_at and not self.search.settled:
+                self.search.settle()
+                self.batch.settle(self.network.canonical(self.search.select()))
+                first = True  # another step is compiled and recorded
+            due = [point for point in (*self.points, self.settle_at, done + self._slice()) if point > done]
+            self.batch.advance(min(due) - done)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # the clock is to know what is done, not what is asked for
+        rate = (self.batch.done - done) / (time.monotonic() - began)
+        self.rate = rate if self.rate is None or not first else self.rate
+        progress.update(self.batch.done)
+        progress.epoch(self._line())
 
     def _measure(self) -> None:
+        began, last = time.monotonic(), self.batch.done >= self.total
         masks = self.masks()
-        canonical = self.network.canonical(masks)
         train_loss, train_error = self.batch.read_sums()
-        test_loss, test_error = self.batch.evaluate(canonical, *self.test, chunk=CHUNK)
-        columns = {"train_loss": train_loss, "train_error": train_error, "test_loss": test_loss}
-        columns |= {"test_error": test_error} | self._shares(masks)
+        found: Evaluation = self.network.evaluate(self.batch, self.network.canonical(masks), self.test, last)
+        self.shipped = found.shipped
+        columns = {"train_loss": train_loss, "train_error": train_error}
+        columns |= {"test_loss": found.loss, "test_error": found.error}
         table = torch.stack([column.to(torch.float64) for column in columns.values()], -1).tolist()
-        units = self.network.units(masks).long().tolist()
+        counts = self.network.tell(masks)
         histograms = None if self.search is None else self._histograms(self.search.theta).tolist()
         for i, curve in enumerate(self.curves):
-            row: Row = {"update": self.batch.done, "units": units[i]} | dict(zip(columns, table[i], strict=True))
+            row: Row = {"update": self.batch.done} | counts[i] | dict(zip(columns, table[i], strict=True))
             if histograms is not None:
                 row["theta_histogram"] = histograms[i]
             curve.append(row)
-
-    def _shares(self, masks: Tensor) -> dict[str, Tensor]:
-        costs = {"unit_share": self.network.unit_cost, "weight_share": self.network.weight_cost}
-        ones = torch.ones_like(masks[0])
-        return {name: cost(masks) / cost(ones) for name, cost in costs.items()}
+        self.reading = (time.monotonic() - began) / self.network.reads(self.test, last)
 
     def _histograms(self, theta: Tensor) -> Tensor:
-        """Counts ``(R, layers, BINS)`` of theta in equal parts of [0, 1]."""
+        """Counts ``(R, groups, BINS)`` of theta in equal parts of [0, 1]."""
         bins = (theta * BINS).long().clamp(max=BINS - 1)
-        counts = [torch.nn.functional.one_hot(bins[:, where], BINS).sum(1) for where in self.network.layers]
+        counts = [torch.nn.functional.one_hot(bins[:, where], BINS).sum(1) for where in self.network.groups]
         return torch.stack(counts, 1)
 
-    def _line(self, rate: float) -> str:
-        text = f"{len(self.runs)} runs, {self.batch.done:,} of {self.total:,} updates, {rate:,.0f}/s"
+    def _line(self) -> str:
+        text = f"{len(self.runs)} runs, {self.batch.done:,} of {self.total:,} updates"
+        if self.rate is not None:
+            text += f", {self.rate:,.0f}/s" if self.rate >= 20 else f", {self.rate:.2g}/s"
         if self.curves[0]:
-            last = {name: torch.tensor([c[-1][name] for c in self.curves]) for name in ("unit_share", "test_error")}
-            text += f"; median share {last['unit_share'].median():.1%}, error {last['test_error'].median():.2%}"
+            share = self.network.share
+            last = {name: torch.tensor([c[-1][name] for c in self.curves]) for name in (share, "test_error")}
+            text += f"; median share {last[share].median():.1%}, error {last['test_error'].median():.2%}"
         return text
-
-    @torch.no_grad()
-    def stochastic(self) -> tuple[Tensor, Tensor]:
-        """Loss and error ``(R)`` of the mean prediction of structures drawn from theta; no state is changed."""
-        assert self.search is not None
-        theta, params = self.search.theta, self.batch.state.params
-        generator = torch.Generator(self.device).manual_seed(self.seed)
-        size = (DRAWS, *theta.shape)
-        masks = torch.rand(size, dtype=theta.dtype, device=self.device, generator=generator) < theta
-        sums = torch.zeros(2, len(self.runs), dtype=torch.float64, device=self.device)
-        over_runs = vmap(self.network.call, in_dims=(0, 0, None))
-        with self.batch.compute.applied():
-            for start in range(0, len(self.test[1]), CHUNK):
-                x = self.batch.feed.floats(self.test[0][start : start + CHUNK])
-                y = self.test[1][start : start + CHUNK]
-                mean = torch.zeros((), device=self.device)
-                for drawn in masks:
-                    mean = mean + over_runs(params, drawn.to(x.dtype), x).softmax(-1) / DRAWS
-                right = mean.gather(-1, y.view(1, -1, 1).expand(len(self.runs), -1, 1)).squeeze(-1)
-                sums[0] += -right.clamp(min=1e-30).log().to(torch.float64).sum(-1)
-                sums[1] += (mean.argmax(-1) != y).sum(-1)
-        return sums[0] / len(self.test[1]), sums[1] / len(self.test[1])
 
     def results(self) -> list[Row]:
         """What came out of each run, of its last update."""
         masks = self.masks()
-        canonical = self.network.canonical(masks)
-        with self._timed("measuring"):
-            drawn = None if self.search is None or self.search.settled else self.stochastic()
-        units = self.network.units(canonical).long().tolist()
-        shares = torch.stack(list(self._shares(canonical).values()), -1).tolist()
+        drawn = None
+        if self.search is not None and not self.search.settled:
+            with self._timed("measuring"):
+                drawn = self.network.stochastic(self.batch, self.search.theta, self.test, self.seed)
+        found = self.network.found(self.network.canonical(masks))
         broken, skipped = self.batch.state.broken.tolist(), self.batch.state.skipped.tolist()
         took = {name: round(value, 3) for name, value in self.seconds.items()}
         total = round(sum(self.seconds.values()), 3)
         results = list[Row]()
         for i, run in enumerate(self.runs):
             last = {k: v for k, v in self.curves[i][-1].items() if k not in ("update", "train_loss", "train_error")}
-            result: Row = {"updates": self.batch.done, **last}
-            result["canonical"] = {"units": units[i], "unit_share": shares[i][0], "weight_share": shares[i][1]}
+            result: Row = {"updates": self.batch.done, **last, "canonical": found[i]} | self.told[i]
             if drawn is not None:
-                result["stochastic"] = {
-                    "draws": DRAWS,
-                    "test_loss": float(drawn[0][i]),
-                    "test_error": float(drawn[1][i]),
-                }
-            result["mask"] = _hex(masks[i])
+                draws, loss, error = drawn
+                result["stochastic"] = {"draws": draws, "test_loss": float(loss[i]), "test_error": float(error[i])}
+            result["mask"] = mask_to_hex(masks[i])
             result["diverged_at"] = broken[i] if broken[i] >= 0 else None
             result["skipped_updates"] = skipped[i]
             seconds = {"batch": total, "per_run": round(total / len(self.runs), 3), "parts": took}
@@ -300,10 +304,3 @@ def points(total: int, count: int, whole: int = 50) -> tuple[int, ...]:
     if total >= count * whole:
         exact = [point // whole * whole for point in exact[:-1]] + [total]
     return tuple(sorted({point for point in exact if point > 0}))
-
-
-def _hex(mask: Tensor) -> str:
-    """A mask ``(d)`` as hexadecimal digits, its first gate the highest bit."""
-    bits = "".join("1" if bit else "0" for bit in mask.flatten().tolist())
-    bits += "0" * (-len(bits) % 4)
-    return "".join(f"{int(bits[i : i + 4], 2):x}" for i in range(0, len(bits), 4))

@@ -9,10 +9,18 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from espalier.cost import Cost, Form
 from espalier.space import Bits, Space
+from espalier.study.spec import RunSpec
+from espalier.study.subject import Evaluation, Pair, Row
+from espalier.train.batched.batch import Batch
 from espalier.train.batched.chain import Chain
+from espalier.train.batched.step import Loss
+
+DRAWS = 20  # structures of the stochastic prediction
+CHUNK = 1000  # test images at once
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,16 @@ class Network:
     """
 
     widths: tuple[int, ...]
+    share = "unit_share"
+
+    def describe(self) -> Row:
+        return {"widths": list(self.widths)}
+
+    def layout(self) -> Row:
+        return {}
+
+    def gradient(self, loss: Loss) -> None:
+        return None
 
     @property
     def hidden(self) -> tuple[int, ...]:
@@ -39,6 +57,10 @@ class Network:
     def layers(self) -> list[slice]:
         """Where each hidden layer's gates are in a mask."""
         return [where for _, where in self.space.bits]
+
+    @property
+    def groups(self) -> list[slice]:
+        return self.layers
 
     def call(self, params: dict[str, Tensor], mask: Tensor, x: Tensor) -> Tensor:
         """One network under one mask ``(d)``. x: ``(B, inputs)``. Returns ``(B, classes)``."""
@@ -75,6 +97,20 @@ class Network:
         """Open gates of each layer ``(R, layers)``."""
         return torch.stack([masks[:, where].sum(-1) for where in self.layers], -1)
 
+    def tell(self, masks: Tensor) -> list[Row]:
+        """Units of each layer, and the shares of units and of weights."""
+        ones = torch.ones_like(masks[0])
+        costs = {"unit_share": self.unit_cost, "weight_share": self.weight_cost}
+        shares = {name: (cost(masks) / cost(ones)).tolist() for name, cost in costs.items()}
+        units = self.units(masks).long().tolist()
+        return [{"units": row} | {name: share[i] for name, share in shares.items()} for i, row in enumerate(units)]
+
+    def found(self, masks: Tensor) -> list[Row]:
+        return self.tell(masks)
+
+    def given(self, run: RunSpec) -> tuple[Tensor, Row]:
+        return self.uniform(1.0 if run.size is None else run.size), {}
+
     def uniform(self, share: float) -> Tensor:
         """The mask ``(d)`` with this share of the units of every layer, at least one."""
         mask = torch.zeros(self.space.d)
@@ -82,6 +118,31 @@ class Network:
             width = where.stop - where.start
             mask[where.start : where.start + max(round(share * width), 1)] = 1.0
         return mask
+
+    def evaluate(self, batch: Batch, masks: Tensor, test: Pair, last: bool) -> Evaluation:
+        return Evaluation(*batch.evaluate(masks, *test, chunk=CHUNK))
+
+    def reads(self, test: Pair, last: bool) -> int:
+        return len(test[1])
+
+    @torch.no_grad()
+    def stochastic(self, batch: Batch, theta: Tensor, test: Pair, seed: int) -> tuple[int, Tensor, Tensor]:
+        generator = torch.Generator(theta.device).manual_seed(seed)
+        size = (DRAWS, *theta.shape)
+        masks = torch.rand(size, dtype=theta.dtype, device=theta.device, generator=generator) < theta
+        sums = torch.zeros(2, len(theta), dtype=torch.float64, device=theta.device)
+        over_runs = vmap(self.call, in_dims=(0, 0, None))
+        with batch.compute.applied():
+            for start in range(0, len(test[1]), CHUNK):
+                x = batch.feed.floats(test[0][start : start + CHUNK])
+                y = test[1][start : start + CHUNK]
+                mean = torch.zeros((), device=theta.device)
+                for drawn in masks:
+                    mean = mean + over_runs(batch.state.params, drawn.to(x.dtype), x).softmax(-1) / DRAWS
+                right = mean.gather(-1, y.view(1, -1, 1).expand(len(theta), -1, 1)).squeeze(-1)
+                sums[0] += -right.clamp(min=1e-30).log().to(torch.float64).sum(-1)
+                sums[1] += (mean.argmax(-1) != y).sum(-1)
+        return DRAWS, sums[0] / len(test[1]), sums[1] / len(test[1])
 
     @cached_property
     def unit_cost(self) -> Cost:

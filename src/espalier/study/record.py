@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from espalier.space import BadInput, Corrupt
 from espalier.train.checkpoint import write
 
@@ -45,6 +48,32 @@ def done(path: Path, settings: Mapping[str, Any]) -> bool:
             f"{path} is of a run with other settings: {'; '.join(differ)}. Use the same settings, or another folder"
         )
     return True
+
+
+def mask_to_hex(mask: Tensor) -> str:
+    """A mask ``(d)`` as hexadecimal digits, its first gate the highest bit.
+
+    >>> mask_to_hex(torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0, 1.0]))
+    'a4'
+    """
+    bits = "".join("1" if bit else "0" for bit in mask.flatten().tolist())
+    bits += "0" * (-len(bits) % 4)
+    return "".join(f"{int(bits[i : i + 4], 2):x}" for i in range(0, len(bits), 4))
+
+
+def mask_from_hex(text: str, d: int) -> Tensor:
+    """The mask ``(d)`` that a run file tells in hexadecimal digits.
+
+    >>> mask_from_hex("a4", 6).tolist()
+    [1.0, 0.0, 1.0, 0.0, 0.0, 1.0]
+    """
+    try:
+        bits = "".join(f"{int(digit, 16):04b}" for digit in text)
+    except ValueError:
+        raise Corrupt(f"a mask is written in hexadecimal digits, not as {text[:20]!r}") from None
+    if len(bits) != d + (-d % 4) or "1" in bits[d:]:
+        raise Corrupt(f"a mask of {len(text)} hexadecimal digits is not one of {d} gates")
+    return torch.tensor([float(bit) for bit in bits[:d]])
 
 
 def commit() -> str:

@@ -21,7 +21,7 @@ from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given, Searched, Source
 from espalier.train.batched.optimizers import Optimizer
 from espalier.train.batched.schedule import Schedule
-from espalier.train.batched.step import Call, Differential, Loss, Named, Stacked, Step, compiled
+from espalier.train.batched.step import Call, Differential, Gradient, Loss, Named, Stacked, Step, compiled
 
 Precision = Literal["float32", "tf32", "bf16"]
 AT_ONCE = 50  # updates whose examples are chosen together, and updates in one CUDA graph
@@ -76,6 +76,7 @@ class Batch:
     call: ``gated.call``; params, fixed: name to ``(R, ...)``, taken over and changed in place; seeds: of the data
     order, one for each run; samples: masks compared in one update; batch_size: examples that each of them reads.
     chain: what the network is, where it is a chain of linear layers; updates on a GPU are then faster.
+    gradient: how the weights' gradient is computed, None for that of ``call``, mapped over runs and masks.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Batch:
         pad: int = 0,
         compute: Compute | None = None,
         chain: Chain | None = None,
+        gradient: Gradient | None = None,
     ) -> None:
         self.compute = compute or Compute()
         first = next(iter(params.values()))
@@ -111,8 +113,9 @@ class Batch:
         tf32 = self.compute.precision == "tf32"
         classes = self.feed.targets.ndim == 1 and not self.feed.targets.is_floating_point()
         alike = loss in (cross_entropy, nn.functional.cross_entropy) and classes and dtype is None and not fixed
-        known = chain if alike else None
-        self.step = Step(self.state, self.differential, optimizer, schedule, total, self.feed, known, tf32)
+        known = chain if alike and gradient is None else None
+        self.gradient = gradient or self.differential
+        self.step = Step(self.state, self.gradient, optimizer, schedule, total, self.feed, known, tf32)
         self.done = 0  # the same as state.done, known without asking the device
         self._start(source)
 
@@ -134,10 +137,9 @@ class Batch:
     def _try(self) -> None:
         """The loss of one run, eagerly: what is wrong says so in its own words, and what is made once is made here,
         outside of what is compiled."""
-        params, fixed = ({name: t[0] for name, t in named.items()} for named in (self.state.params, self.state.fixed))
+        params, fixed = ({name: t[:1] for name, t in named.items()} for named in (self.state.params, self.state.fixed))
         mask = torch.ones(self.source.d, device=self.device)
-        out = self.differential.outputs(params, fixed, mask, self.feed.floats(self.feed.inputs[:4]))
-        self.differential.measured(out, self.feed.targets[:4])
+        self.gradient.attempt(params, fixed, mask, self.feed.floats(self.feed.inputs[:4]), self.feed.targets[:4])
 
     @property
     def examples(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Named = dict[str, Tensor]
 Measured = tuple[Tensor, Tensor]  # losses and numbers of wrong classes
 Descent = tuple[list[Parts], Tensor, Tensor]  # factors of each layer's gradient, learning rates, the runs that move
+Found = tuple[Tensor, Tensor, Named, Measured]  # masks, targets, gradients, what was measured
 Call = Callable[..., Tensor]  # gated.call(params_and_buffers, mask, x)
 
 
@@ -64,6 +65,8 @@ class Differential:
     dtype: what the network computes in, where that differs from its parameters' (bfloat16 over float32 masters).
     """
 
+    whole = True  # can be compiled together with the rest of an update
+
     def __init__(self, call: Call, loss: Loss, dtype: torch.dtype | None = None) -> None:
         self.call, self.loss, self.dtype = call, loss, dtype
 
@@ -101,6 +104,11 @@ class Differential:
             raise BadInput(f"the loss is a scalar, the mean over the mini-batch, not of shape {tuple(loss.shape)}")
         return loss, wrong
 
+    def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Tensor, y: Tensor) -> None:
+        """One run, eagerly: see ``Batch``. params, fixed: ``(1, ...)``; mask ``(d)``; x ``(B, ...)``."""
+        one, held = ({name: t[0] for name, t in named.items()} for named in (params, fixed))
+        self.measured(self.outputs(one, held, mask, x), y)
+
     def _shared(self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor) -> Measured:
         if len(masks) == 1:  # nothing to map over
             loss, wrong = self.measured(self.outputs(params, fixed, masks[0], x), y)
@@ -120,6 +128,21 @@ class Differential:
         return loss.unsqueeze(0), wrong.unsqueeze(0)
 
 
+class Gradient(Protocol):
+    """What an update needs of the network: :class:`Differential`, or one that computes all runs and masks together."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it can be compiled together with the rest of an update."""
+        ...
+
+    def __call__(
+        self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor, *, each: bool
+    ) -> tuple[Named, Measured]: ...
+
+    def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Tensor, y: Tensor) -> None: ...
+
+
 class Step:
     """One update of all runs, in place. Call it eagerly, or compile it: there is one body for both.
 
@@ -129,7 +152,7 @@ class Step:
     def __init__(
         self,
         state: Stacked,
-        differential: Differential,
+        differential: Gradient,
         optimizer: Optimizer,
         schedule: Schedule,
         total: int,
@@ -150,23 +173,36 @@ class Step:
 
     def begin(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> Descent | None:
         """The update, up to what is left for :meth:`descend`: what a compiler can make one graph of."""
+        if self.chain is None:
+            self.finish(source, noise, *self.gradients(source, reading, noise))
+            return None
         masks, x, y = source.masks(noise), *self.feed.batch(reading)
         left: Descent | None = None
-        if self.chain is None:
-            grads, (losses, wrong) = self._gradients(source, masks, x, y)
-            ok = losses.isfinite().all(-1)
-            self._move(grads, ok)
+        factors, (losses, wrong) = self.chain(self.state.params, masks, x, y, each=source.masks_each)
+        ok = losses.isfinite().any(-1)
+        if self.fused:
+            left = [f.contiguous() for f in factors], self.state.pace[0].clone(), ok
+            self._move({one.bias: one.left.sum(-1) for one in factors}, ok)
         else:
-            factors, (losses, wrong) = self.chain(self.state.params, masks, x, y, each=source.masks_each)
-            ok = losses.isfinite().any(-1)
-            if self.fused:
-                left = [f.contiguous() for f in factors], self.state.pace[0].clone(), ok
-                self._move({one.bias: one.left.sum(-1) for one in factors}, ok)
-            else:
-                self._move({name: g for one in factors for name, g in one.gradients().items()}, ok)
+            self._move({name: g for one in factors for name, g in one.gradients().items()}, ok)
         self._learn(source, noise, masks, losses, ok)
         self._count(losses, wrong, y)
         return left
+
+    def gradients(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> Found:
+        """The part of an update that reads the network."""
+        masks, x, y = source.masks(noise), *self.feed.batch(reading)
+        return masks, y, *self._gradients(source, masks, x, y)
+
+    def finish(
+        self, source: Source, noise: tuple[Tensor, ...], masks: Tensor, y: Tensor, grads: Named, measured: Measured
+    ) -> None:
+        """The part that does not: weights, theta and counters move."""
+        losses, wrong = measured
+        ok = losses.isfinite().all(-1)
+        self._move(grads, ok)
+        self._learn(source, noise, masks, losses, ok)
+        self._count(losses, wrong, y)
 
     def descend(self, left: Descent | None) -> None:
         """Each layer's gradient multiplied and applied in one kernel, which changes the weights where they are.
@@ -256,13 +292,24 @@ def compiled(
     """The one compile site: the whole update, theta and weights included, as one graph of fixed shapes; behind it
     the kernels that apply a chain's gradient, if it has one.
 
+    Where the network computes all runs together and compiles itself, the rest of the update alone.
     options: of torch's inductor, by name.
     """
 
     def update(source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> Descent | None:
         return step.begin(source, reading, noise)
 
-    # What is compiled is kept with the code object, up to a limit of eight: every batch brings one of its own.
-    own = FunctionType(update.__code__.replace(), update.__globals__, "update", None, update.__closure__)
-    begin = torch.compile(own, fullgraph=True, dynamic=False, backend=backend, options=dict(options or {}) or None)
-    return lambda source, reading, noise: step.descend(begin(source, reading, noise))
+    def finish(*parts: Any) -> None:
+        step.finish(*parts)
+
+    def compile(body: Callable[..., Any]) -> Callable[..., Any]:
+        # What is compiled is kept with the code object, up to a limit of eight: every batch brings one of its own.
+        assert isinstance(body, FunctionType)
+        own = FunctionType(body.__code__.replace(), body.__globals__, body.__name__, None, body.__closure__)
+        return torch.compile(own, fullgraph=True, dynamic=False, backend=backend, options=dict(options or {}) or None)
+
+    if step.chain is not None or step.differential.whole:
+        begin = compile(update)
+        return lambda source, reading, noise: step.descend(begin(source, reading, noise))
+    rest = compile(finish)
+    return lambda source, reading, noise: rest(source, noise, *step.gradients(source, reading, noise))

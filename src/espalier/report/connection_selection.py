@@ -1,0 +1,108 @@
+"""The report of the connection-selection study: tables, figures and a README in its folder, a section for the docs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from espalier.report import documents, graph, paper_values
+from espalier.report.connection_claims import verdicts
+from espalier.report.connection_tables import block_medians, compared, tables
+from espalier.report.graph import Drawing
+from espalier.report.runs import Section
+from espalier.report.table import power
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PENALTIES = (*paper_values.TABLE_2, 0.0, -(2**-3))
+FAR = 8  # connections of 91, and 15%
+
+
+def write(
+    folder: str | os.PathLike[str], reproduction: str | os.PathLike[str] | None = None, *, figures: bool = True
+) -> list[Path]:
+    """See :func:`espalier.report.documents.write`."""
+    return documents.write(REPORT, folder, reproduction, figures)
+
+
+def _figures(section: Section) -> dict[str, Figure]:
+    from espalier.report import figures  # matplotlib may be absent
+
+    layers = (section.network[1] - 4) // 3
+    per_block = (layers + 1) * (layers + 2) // 2
+    words = figures.Words(
+        shares=(
+            ("weight_share", "Weights kept"),
+            ("shipped_weight_share", "Weights shipped, without dead parts"),
+            ("shipped_mac_share", "MACs shipped"),
+        ),
+        labels={
+            "search": "connection selection",
+            "search+cost_macs": "MACs as the cost",
+            "random": "random selection",
+            "full": "whole network",
+        },
+        full="full",
+        gates="connections",
+        part="block",
+        kept=lambda run: [kept / per_block for kept in run.connections],
+    )
+    return figures.figures(section, words)
+
+
+def _pictures(section: Section) -> dict[str, Drawing]:
+    """Fig. 3: the first trial's network at 2^-4, or at the penalty that ends nearest to the paper's 42%."""
+    whole = [run for run in section.of("search") if run.canonical["depth"]]
+    if not whole:
+        return {}
+    share = paper_values.TABLE_2[2**-4].share
+    nearest = min(whole, key=lambda run: abs(run.weight_share - share))
+    chosen = min((run for run in whole if run.setting == 2**-4), key=lambda run: run.seed, default=nearest)
+    return {"network": graph.of_run(chosen.story)}
+
+
+def _missing(section: Section) -> str:
+    lacks = [m for m in ("search", "random", "full") if not section.of(m)]
+    if section.of("search"):
+        had = set(section.settings("search"))
+        absent = [power(p) for p in sorted(PENALTIES, reverse=True) if p not in had]
+        if absent:
+            lacks.append(f"the penalties {', '.join(absent)}")
+    return documents.trials(section, lacks, paper_values.DENSENET_EPOCHS)
+
+
+def _far(section: Section) -> str:
+    """Which blocks keep another number of connections than the paper's, by more than a little."""
+    if not compared(section):
+        return ""
+    cells = list[str]()
+    for p in section.settings("search"):
+        if (printed := paper_values.TABLE_2.get(p)) is None:
+            continue
+        pairs = enumerate(zip(block_medians(section.of("search", p)), printed.connections, strict=True), 1)
+        names = [f"block {i}" for i, (ours, theirs) in pairs if abs(ours - theirs) > max(0.15 * theirs, FAR)]
+        cells += [f"{power(p)}: {', '.join(names)}"] if names else []
+    if not cells:
+        return f"Every cell of Table 2 is within 15% or {FAR} connections of the paper's."
+    return f"Cells of Table 2 further than 15% and {FAR} connections from the paper's: {'; '.join(cells)}."
+
+
+REPORT = documents.Report(
+    study="connection-selection",
+    title="Connection selection",
+    titles={
+        "error": "Size against error (Fig. 2b)",
+        "learning": "Over the training",
+        "theta": "Probabilities at the end of the training",
+        "blocks": "What each block keeps",
+        "network": "A network found (Fig. 3)",
+    },
+    tables=tables,
+    figures=_figures,
+    verdicts=verdicts,
+    missing=_missing,
+    far=_far,
+    pictures=_pictures,
+)

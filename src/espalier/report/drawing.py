@@ -1,0 +1,146 @@
+"""What every figure of a study is drawn with: colours, axes, series, and how a figure is signed and saved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from espalier.report.runs import Run, Section
+from espalier.report.statistics import median, quartiles
+from espalier.report.table import power
+
+# Okabe and Ito's colours, told apart by the colour-blind; every series has its own marker besides.
+STYLES = {
+    "search": ("#0072B2", "o", "-"),
+    "fixed": ("#D55E00", "s", "--"),
+    "random": ("#D55E00", "s", "--"),
+    "full": ("#000000", "*", ""),
+    "dropout": ("#009E73", "D", ""),
+}
+OTHERS = (("#CC79A7", "^"), ("#E69F00", "v"), ("#56B4E9", "P"), ("#000000", "X"), ("#8C6D31", "<"), ("#7F7F7F", ">"))
+RULES: Any = {
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.7,
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#666666",
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "espalier",  # the same runs give the same file
+}
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Writes stem.svg and stem.png."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "png")]
+    with matplotlib.rc_context(RULES):
+        figure.savefig(paths[0], metadata={"Date": None}, bbox_inches="tight")
+        figure.savefig(paths[1], dpi=160, metadata={"Software": None}, bbox_inches="tight")
+    return paths
+
+
+def style(variant: str, i: int) -> tuple[str, str, str]:
+    if variant in STYLES:
+        return STYLES[variant]
+    colour, marker = OTHERS[i % len(OTHERS)]
+    return colour, marker, ":" if "permuted" in variant else "-"
+
+
+def over_updates(runs: Sequence[Run], name: str) -> tuple[list[int], list[float], list[float], list[float]]:
+    """Updates, and the quartiles over runs of one column of their curves at each."""
+    updates = [row["update"] for row in runs[0].curve]
+    table = [[row[name] if row[name] is not None else np.nan for row in run.curve] for run in runs]
+    found = [quartiles(column) for column in zip(*table)]
+    return updates, [q[0] for q in found], [q[1] for q in found], [q[2] for q in found]
+
+
+def series(axes: Axes, section: Section, variant: str, name: str, label: str, i: int) -> None:
+    """The errors of one variant against a share of the runs: medians with quartiles both ways."""
+    colour, marker, line = style(variant, i)
+    settings = section.settings(variant)
+    x = np.array([quartiles([getattr(r, name) for r in section.of(variant, s)]) for s in settings])
+    y = np.array([quartiles([r.error for r in section.of(variant, s)]) for s in settings])
+    y = np.maximum(y, 1e-5)  # no error at all has no place on a logarithmic axis
+    axes.errorbar(
+        x[:, 1], y[:, 1], xerr=_arms(x), yerr=_arms(y), color=colour, marker=marker, ls=line or "none", ms=5.5,
+        lw=1.6, elinewidth=1.1, capsize=2.5, label=label, zorder=3,
+    )  # fmt: skip
+
+
+def _arms(found: np.ndarray) -> np.ndarray:
+    arms: np.ndarray = np.maximum(np.stack([found[:, 1] - found[:, 0], found[:, 2] - found[:, 1]]), 0)
+    return arms
+
+
+def label_penalties(axes: Axes, section: Section, name: str) -> None:
+    """Each point of the search with its penalty; points on top of each other share a label."""
+    groups: list[tuple[float, float, list[str]]] = []
+    for penalty in section.settings("search"):
+        runs = section.of("search", penalty)
+        x, y = median([getattr(r, name) for r in runs]), median([r.error for r in runs])
+        if groups and abs(groups[-1][0] - x) < 0.08:
+            groups[-1][2].append(maths(penalty))
+        else:
+            groups.append((x, y, [maths(penalty)]))
+    for x, y, names in groups:
+        beside = x < 0.15  # there the curve is steep, and would run through a label below
+        axes.annotate(
+            ", ".join(names), (x, y), xytext=(9, -3) if beside else (0, -15), textcoords="offset points",
+            ha="left" if beside else "center", fontsize=8.5, color=STYLES["search"][0],
+        )  # fmt: skip
+
+
+def errors_on(axes: Axes) -> None:
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=axes.get_ylim()[0] * 0.96)  # room for labels below the lowest point
+    axes.yaxis.set_major_formatter(FuncFormatter(percent))
+    low, high = axes.get_ylim()
+    steps = [s * 10.0**k for k in range(-5, 1) for s in (1, 1.2, 1.5, 2, 3, 5, 7)]
+    inside = [s for s in steps if low <= s <= high]
+    if high / low > 8:
+        inside = [s for s in inside if round(s / 10 ** np.floor(np.log10(s)), 3) in (1, 2, 5)]
+    axes.set_yticks(inside)
+    axes.set_yticks([], minor=True)
+
+
+def finished(figure: Figure, title: str, section: Section) -> Figure:
+    held = "" if section.evaluated_on == "test set" else f" ({section.evaluated_on})"
+    figure.suptitle(f"{title}: {section.dataset}{held}", x=0.01, ha="left", fontsize=12, fontweight="bold")
+    trials = max(len(section.of(v, s)) for v in section.variants for s in section.settings(v))
+    note = f"median and quartiles of {trials} trials" if trials > 1 else "one trial"
+    figure.supxlabel(f"{section.note}; {note}", x=0.01, ha="left", fontsize=7.5, color="#555555")
+    return figure
+
+
+def shades(count: int) -> list[Any]:
+    """From dark to light, even for the colour-blind, and on paper."""
+    return list(matplotlib.colormaps["viridis"](np.linspace(0.0, 0.92, max(count, 1))))
+
+
+def maths(penalty: float) -> str:
+    text = power(penalty)
+    base, _, exponent = text.partition("^")
+    return f"${base}^{{{exponent}}}$" if exponent else f"${text}$"
+
+
+def percent(value: float, _: object = None) -> str:
+    return f"{100 * value:.3g}%"
+
+
+def thousands(value: float, _: object = None) -> str:
+    return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"

@@ -1,0 +1,189 @@
+"""A study: all runs of an experiment's settings under one folder, batch by batch, continued after any interruption."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import safetensors.torch
+import torch
+
+from espalier.data import Dataset, load
+from espalier.space import BadInput
+from espalier.study import record
+from espalier.study.batch import StudyBatch
+from espalier.study.spec import RunSpec
+from espalier.study.subject import Plan, Subject
+from espalier.train.batched.batch import Compute
+from espalier.train.checkpoint import write
+from espalier.train.progress import Progress
+from espalier.train.record import hardware, versions
+from espalier.train.stop import Stop
+
+Settings = TypeVar("Settings", bound=Plan)
+
+
+@dataclass(frozen=True)
+class Experiment(Generic[Settings]):
+    """name: of the study, in its run files. sharing: methods whose runs have one shape, and may be one batch. reading:
+    how the experiment reads its data. network: what it trains on them."""
+
+    name: str
+    sharing: tuple[tuple[str, ...], ...]
+    reading: Callable[[Dataset], Dataset]
+    network: Callable[[Settings, Dataset], Subject]
+
+
+class Study(Generic[Settings]):
+    """All runs of the settings under one folder: ``runs/`` for their files, ``state/`` for what is unfinished.
+
+    runs_at_once: how many runs at most are one batch; None: as many as have one shape. keep_state: keep the last
+    checkpoints of finished batches, and the weights of each run beside them.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment[Settings],
+        settings: Settings,
+        out: str | os.PathLike[str],
+        *,
+        data: Dataset | None = None,
+        data_dir: str | os.PathLike[str] | None = None,
+        device: str | torch.device = "cpu",
+        compute: Compute | None = None,
+        commit: str | None = None,
+        command: str = "",
+        keep_state: bool = False,
+        runs_at_once: int | None = None,
+    ) -> None:
+        if runs_at_once is not None and runs_at_once < 1:
+            raise BadInput(f"runs_at_once is at least 1, not {runs_at_once}")
+        self.experiment, self.settings, self.out = experiment, settings, Path(out)
+        self.compute, self.keep_state, self.runs_at_once = compute, keep_state, runs_at_once
+        self.device = _device(device)
+        self.data = _read(settings, experiment.reading, data, data_dir)
+        self.network = experiment.network(settings, self.data)
+        self.commit, self.command = commit or record.commit(), command
+
+    def path(self, run: RunSpec) -> Path:
+        return self.out / "runs" / self.settings.folder / run.variant / f"{run.setting}-seed_{run.seed}.json"
+
+    def wanted(self, methods: tuple[str, ...]) -> list[RunSpec]:
+        return [run for method in methods if method in self.settings.methods for run in self.settings.runs(method)]
+
+    def missing(self, methods: tuple[str, ...]) -> list[RunSpec]:
+        """The runs of these methods without a file; a file of other settings is refused."""
+        return self._without_file(self.wanted(methods))
+
+    def _without_file(self, runs: list[RunSpec]) -> list[RunSpec]:
+        return [run for run in runs if not record.done(self.path(run), self._described(run))]
+
+    def parts(self) -> list[tuple[str, list[RunSpec]]]:
+        """The batches there are to train: a name for the folder of each one's state, and its runs.
+
+        Which runs stand together does not depend on which are done: the same command finds its checkpoints.
+        """
+        found = list[tuple[str, list[RunSpec]]]()
+        for methods in self.experiment.sharing:
+            wanted = self.wanted(methods)
+            size = self.runs_at_once or max(len(wanted), 1)
+            for start in range(0, len(wanted), size):
+                runs = self._without_file(wanted[start : start + size])
+                if not runs:
+                    continue
+                label = runs[0].variant if methods == ("search",) else "+".join(dict.fromkeys(r.method for r in runs))
+                if size < len(wanted):
+                    label += f"-{runs[0].setting}-seed_{runs[0].seed}-{len(runs)}_runs"
+                found.append((label, runs))
+        return found
+
+    def run(self, stop: Stop, progress: Progress) -> bool:
+        """Train what is missing, batch by batch, until told to stop. Returns whether the study is complete."""
+        parts = self.parts()
+        for _, runs in parts:  # what cannot be made is said before hours of work on the rest
+            for run in runs:
+                self.network.given(run)
+        for number, (label, runs) in enumerate(parts, 1):
+            if stop.now():
+                return False
+            began = time.monotonic()
+            folder = self.out / "state" / self.settings.folder / label
+            batch = StudyBatch(self.settings, self.network, self.data, runs, self.device, folder, self.compute)
+            batch.seconds["setup"] += time.monotonic() - began
+            which = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
+            progress.say(f"{label}: {len(runs)} runs of {batch.total:,} updates as one batch{which} on {self.device}")
+            if not batch.train(stop, progress):
+                progress.say(
+                    f"{label}: stopped after {batch.batch.done:,} updates; the same command goes on from there"
+                )
+                return False
+            self._record(batch)
+            if self.keep_state:
+                batch.save()
+                self._ship(batch)
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+            took = sum(batch.seconds.values())
+            progress.say(f"{label}: {len(runs)} runs done in {took:,.1f} s, {took / len(runs):,.1f} s each")
+        return True
+
+    def weights(self, run: RunSpec) -> Path:
+        """Where the weights of a finished run are kept."""
+        return self.out / "state" / self.settings.folder / run.variant / f"{run.setting}-seed_{run.seed}.safetensors"
+
+    def _ship(self, batch: StudyBatch) -> None:
+        for run, tensors in zip(batch.runs, batch.shipped or []):
+            kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+            write(self.weights(run), safetensors.torch.save(kept))
+
+    def _described(self, run: RunSpec) -> dict[str, Any]:
+        return self.settings.describe(run.method) | self.network.describe() | {"device": self.device.type}
+
+    def _record(self, batch: StudyBatch) -> None:
+        common = {
+            "study": self.experiment.name,
+            "evaluated_on": self.settings.evaluated_on,
+            "examples": {"train": len(self.data.train_labels), "test": len(self.data.test_labels)},
+            "standard_data": self.data.standard or self.settings.dataset == "digits",
+            "hardware": hardware(self.device),
+            "versions": versions(),
+            "commit": self.commit,
+            "command": self.command,
+            "compute": asdict(batch.batch.compute) | self.network.layout(),
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        for run, story in zip(batch.runs, batch.results(), strict=True):
+            record.save(self.path(run), story | {"settings": self._described(run)} | common)
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise BadInput(f"device {device!r} is not known to torch: {str(error).splitlines()[0]}") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise BadInput(f"device {device!r}: torch sees no CUDA device here; use --device cpu")
+    return found
+
+
+def _read(
+    settings: Plan,
+    reading: Callable[[Dataset], Dataset],
+    data: Dataset | None,
+    data_dir: str | os.PathLike[str] | None,
+) -> Dataset:
+    read = load(settings.dataset, data_dir) if data is None else data
+    if settings.held_out:
+        read = read.hold_out(settings.held_out)
+    read = reading(read)
+    if settings.batch_size * 2 > len(read.train_labels):
+        most = len(read.train_labels) // 2
+        raise BadInput(
+            f"batch_size={settings.batch_size} is too large for {len(read.train_labels)} examples: at most {most}"
+        )
+    return read

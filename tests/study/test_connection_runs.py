@@ -1,0 +1,206 @@
+"""Connection selection runs, stops, goes on and is recorded: the resumed study equals the uninterrupted one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import safetensors.torch
+import torch
+from connection_helpers import run, study
+from study_helpers import StopAfter, stories
+from torch import nn
+
+import espalier
+from espalier.models import DenseNet
+from espalier.space import BadInput
+from espalier.study.connection_spec import ConnectionSettings
+from espalier.study.record import mask_from_hex
+from espalier.train.progress import Silent
+from espalier.train.stop import Stop
+
+UPDATES = 48 // 4
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole")
+    assert run(out, keep_state=True)
+    return out
+
+
+def test_the_defaults_are_the_paper_s():
+    settings = ConnectionSettings()
+    assert settings.updates(50_000) == 468_750
+    assert settings.penalties == (2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 0, -(2**-3), -(2**0))
+    assert [len(settings.runs(m)) for m in settings.methods] == [40, 25, 5]
+    assert (settings.learning_rate, settings.momentum, settings.weight_decay) == (0.1, 0.9, 1e-4)
+    assert (settings.depth, settings.growth, settings.pad, settings.cost) == (40, 12, 4, "weights")
+    assert (settings.batch_size, settings.samples, settings.initial, settings.variant) == (32, 2, 0.5, "search")
+    assert ConnectionSettings(cost="macs").variant == "search+cost_macs"
+
+
+def test_every_run_has_its_file_and_its_story(whole):
+    found = stories(whole)
+    folder = "runs/cifar10-1_epochs-depth_10-growth_4"
+    assert list(found) == [
+        f"{folder}/full/share_1.0-seed_0.json",
+        f"{folder}/random/share_0.6-seed_0.json",
+        f"{folder}/search+theta_0.1/penalty_-0.5-seed_0.json",
+        f"{folder}/search+theta_0.1/penalty_0.25-seed_0.json",
+    ]
+    network = study(whole).network
+    prices = {kind: network.prices(kind) for kind in ("weights", "macs")}
+    for name, story in found.items():
+        result = story["result"]
+        assert story["study"] == "connection-selection"
+        assert result["updates"] == UPDATES
+        assert [row["update"] for row in story["curve"]] == [UPDATES // 2, UPDATES]
+        assert result["test_error"] == story["curve"][-1]["test_error"]
+        mask = mask_from_hex(result["mask"], network.space.d)
+        canonical = network.canonical(mask.unsqueeze(0))[0]
+        for told, bits in ((result, mask), (result["canonical"], canonical)):
+            blocks = [int(bits[where].sum()) for where in network.anatomy.blocks]
+            assert told["connections"] == blocks
+            assert told["connection_share"] == pytest.approx(sum(blocks) / 18)
+            for kind, share in (("weights", "weight_share"), ("macs", "mac_share")):
+                assert told[share] == pytest.approx(float((prices[kind] * bits).sum() / prices[kind].sum()))
+        assert mask_from_hex(result["canonical"]["mask"], 18).tolist() == canonical.tolist()
+        assert result["canonical"]["depth"] == network.anatomy.found_depth(mask)
+        assert (story["settings"]["depth"], story["settings"]["growth"]) == (10, 4)
+        assert story["compute"]["step"] == "readable"
+        assert story["commit"] == "abc"
+        if "search" in name:
+            assert [sum(block) for block in result["theta_histogram"]] == [6, 6, 6]
+        if "random" in name:
+            assert result["drawn"]["draws"] > result["drawn"]["without_path"]
+            assert result["weight_share"] == pytest.approx(0.6, abs=0.005)
+        if "full" in name:
+            assert result["connections"] == [6, 6, 6]
+            assert result["canonical"]["dead_layers"] == []
+
+
+def test_the_kept_weights_are_those_that_were_measured(whole):
+    """Loaded into the readable network and cut, they give the error of the run file."""
+    made = study(whole)
+    for spec in (*made.settings.runs("random"), *made.settings.runs("search")):
+        story = json.loads(made.path(spec).read_text())
+        model = DenseNet(10, 4)
+        model.load_state_dict(safetensors.torch.load_file(made.weights(spec)))
+        gated = espalier.attach(model, torch.zeros(1, 3, 8, 8), check=False)
+        mask = mask_from_hex(story["result"]["mask"], 18)
+        data = made.data.as_floats()
+        with torch.no_grad(), gated.masked(gated.canonical(mask)):
+            out = model.eval()(data.test_inputs)
+        assert float((out.argmax(-1) != data.test_labels).double().mean()) == story["result"]["test_error"]
+        loss = float(nn.functional.cross_entropy(out, data.test_labels))
+        assert loss == pytest.approx(story["result"]["test_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("looks", [2, 5])
+def test_stopped_and_continued_equals_uninterrupted(whole, tmp_path, looks):
+    calls = 0
+    while not run(tmp_path, StopAfter(looks)):
+        calls += 1
+        assert calls < 40
+    assert calls >= 1
+    assert stories(tmp_path) == stories(whole)
+    assert not list(tmp_path.glob("state/**/*.safetensors"))
+
+
+class Killed(Exception):
+    pass
+
+
+class KilledBeforeTheLast(Silent):
+    """Dies in the middle of things: when the last update is done and its measurement is about to begin."""
+
+    def update(self, done: int) -> None:
+        if done == UPDATES:
+            raise Killed
+
+
+def test_killed_before_the_last_measurement(whole, tmp_path):
+    search = {"methods": ("search",)}
+    assert not study(tmp_path, **search).run(StopAfter(4), Silent())  # there is a checkpoint in the middle
+    with pytest.raises(Killed):
+        study(tmp_path, **search).run(Stop(), KilledBeforeTheLast())
+    assert run(tmp_path, **search)
+    ours, theirs = stories(tmp_path), stories(whole)
+    assert len(ours) == 2
+    assert all(story == theirs[name] for name, story in ours.items())
+
+
+def test_small_batches_one_after_another(whole, tmp_path):
+    one = {"methods": ("random", "full"), "runs_at_once": 1}
+    assert [label for label, _ in study(tmp_path, **one).parts()] == [
+        "random-share_0.6-seed_0-1_runs",
+        "full-share_1.0-seed_0-1_runs",
+    ]
+    calls = 0
+    while not run(tmp_path, StopAfter(5), **one):
+        calls += 1
+        assert calls < 40
+    ours, theirs = stories(tmp_path), stories(whole)
+    assert len(ours) == 2
+    for name, story in ours.items():  # alone the same arithmetic is done in another order
+        assert story["runs_in_batch"] == 1
+        assert story["result"]["mask"] == theirs[name]["result"]["mask"]
+        assert story["result"]["test_loss"] == pytest.approx(theirs[name]["result"]["test_loss"], rel=1e-2)
+    with pytest.raises(BadInput, match="runs_at_once"):
+        study(tmp_path, runs_at_once=0)
+
+
+def test_other_settings_are_refused_and_both_shown(whole, tmp_path):
+    with pytest.raises(BadInput, match=r"batch_size: 4 there, 8 here"):
+        run(whole, batch_size=8)
+    assert not run(tmp_path, StopAfter(2))
+    with pytest.raises(BadInput, match=r'"learning_rate": 0.1.* there, .*"learning_rate": 0.2.* here'):
+        run(tmp_path, learning_rate=0.2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"settle": 0.5}, {"cost": "macs", "adaptive": True, "theta_rate": None}, {"samples": 4, "permuted": True}],
+    ids=str,
+)
+def test_variants_run_resume_and_stay_apart(changes, tmp_path):
+    small = {"penalties": (0.25,), "methods": ("search",), **changes}
+    assert run(tmp_path / "whole", **small)
+    while not run(tmp_path / "parts", StopAfter(3), **small):
+        pass
+    assert stories(tmp_path / "parts") == stories(tmp_path / "whole")
+    (story,) = stories(tmp_path / "whole").values()
+    assert story["run"]["variant"].startswith("search+")
+    assert all(story["settings"][name] == value for name, value in changes.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"methods": ("fixed",)}, "fixed"),
+        ({"shares": (1.0,)}, "full"),
+        ({"cost": "units"}, "'weights' or 'macs'"),
+        ({"layers": 0}, "layers"),
+        ({"step": "quick"}, "readable"),
+        ({"pad": -1}, "pad"),
+        ({"samples": 3}, "divisor"),
+    ],
+)
+def test_bad_settings_are_named(changes, word):
+    with pytest.raises(BadInput, match=word):
+        ConnectionSettings(**changes)
+
+
+def test_the_penalty_of_macs_is_normalised_by_the_dearest_connection(tmp_path):
+    from espalier.study.batch import StudyBatch
+
+    made = study(tmp_path, cost="macs")
+    batch = StudyBatch(made.settings, made.network, made.data, made.settings.runs("search"), torch.device("cpu"), None)
+    macs = made.network.prices("macs")
+    theta = batch.search.theta.clone()
+    losses = torch.zeros(2, 2)  # a tie: only the penalty moves theta
+    batch.search.tell(batch.search.ask(), losses)
+    moved = batch.search.theta - theta
+    expected = -0.1 * torch.tensor([[0.25], [-0.5]], dtype=torch.float64) * macs / macs.max() * 0.25
+    torch.testing.assert_close(moved, expected)
