@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+import synthetic_connections
 from studies import ERRORS, grid, grid_run, run_directory
 from synthetic import as_the_paper_says
 
@@ -236,6 +237,16 @@ def test_unit_selection_keeps_its_own_tables_and_gets_the_page(tmp_path):
     # 0, -2^-3 and -2^0 keep nearly everything: they share a label
     labels = views(text)["s0-trade-off"]["units"]["layout"]["annotations"]
     assert [label["text"] for label in labels] == ["2⁻⁶", "2⁻⁷", "2⁻⁸", "2⁻⁹", "0, -2⁻³, -2⁰"]
+
+
+def test_a_network_whose_gates_are_connections_is_drawn_as_a_graph(tmp_path):
+    synthetic_connections.write(tmp_path, "search", 2.0**-4, 0, error=0.06, share=1.0)
+    write(tmp_path, figures=False)
+    outline = Outline((tmp_path / NAME).read_text())
+    graphs = [attrs for tag, attrs in outline.tags if tag == "svg" and "espalier-picture" in attrs.get("class", "")]
+    assert len(graphs) == 1
+    ids = {attrs.get("id") for _, attrs in outline.tags}
+    assert set(graphs[0]["aria-labelledby"].split()) <= ids
 
 
 def test_the_command_writes_the_page_of_a_run_and_says_what_is_not_whole(tmp_path, command):

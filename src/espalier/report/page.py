@@ -13,7 +13,7 @@ import plotly.offline  # type: ignore[import-untyped]
 
 from espalier.report import charts, run_tables, structure_charts
 from espalier.report.charts import Chart
-from espalier.report.pictures import pictures
+from espalier.report.pictures import pictures, theme
 from espalier.report.sections import Section, Study, grouped, variant_label
 from espalier.report.story import Story
 from espalier.report.table import Table
@@ -59,7 +59,7 @@ def render(study: Study, files: Iterable[Path] = ()) -> str:
         commits=list(dict.fromkeys(run.commit for run in study.runs if run.commit)),
         files=[_linked(path, study.root) for path in files],
         data={"charts": drawn, "texts": texts},
-        css=_template("page.css"),
+        css=_template("page.css") + theme(),
         script=_template("page.js"),
         plotly=plotly.offline.get_plotlyjs(),
     )

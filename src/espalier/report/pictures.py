@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from espalier.report import graph, picture
 from espalier.report.sections import variant_label
 from espalier.report.story import Story
 from espalier.report.structure_charts import group_label
@@ -26,8 +27,34 @@ class Picture:
 
 
 def pictures(runs: Sequence[Story]) -> list[Picture]:
-    """A picture of each run whose structure is told."""
-    return [layers(run) for run in runs if run.kept and all(total for _, total in run.kept.values())]
+    """A picture of each run whose structure is told: its graph where gates are connections, else its layers."""
+    drawn = [graphed(run) or (layers(run) if _told(run) else None) for run in runs]
+    return [one for one in drawn if one is not None]
+
+
+def graphed(run: Story) -> Picture | None:
+    """The found network as layers and connections; None where its gates are units."""
+    if run.settings.get("network") != "DenseNet" or not run.raw.get("result", {}).get("mask"):
+        return None
+    drawing = graph.of_run(run.raw)
+    return Picture(_title(run), ". ".join([drawing["title"], *drawing["facts"]]), picture.draw(drawing), wide=True)
+
+
+def theme() -> str:
+    """Colours of graphs under the page's own switch between light and dark."""
+    rules = list[str]()
+    for name, colours in (("light", picture.LIGHT), ("dark", picture.DARK)):
+        chosen = "; ".join(f"--ep-{part}: {colour}" for part, colour in (colours | {"paper": "transparent"}).items())
+        rules.append(f":root[data-theme={name}] .espalier-picture {{ {chosen} }}")
+    return "\n".join(rules)
+
+
+def _told(run: Story) -> bool:
+    return bool(run.kept) and all(total for _, total in run.kept.values())
+
+
+def _title(run: Story) -> str:
+    return pretty(f"{variant_label(run.variant)}{f', {run.setting.label}' if run.setting else ''}")
 
 
 def layers(run: Story) -> Picture:
@@ -53,8 +80,7 @@ def layers(run: Story) -> Picture:
             )
             parts.append(_text(middle, floor + 17, shown, "name"))
         parts.append("</g>")
-    setting = f", {run.setting.label}" if run.setting else ""
-    title = pretty(f"{variant_label(run.variant)}{setting}")
+    title = _title(run)
     kept = "; ".join(f"{name} keeps {count:,} of {total:,}" for name, count, total in groups[:12])
     shares = ", ".join(f"{percent(share)} of the {name}" for name, share in run.shares.items())
     alt = f"{title}: {kept}{' and so on' if len(groups) > 12 else ''}." + (f" That is {shares}." if shares else "")
