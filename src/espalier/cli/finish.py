@@ -17,10 +17,13 @@ def finish(study: Study[Any], stop: Stop, shown: Progress, out: Path, report: bo
     with stop.on_interrupt():
         complete = study.run(stop, shown)
     if report and any(out.glob("runs/**/*.json")):
-        from espalier.report.write import OWN
+        from espalier.report.write import write
 
-        for path in OWN[study.experiment.name](out, reproduction):
+        written, notes = write(out, reproduction)
+        for path in written:
             typer.echo(f"wrote {path}")
+        for note in notes:
+            typer.echo(f"note: {note}", err=True)
     if stop.interrupted:
         typer.echo("espalier: stopped; the same command goes on from the last checkpoint", err=True)
         raise typer.Exit(130)

@@ -121,8 +121,9 @@ def errors_on(axes: Axes) -> None:
 def finished(figure: Figure, title: str, section: Section) -> Figure:
     held = "" if section.evaluated_on == "test set" else f" ({section.evaluated_on})"
     figure.suptitle(f"{title}: {section.dataset}{held}", x=0.01, ha="left", fontsize=12, fontweight="bold")
-    trials = max(len(section.of(v, s)) for v in section.variants for s in section.settings(v))
-    note = f"median and quartiles of {trials} trials" if trials > 1 else "one trial"
+    counts = [len(section.of(v, s)) for v in section.variants for s in section.settings(v)]
+    trials = f"{max(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    note = f"median and quartiles of {trials} trials" if max(counts) > 1 else "one trial"
     figure.supxlabel(f"{section.note}; {note}", x=0.01, ha="left", fontsize=7.5, color="#555555")
     return figure
 
