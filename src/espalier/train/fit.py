@@ -96,12 +96,9 @@ def fit(
             target=target,
             horizon=None if target is None else horizon,
             samples=samples,
-            learning_rate=recipe.step_of_theta(gated.space),
-            initial=recipe.initial,
-            adaptive=recipe.adaptive,
-            ramp=recipe.ramp,
             seed=seed,
             device=where,
+            **recipe.search_arguments(gated.space, settle_at),
         )
         settings = {
             **_settings(module, gated, feeding, inner, search),

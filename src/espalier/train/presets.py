@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,10 +34,12 @@ class Recipe:
     """
 
     theta_rate: float = 16.0
+    theta_way: float = 0.0
     theta_cap: float = 0.2
     initial: float = 0.5
     adaptive: bool = False
     ramp: float = 0.3
+    even: float = 1.0
     settle: float = 0.5
     learning_rate: float = 0.05
     momentum: float = 0.9
@@ -53,11 +56,22 @@ class Recipe:
         if not all(0 < share < 1 for share in self.drops):
             raise BadInput(f"drops of a recipe are shares of the run in (0, 1), not {self.drops!r}")
 
-    def step_of_theta(self, space: Space) -> float:
-        """Theta's learning rate for a space; the delta of ASNG where that is used."""
+    def step_of_theta(self, space: Space, updates: int) -> float:
+        """Theta's learning rate for a space and so many updates of search; the delta of ASNG where that is used."""
         if self.adaptive:
             return self.theta_rate
-        return max(min(self.theta_rate / space.freedom, self.theta_cap), min(self.theta_rate, 1.0) / space.freedom)
+        rate = max(self.theta_rate / space.freedom, self.theta_way / max(updates, 1))
+        return max(min(rate, self.theta_cap), min(self.theta_rate, 1.0) / space.freedom)
+
+    def search_arguments(self, space: Space, updates: int) -> dict[str, Any]:
+        """What :class:`espalier.Search` is given; updates: those before the structure settles."""
+        return {
+            "learning_rate": self.step_of_theta(space, updates),
+            "initial": self.initial,
+            "adaptive": self.adaptive,
+            "ramp": self.ramp,
+            "even": self.even,
+        }
 
     def optimizer(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         return torch.optim.SGD(
@@ -75,7 +89,17 @@ class Recipe:
 
 
 # The paper's own settings. With `samples=2` and `batch_size=32` they are its experiment A; B has a rate of 0.1.
-PAPER = Recipe(theta_rate=1.0, theta_cap=1.0, initial=0.5, settle=0.0, ramp=0.5, learning_rate=0.01, drops=(0.5, 0.75))
+PAPER = Recipe(
+    theta_rate=1.0,
+    theta_way=0.0,
+    theta_cap=1.0,
+    initial=0.5,
+    settle=0.0,
+    ramp=0.5,
+    even=0.0,
+    learning_rate=0.01,
+    drops=(0.5, 0.75),
+)
 
 # For a network that is already trained: nearly every gate open in the masks that are drawn first, so that they lose
 # next to nothing, and small steps of the weights, to keep what they know. Theta's are not small: with few gates closed

@@ -115,7 +115,7 @@ class Group:
             batch=(len(self.runs),),
             device=self.device,
             **price,
-            **self.plan.search_arguments(space),
+            **self.plan.search_arguments(space, self.settle_at),
         )
 
     def _source(self) -> Source:
