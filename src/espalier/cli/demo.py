@@ -15,6 +15,7 @@ from rich.table import Table
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from espalier.cli.config import configurable
 from espalier.compact import save
 from espalier.data import load
 from espalier.train import evaluate, sweep
@@ -24,6 +25,7 @@ WIDTHS = (64, 64, 64, 10)  # pixels, two hidden layers, classes
 TARGETS = (0.05, 0.1, 0.25, 0.5)
 
 
+@configurable
 def demo(
     epochs: int = typer.Option(40, min=1, help="Passes over the training data."),
     seeds: int = typer.Option(3, min=1, help="Networks of each size."),

@@ -1,10 +1,14 @@
-"""The entry point: one clear line and exit code 2 on bad input, 130 on Ctrl-C."""
+"""The entry point: one clear line and exit code 2 on bad input, 130 on Ctrl-C (docs/cli.md has the codes)."""
 
 from __future__ import annotations
 
+import errno
 import sys
+from typing import NoReturn
 
 from espalier.space import EspalierError
+
+BAD_INPUT, INTERRUPTED = 2, 130
 
 
 def main() -> None:
@@ -15,10 +19,42 @@ def main() -> None:
             raise
         sys.exit(f"espalier: the command line needs {missing.name}: pip install 'espalier[cli]'")
     try:
-        app()
+        code = app(prog_name="espalier", standalone_mode=False)  # so that errors come here, and not in three lines
     except EspalierError as error:
-        print(f"espalier: {error}", file=sys.stderr)
-        sys.exit(2)
+        _end(error)
     except KeyboardInterrupt:
-        print("espalier: stopped", file=sys.stderr)
-        sys.exit(130)
+        _end("stopped", INTERRUPTED)
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        _end(_os_error(error))
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # click's own; which of two copies of it depends on typer's version
+            raise
+        _usage(error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _end(why: object, code: int = BAD_INPUT) -> NoReturn:
+    print(f"espalier: {' '.join(str(why).split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _os_error(error: OSError) -> str:
+    """What the system refused, and of which file."""
+    why = error.strerror or str(error) or type(error).__name__
+    where = f"{error.filename}: " if error.filename else ""
+    more = "; what was saved before is intact, make room and run the same command again"
+    return f"{where}{why}{more if error.errno in (errno.ENOSPC, errno.EDQUOT) else ''}"
+
+
+def _usage(error: Exception) -> NoReturn:
+    """A flag that does not exist, a value that a flag does not take; without any argument, the help."""
+    text = str(error.format_message())  # type: ignore[attr-defined]
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(text)
+        sys.exit(BAD_INPUT)
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "espalier"
+    end = "" if text.endswith((".", "?")) else "."
+    _end(f"{text}{end} See `{command} --help`")

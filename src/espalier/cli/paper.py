@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import torch
 import typer
 
+from espalier.cli.config import configurable
 from espalier.space import BadInput
 from espalier.study.spec import METHODS, PENALTIES, SIZES, Settings
 from espalier.study.unit_selection import Study
@@ -28,6 +29,7 @@ def _studies() -> None:
 
 
 @paper.command("unit-selection")
+@configurable
 def unit_selection(
     out: Path = typer.Option(..., help="Folder of the run files; the same command goes on with what is in it."),
     data_dir: Path | None = typer.Option(None, help="Where the data sets are."),

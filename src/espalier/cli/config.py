@@ -1,0 +1,195 @@
+"""Settings of any command as a TOML file of the same names: read beneath the flags, and written to repeat a call.
+
+``@configurable`` over a command function is all a command needs. The file is its first argument (`espalier train
+config.toml`), or the option ``--config`` where the command has arguments of its own; flags override the file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.models import ArgumentInfo
+
+from espalier.space import BadInput
+from espalier.train.checkpoint import write
+
+Command = typing.TypeVar("Command", bound=Callable[..., Any])
+FIRST = "# espalier "  # a saved file begins with the command it is of, and only such files are overwritten
+OURS = ("config", "save_config")
+
+
+def configurable(command: Command) -> Command:
+    """A typer command that also reads its settings from a TOML file, and writes one with ``--save-config``."""
+    signature = inspect.signature(command)
+    hints = typing.get_type_hints(command, include_extras=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    given = [p.replace(kind=kind, annotation=hints.get(p.name, str)) for p in signature.parameters.values()]
+    about = "A TOML file of the settings below, by their names; flags override it."
+    config: Any = typer.Argument(None, metavar="CONFIG", help=about, is_eager=True, callback=_read)
+    if any(_positional(p) for p in given):
+        config = typer.Option(None, "--config", metavar="FILE", help=about, is_eager=True, callback=_read)
+    saving: Any = typer.Option(None, "--save-config", metavar="FILE", help="Write the settings of this call as TOML.")
+    ours = [inspect.Parameter(n, kind, default=d, annotation=Path | None) for n, d in zip(OURS, (config, saving))]
+    context = inspect.Parameter("called", kind, annotation=typer.Context)
+
+    @functools.wraps(command)
+    def configured(*, called: typer.Context, config: Path | None, save_config: Path | None, **settings: Any) -> Any:
+        if save_config is not None:
+            _write(save_config, called, settings)
+        return command(**settings)
+
+    del configured.__wrapped__  # typer would look at the signature of what is inside
+    parameters = [context, ours[0], *given, ours[1]]
+    configured.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    configured.__annotations__ = {p.name: p.annotation for p in parameters}
+    return typing.cast(Command, configured)
+
+
+def _positional(parameter: inspect.Parameter) -> bool:
+    """Whether typer makes an argument of it, not an option."""
+    told = [*getattr(parameter.annotation, "__metadata__", ()), parameter.default]
+    return any(isinstance(one, ArgumentInfo) for one in told) or (
+        len(told) == 1 and parameter.default is parameter.empty
+    )
+
+
+def _read(ctx: typer.Context, value: Path | None) -> Path | None:
+    """Beneath the flags: what the command line does not say is looked up here."""
+    if value is not None and not ctx.resilient_parsing:
+        ctx.default_map = {**(ctx.default_map or {}), **_settings(value, ctx)}
+    return value
+
+
+def _settings(path: Path, ctx: typer.Context) -> dict[str, Any]:
+    """The file's values by the names of the command's parameters, each checked as its flag would be."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(
+            f"there is no file {path}; settings are flags, or a TOML file such as --save-config writes"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{path} is not TOML: {error}") from None
+    known = {_key(parameter): parameter for parameter in _parameters(ctx)}
+    found = {}
+    for key, value in table.items():
+        parameter = known.get(key.replace("_", "-"))
+        if parameter is None:
+            near = difflib.get_close_matches(key.replace("_", "-"), known, 1, 0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"
+            raise BadInput(f"{path}: {ctx.command_path} has no setting {key!r}; {hint}")
+        if parameter.name in found:
+            raise BadInput(f"{path}: {key} is there twice, with - and with _")
+        read = _as_flag(value, ctx.command.callback, parameter.name)
+        if read is None:
+            wanted = _allowed(_kind(ctx.command.callback, parameter.name))
+            raise BadInput(f"{path}: {key} = {_shown(value)}: {key} is {wanted}")
+        try:
+            parameter.process_value(ctx, read)
+        except Exception as error:  # click's own, which of two copies of it depends on typer's version
+            if not hasattr(error, "format_message"):
+                raise
+            why = getattr(error, "message", "") or error.format_message()
+            raise BadInput(f"{path}: {key} = {_shown(value)}: {why}") from None
+        found[parameter.name] = read
+    return found
+
+
+def _as_flag(value: Any, command: Any, name: str) -> Any:
+    """A TOML value as its flag would be given; None where it is of another type.
+
+    Text takes numbers too, and a list as words with commas between. Repeated text takes a table, as KEY=VALUE.
+    """
+    kind = _kind(command, name)
+    if kind is bool:
+        return value if isinstance(value, bool) else None
+    if kind is list or typing.get_origin(kind) is list:
+        if isinstance(value, dict):
+            return [f"{key}={json.dumps(item)}" for key, item in value.items()]
+        return [str(item) for item in value] if isinstance(value, list) and all(map(_scalar, value)) else None
+    if isinstance(value, bool):
+        return None
+    if kind is int:
+        return value if isinstance(value, int) else None
+    if kind is float:
+        return float(value) if isinstance(value, (int, float)) else None
+    if isinstance(value, list) and kind is str:
+        return ",".join(str(item) for item in value) if all(map(_scalar, value)) else None
+    return str(value) if isinstance(value, str) or (kind is str and _scalar(value)) else None
+
+
+def _kind(command: Any, name: str) -> Any:
+    """The type of a setting, without the None of an optional one."""
+    kind = inspect.signature(command, eval_str=True).parameters[name].annotation
+    kind = typing.get_args(kind)[0] if hasattr(kind, "__metadata__") else kind
+    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
+        kind = next(part for part in typing.get_args(kind) if part is not type(None))
+    return kind
+
+
+def _scalar(value: Any) -> bool:
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
+
+
+def _allowed(kind: Any) -> str:
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path, as text"}
+    return words.get(kind, "a list of texts, or a table")
+
+
+def _write(path: Path, ctx: typer.Context, settings: Mapping[str, Any]) -> None:
+    """What reproduces the call: every setting that has a value, the defaults too, since they may change."""
+    try:
+        there = path.read_text(encoding="utf-8") if path.exists() else FIRST
+    except (OSError, UnicodeDecodeError):
+        there = ""
+    if not there.startswith(FIRST):
+        raise BadInput(f"{path} is not a file that --save-config wrote, and would be overwritten; name another")
+    option = (
+        ""
+        if ctx.command.params[0].name == "config" and not ctx.command.params[0].opts[0].startswith("-")
+        else "--config "
+    )
+    lines = [f"{FIRST}{ctx.command_path.partition(' ')[2]}: {ctx.command_path} {option}{path.name} repeats this call"]
+    for parameter in _parameters(ctx):
+        value = settings.get(parameter.name)
+        if value is not None and value not in ((), []):
+            lines.append(f"{_key(parameter)} = {_toml(value)}")
+    write(path, ("\n".join(lines) + "\n").encode())
+    typer.echo(f"wrote {path}", err=True)
+
+
+def _parameters(ctx: typer.Context) -> list[Any]:
+    return [p for p in ctx.command.params if p.name not in (*OURS, "help")]
+
+
+def _key(parameter: Any) -> str:
+    """A setting is named as its flag is, an argument as it is called."""
+    flags = [option for option in parameter.opts if option.startswith("--")]
+    name: str = max(flags, key=len).removeprefix("--") if flags else parameter.name
+    return name.replace("_", "-")
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    return json.dumps(str(getattr(value, "value", value)), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, default=str, ensure_ascii=False)
