@@ -9,6 +9,7 @@ from espalier.cli.data import data
 from espalier.cli.demo import demo
 from espalier.cli.paper import paper
 from espalier.cli.report import report
+from espalier.cli.study import study
 
 app = typer.Typer(
     name="espalier",
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(report)
+app.command()(study)
 app.add_typer(paper, name="paper")
 app.add_typer(data, name="data")
 
