@@ -18,7 +18,7 @@ from espalier.data.split import folds
 from espalier.space import BadInput
 from espalier.study import grid_record, record
 from espalier.study.grid_batch import GridBatch
-from espalier.study.grid_spec import METHODS, GridRun, GridSettings, even_widths, size
+from espalier.study.grid_spec import METHODS, GridRun, GridSettings, even_widths
 from espalier.train.batched.batch import Compute
 from espalier.train.progress import Progress
 from espalier.train.record import hardware, versions
@@ -62,17 +62,15 @@ class Grid:
 
     def _check(self) -> None:
         """What cannot work is said before anything is trained."""
-        settings, smallest = self.settings, size((self.widths[0], *[1] * (len(self.widths) - 2), self.widths[-1]))
-        for fold in settings.parts:
-            examples = len(self.data(fold).train_labels)
-            if 2 * settings.batch_size > examples:
-                raise BadInput(f"batch_size={settings.batch_size} is too large for {examples} examples: at most "
-                               f"{examples // 2}")  # fmt: skip
-        del smallest
-        first = [method for method in settings.methods if method != "found"]
-        for method in first:
-            runs = settings.runs(method, settings.parts[0], self._even())
-            self._batch(runs[:: settings.trials], self.data(settings.parts[0]), None)
+        settings, fold = self.settings, self.settings.parts[0]
+        data = self.data(fold)
+        if 2 * settings.batch_size > len(data.train_labels):
+            most = f"{len(data.train_labels)} examples: at most {len(data.train_labels) // 2}"
+            raise BadInput(f"batch_size={settings.batch_size} is too large for {most}")
+        for method in settings.methods:
+            if method != "found":  # those depend on what is found
+                runs = settings.runs(method, fold, self._even())
+                self._batch(runs[:: settings.trials], data, None)
 
     def data(self, fold: int | None) -> Dataset:
         """What a fold trains and is evaluated on."""
