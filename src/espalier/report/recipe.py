@@ -182,8 +182,12 @@ def _against(section: Section) -> Table:
     columns = [("% of cost", "g"), ("runs", "d"), ("ours: mean error %", ".2f"), ("median", ".2f")]
     for rival, words in RIVALS.items():
         columns += [(f"{words}: mean", ".2f"), ("median", ".2f"), (f"ours minus {rival} [95%]", ""), ("cell", "")]
-    note = "Differences of means over pairs of equal fold and seed, 95% by bootstrap; won or lost only if 0 is outside. "
-    return Table(f"{section.name}-recipe", f"Ours against: {section.title}", tuple(columns), tuple(rows), note + section.note)
+    note = (
+        "Differences of means over pairs of equal fold and seed, 95% by bootstrap; won or lost only if 0 is outside. "
+    )
+    return Table(
+        f"{section.name}-recipe", f"Ours against: {section.title}", tuple(columns), tuple(rows), note + section.note
+    )
 
 
 def _targets(section: Section) -> Table:
@@ -195,13 +199,17 @@ def _targets(section: Section) -> Table:
         gaps = [abs(100 * run.result("gap")) for run in runs]
         over = sum(run.result("reached_after") > target * (1 + 1e-9) for run in runs)
         row = (100 * target, len(runs), median(before), max(gaps), median(after), min(after), over)
-        rows.append((*row, 100 * median([run.result("weight_share") for run in runs]), *_error(section.of("search", target))))
+        rows.append(
+            (*row, 100 * median([run.result("weight_share") for run in runs]), *_error(section.of("search", target)))
+        )
     columns = (
         ("target %", "g"), ("runs", "d"), ("reached before selection, median %", ".2f"), ("largest gap", ".2f"),
         ("reached after, median %", ".2f"), ("lowest %", ".2f"), ("runs above target", "d"),
         ("weights %", ".2f"), ("mean error %", ".2f"), ("median error %", ".2f"),
     )  # fmt: skip
-    return Table(f"{section.name}-target", f"Targets and what was reached: {section.title}", columns, tuple(rows), section.note)
+    return Table(
+        f"{section.name}-target", f"Targets and what was reached: {section.title}", columns, tuple(rows), section.note
+    )
 
 
 def _widths(section: Section) -> Table:
@@ -213,7 +221,12 @@ def _widths(section: Section) -> Table:
                 units = np.median([run.result("units") for run in runs], axis=0)
                 shares = [100 * run.result("weight_share") for run in runs]
                 rows.append((100 * target, method, "-".join(f"{u:g}" for u in units), median(shares)))
-    columns = (("target %", "g"), ("method", ""), ("units of each hidden layer, medians", ""), ("weights %, median", ".2f"))
+    columns = (
+        ("target %", "g"),
+        ("method", ""),
+        ("units of each hidden layer, medians", ""),
+        ("weights %, median", ".2f"),
+    )
     return Table(f"{section.name}-widths", f"Widths: {section.title}", columns, tuple(rows), section.note)
 
 
@@ -234,7 +247,13 @@ def _penalties(section: Section) -> Table:
         ("mean error %", ".2f"), ("median", ".2f"), ("nearest target %", "g"), ("ours there: mean error %", ".2f"),
         ("median", ".2f"), ("ours minus plain [95%]", ""),
     )  # fmt: skip
-    return Table(f"{section.name}-penalty", f"The plain method, fixed penalties: {section.title}", columns, tuple(rows), section.note)
+    return Table(
+        f"{section.name}-penalty",
+        f"The plain method, fixed penalties: {section.title}",
+        columns,
+        tuple(rows),
+        section.note,
+    )
 
 
 def _error(runs: dict[Pairing, Run]) -> list[float | None]:
@@ -249,7 +268,9 @@ def _told(found: Comparison) -> str:
 
 def verdicts(section: Section) -> dict[tuple[float, str], str]:
     """By target and rival."""
-    found = {(t, rival): compare(section.of("search", t), section.of(rival, t)) for t in section.targets for rival in RIVALS}
+    found = {
+        (t, rival): compare(section.of("search", t), section.of(rival, t)) for t in section.targets for rival in RIVALS
+    }
     return {cell: comparison.verdict for cell, comparison in found.items() if comparison is not None}
 
 

@@ -21,9 +21,7 @@ from espalier.space import BadInput, Space, Unreachable
 class Price:
     """What cost counts for in each run. Holds ``penalty`` ``(*B)``, the eps' in force; the rest never changes."""
 
-    def __init__(
-        self, space: Space, cost: Cost, penalty: Tensor, target: Tensor | None, even: float = 0.0
-    ) -> None:
+    def __init__(self, space: Space, cost: Cost, penalty: Tensor, target: Tensor | None, even: float = 0.0) -> None:
         self.cost, self.penalty, self.target, self.even = cost, penalty, target, even
         self.choices = [where for _, where in space.choices]
         self.full = extremes.most_expensive(space, cost, penalty.device)  # (d)

@@ -149,7 +149,9 @@ class Grid:
         }
         grid_record.save(self.place(runs[0].method) / f"{name}.jsonl", head, batch.results())
         shutil.rmtree(folder, ignore_errors=True)
-        progress.say(f"{label}: {len(runs)} runs done in {batch.seconds:,.1f} s, {batch.seconds / len(runs):,.2f} s each")
+        progress.say(
+            f"{label}: {len(runs)} runs done in {batch.seconds:,.1f} s, {batch.seconds / len(runs):,.2f} s each"
+        )
         return True
 
 

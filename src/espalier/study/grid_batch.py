@@ -195,7 +195,9 @@ class GridBatch:
 
     def _line(self) -> str:
         errors = torch.tensor([curve[-1]["test_error"] for curve in self.curves])
-        return f"{len(self.runs)} runs, {self.batch.done:,} of {self.total:,} updates; median error {errors.median():.2%}"
+        return (
+            f"{len(self.runs)} runs, {self.batch.done:,} of {self.total:,} updates; median error {errors.median():.2%}"
+        )
 
     def results(self) -> list[Row]:
         """What came out of each run, of its last update."""
@@ -205,7 +207,9 @@ class GridBatch:
         loss, error = self.batch.evaluate(masks, *self.test, chunk=CHUNK)
         units = self.network.units(masks).long().tolist()
         kept = self._on_full(units)
-        shares = {kind: cost(self.full, kind)(kept) / cost(self.full, kind)(torch.ones_like(kept[0])) for kind in SHARES}
+        shares = {
+            kind: cost(self.full, kind)(kept) / cost(self.full, kind)(torch.ones_like(kept[0])) for kind in SHARES
+        }
         broken, skipped = self.batch.state.broken.tolist(), self.batch.state.skipped.tolist()
         stories = list[Row]()
         for i, run in enumerate(self.runs):

@@ -53,6 +53,15 @@ class Recipe:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
                 raise BadInput(f"{field.name} of a recipe is a finite number from 0 up, not {value!r}")
+        if not 0 < self.ramp <= 1:
+            raise BadInput(
+                f"ramp of a recipe is a share of the run in (0, 1], not {self.ramp!r}: it ends inside the run"
+            )
+        if not 0 <= self.settle < 1:
+            raise BadInput(f"settle of a recipe is a share of the run in [0, 1), not {self.settle!r}")
+        for name in ("initial", "even"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise BadInput(f"{name} of a recipe is in [0, 1], not {getattr(self, name)!r}")
         if not all(0 < share < 1 for share in self.drops):
             raise BadInput(f"drops of a recipe are shares of the run in (0, 1), not {self.drops!r}")
 
