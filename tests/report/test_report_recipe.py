@@ -74,7 +74,7 @@ def test_the_tables(tmp_path: Path) -> None:
     study(tmp_path)
     written = recipe.write(tmp_path)
     assert tmp_path / "README.md" in written
-    against = list(csv.reader((tmp_path / "tables" / "digits-20_epochs-recipe.csv").open(newline="")))
+    against = list(csv.reader((tmp_path / "tables" / "digits-20_epochs-recipe.csv").read_text().splitlines()))
     assert [row[0] for row in against] == ["% of cost", "10.0", "30.0", "50.0"]
     assert [row[7] for row in against] == ["cell", "won", "level", "lost"]
     target = (tmp_path / "tables" / "digits-20_epochs-target.csv").read_text().splitlines()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def test_equal_layers_are_the_widest_that_fit(full: tuple[int, ...], cost: str) 
         widths = (full[0], *hidden, full[-1])
         if cost == "units":
             return sum(hidden)
-        return sum(a * b for a, b in zip(widths, widths[1:])) + (sum(widths[1:]) if cost == "parameters" else 0)
+        return sum(a * b for a, b in pairwise(widths)) + (sum(widths[1:]) if cost == "parameters" else 0)
 
     for share in (0.08, 0.3, 0.77, 1.0):
         units = even_widths(full, share, cost)
@@ -102,8 +102,8 @@ def test_a_network_of_given_widths_is_that_small_network() -> None:
     assert both.train(Stop(), Silent())
     small = Network((64, 5, 3, 10))
     params = {
-        "0.weight": start["0.weight"][:, :5], "0.bias": start["0.bias"][:, :5], "1.weight": start["1.weight"][:, :3, :5],
-        "1.bias": start["1.bias"][:, :3], "2.weight": start["2.weight"][:, :, :3], "2.bias": start["2.bias"],
+        "0.weight": start["0.weight"][:, :5], "0.bias": start["0.bias"][:, :5], "1.bias": start["1.bias"][:, :3],
+        "1.weight": start["1.weight"][:, :3, :5], "2.weight": start["2.weight"][:, :, :3], "2.bias": start["2.bias"],
     }  # fmt: skip
     params = {name: p.clone() for name, p in params.items()}
     recipe = settings.recipe
@@ -134,7 +134,7 @@ def test_the_whole_grid(tmp_path: Path) -> None:
     for (method, target, fold, seed), story in by.items():
         result = story["result"]
         widths = (64, *result["units"], 10)
-        weights = sum(a * b for a, b in zip(widths, widths[1:]))
+        weights = sum(a * b for a, b in pairwise(widths))
         assert result["weight_share"] == pytest.approx(weights / 800, rel=1e-5)
         assert 0 <= result["test_error"] <= 1
         assert story["curve"][-1]["test_error"] == pytest.approx(result["test_error"], rel=1e-3)
@@ -206,7 +206,7 @@ def test_data_of_ones_own(tmp_path: Path) -> None:
     settings = GridSettings(**(SMALL | {"dataset": "mine", "hidden": (5,), "methods": ("search",), "folds": 2}))
     assert Grid(settings, tmp_path, data=data).run(Stop(), Silent())
     assert len(stories(tmp_path)) == 2
-    assert list((tmp_path / "runs").iterdir())[0].name == "mine-2_epochs"
+    assert next(iter((tmp_path / "runs").iterdir())).name == "mine-2_epochs"
 
 
 @pytest.mark.parametrize(
@@ -227,8 +227,10 @@ def test_data_of_ones_own(tmp_path: Path) -> None:
 def test_what_cannot_work_is_said_before_training(
     tmp_path: Path, changes: dict[str, Any], kind: type[Exception], said: str
 ) -> None:
+    def build() -> Grid:
+        recipe = Recipe(**changes.get("recipe", {}))
+        return grid(tmp_path / "out", **(changes | {"recipe": recipe}))
+
     with pytest.raises(kind, match=said):
-        if "recipe" in changes:
-            changes = {"recipe": Recipe(**changes["recipe"])}
-        grid(tmp_path / "out", **changes)
+        build()
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""The records of a grid study: a JSON-lines file for each batch, what its runs have in common first, a line for each run.
+"""The records of a grid study: a JSON-lines file for each batch, what its runs share first, then a line for each run.
 
 A grid has thousands of short runs; a file for each would be mostly repetition of settings and hardware.
 """
