@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,9 @@ def study(
     held_out: int = typer.Option(
         0, help="For tuning: so many training examples stand in for the test part (with --folds: each fold of them)."
     ),
-    epochs: int = typer.Option(20, help="Of a search with two masks; every method takes as many example-gradients."),
+    epochs: str = typer.Option(
+        "20", help="Of a search with two masks, one number or several; every method takes as many example-gradients."
+    ),
     batch_size: int = typer.Option(32, help="Examples under each of two masks; twice as many where there is one."),
     widths: str = typer.Option("", help="Units of the hidden layers, as 64,64,64; default: as wide as the input."),
     cost: str = typer.Option("weights", help="What a target counts: weights, macs, units or parameters."),
@@ -67,40 +69,38 @@ def study(
     stop = Stop(time_limit)
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     given = {"theta_rate": theta_rate, "theta_way": theta_way, "initial": initial, "ramp": ramp, "even": even}
-    given |= {"settle": settle, "learning_rate": learning_rate, "adaptive": adaptive or None}
+    given |= {"learning_rate": learning_rate, "adaptive": adaptive or None}
     given["drops"] = tuple(number(word) for word in _words(drops)) or None  # type: ignore[assignment]
-    settings = GridSettings(
-        dataset=dataset,
-        methods=_words(methods),
-        targets=tuple(number(word) for word in _words(targets)),
-        penalties=tuple(number(word) for word in _words(penalties)),
-        hidden=tuple(_whole(word) for word in _words(widths)) or None,
-        trials=seeds,
-        first_seed=first_seed,
-        folds=folds,
-        held_out=held_out,
-        epochs=epochs,
-        batch_size=batch_size,
-        samples=samples,
-        cost=cost,
-        recipe=recipe(preset, given),
-        points=points,
-        precision=precision or ("tf32" if place.startswith("cuda") else "float32"),
-    )
+    own = recipe(preset, given, settle)
+    each = [
+        GridSettings(
+            dataset=dataset,
+            methods=_words(methods),
+            targets=tuple(number(word) for word in _words(targets)),
+            penalties=tuple(number(word) for word in _words(penalties)),
+            hidden=tuple(_whole(word, "of units") for word in _words(widths)) or None,
+            trials=seeds,
+            first_seed=first_seed,
+            folds=folds,
+            held_out=held_out,
+            epochs=_whole(length, "of epochs"),
+            batch_size=batch_size,
+            samples=samples,
+            cost=cost,
+            recipe=own,
+            points=points,
+            precision=precision or ("tf32" if place.startswith("cuda") else "float32"),
+        )
+        for length in _words(epochs)
+    ]
+    if not each:
+        raise BadInput("epochs is empty, so there is nothing to run")
     shown = progress.choose(quiet)
-    compute = Compute(precision=settings.precision, updates_at_once=updates_at_once)  # type: ignore[arg-type]
-    grid = Grid(
-        settings,
-        out,
-        data_dir=data_dir,
-        device=place,
-        compute=compute,
-        at_once=at_once,
-        commit=commit or None,
-        command=told(sys.argv[1:]),
-    )
+    compute = Compute(precision=each[0].precision, updates_at_once=updates_at_once)  # type: ignore[arg-type]
+    whole: dict[str, Any] = {"data_dir": data_dir, "device": place, "compute": compute, "at_once": at_once}
+    grids = [Grid(one, out, **whole, commit=commit or None, command=told(sys.argv[1:])) for one in each]
     with stop.on_interrupt():
-        complete = grid.run(stop, shown)
+        complete = all(grid.run(stop, shown) for grid in grids)
     if report and any(out.glob("runs/*/*/*.jsonl")):
         from espalier.report import recipe as tables
 
@@ -113,16 +113,21 @@ def study(
         shown.say(f"every run is in {out}")
 
 
-def recipe(preset: str, given: dict[str, Any]) -> Recipe:
-    """The recipe of that name with what is given (not None) in place of its own."""
-    known = {field.name for field in fields(Recipe)}
-    assert known >= given.keys()
-    return replace(presets.read(preset), **{name: value for name, value in given.items() if value is not None})
+def recipe(preset: str, given: dict[str, Any], settle: float | None) -> Recipe:
+    """The recipe of that name with what is given (not None) in place of its own.
+
+    Settling alone shortens the recipe's own ramp; a ramp that is given is taken at its word.
+    """
+    if given["ramp"] is not None:
+        given = given | {"settle": settle}
+        settle = None
+    changed = replace(presets.read(preset), **{name: value for name, value in given.items() if value is not None})
+    return presets.settled(changed, settle)
 
 
-def _whole(word: str) -> int:
+def _whole(word: str, what: str) -> int:
     if not word.isdigit():
-        raise BadInput(f"{word!r} is not a number of units")
+        raise BadInput(f"{word!r} is not a number {what}")
     return int(word)
 
 

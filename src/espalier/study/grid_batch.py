@@ -62,7 +62,7 @@ class GridBatch:
         self.full = Network(tuple(widths))
         self.network = self._shape()
         target = runs[0].target if runs[0].searches else None
-        settle_at = presets.settle_update(None, self.recipe, self.total, target)
+        settle_at = presets.settle_update(self.recipe, self.total, target)
         self.settle_at = settle_at if runs[0].searches else self.total
         described = [run.describe() for run in runs]
         # The masks of a batch come from one generator: its seed is made of all that makes the batch.

@@ -18,8 +18,8 @@ from espalier.train.presets import Recipe
 
 @dataclass(frozen=True)
 class Plan:
-    """settle: a share of the run, None for the recipe's. optimizer, schedule: None for the recipe's. search: arguments
-    of :class:`espalier.Search` that replace the recipe's."""
+    """optimizer, schedule: None for the recipe's. search: arguments of :class:`espalier.Search` that replace the
+    recipe's."""
 
     epochs: int
     batch_size: int
@@ -30,7 +30,6 @@ class Plan:
     optimizer: Optimizer | None = None
     schedule: Schedule | None = None
     search: Mapping[str, Any] | None = None
-    settle: float | None = None
     pad: int = 0
 
     def __post_init__(self) -> None:
@@ -65,9 +64,7 @@ class Plan:
 
     def describe(self) -> dict[str, Any]:
         """JSON-able: what two calls are compared by before one goes on with the other's checkpoint."""
-        shown: dict[str, Any] = {
-            name: getattr(self, name) for name in ("epochs", "batch_size", "samples", "settle", "pad")
-        }
+        shown: dict[str, Any] = {name: getattr(self, name) for name in ("epochs", "batch_size", "samples", "pad")}
         shown["loss"] = identity.function(self.loss)
         shown["cost"] = self.cost if isinstance(self.cost, str) else "given"
         shown["recipe"] = asdict(self.recipe)

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -81,17 +82,19 @@ def sweep(
     checkpoint: a folder; the same call goes on where the last one stopped, by a kill or after ``time_limit`` seconds.
         Every run has its own run directory in it.
     """
+    recipe = presets.settled(presets.read(preset), settle)
+    if search is not None and "ramp" in search:  # so that it is held against what settles
+        recipe = replace(recipe, ramp=search["ramp"])
     plan = Plan(
         epochs=epochs,
         batch_size=batch_size,
         samples=samples,
         loss=loss,
         cost=cost,
-        recipe=presets.read(preset),
+        recipe=recipe,
         optimizer=optimizer,
         schedule=None if schedule is None else schedules.read(schedule),
         search=search,
-        settle=settle,
         pad=pad,
     )
     if validation is not None and not isinstance(validation, Dataset):
