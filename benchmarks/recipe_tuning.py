@@ -34,15 +34,16 @@ TARGETS = (0.03, 0.06, 0.12, 0.25, 0.5)
 HIDDEN = (64, 64, 64)
 FIRST_SEED = 1000
 
-# What is not said is: even, a ramp over the first half and then settled, theta from 0.5 at a rate of 32 / d.
-BASE = {"even": 1.0, "ramp": 0.5, "settle": 0.5, "initial": 0.5, "rate": 32.0, "cap": 0.5}
+# What is not said is: even, a ramp over the first half and then settled, theta from 0.7 at a rate of 32 / d.
+BASE = {"even": 1.0, "ramp": 0.5, "settle": 0.5, "initial": 0.7, "rate": 32.0, "cap": 0.5}
+OLD = {"initial": 0.5, "ramp": 0.3, "settle": 0.5, "rate": 16.0, "cap": 0.2}
 SETTINGS = {
     "scratch": {"method": "scratch"},
     "scratch, rate of the weights 0.02": {"method": "scratch", "lr": 0.02},
     "scratch, rate of the weights 0.1": {"method": "scratch", "lr": 0.1},
-    "first recipe": {"even": 0.0, "ramp": 0.3, "settle": 0.5, "rate": 16.0},
-    "first recipe, even 0.5": {"even": 0.5, "ramp": 0.3, "settle": 0.5, "rate": 16.0},
-    "first recipe, even": {"ramp": 0.3, "settle": 0.5, "rate": 16.0},
+    "first recipe": OLD | {"even": 0.0},
+    "first recipe, even 0.5": OLD | {"even": 0.5},
+    "first recipe, even": OLD,
     "base": {},
     "ramp 0.3, settle 0.7": {"ramp": 0.3, "settle": 0.7},
     "ramp 0.4, settle 0.6": {"ramp": 0.4, "settle": 0.6},
@@ -53,7 +54,7 @@ SETTINGS = {
     "rate 16": {"rate": 16.0},
     "rate 64": {"rate": 64.0},
     "initial 0.3": {"initial": 0.3},
-    "initial 0.7": {"initial": 0.7},
+    "initial 0.5": {"initial": 0.5},
     "initial 0.9": {"initial": 0.9},
     "even 0.75": {"even": 0.75},
     "four masks": {"samples": 4, "rate": 64.0},

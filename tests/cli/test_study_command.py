@@ -33,9 +33,8 @@ def test_the_command_runs_and_reports(tmp_path):
     assert done.exit_code == 0, done.output
     places = sorted(str(p.relative_to(tmp_path / "runs" / "digits-1_epochs")) for p in tmp_path.rglob("*.jsonl"))
     assert places == [
-        "found/target_0.2-seed_0_to_1.jsonl", "found/target_0.6-seed_0_to_1.jsonl",
-        "penalty/penalty_0.125-seed_0_to_1.jsonl", "permuted/target_0.2_to_0.6-seed_0_to_1.jsonl",
-        "scratch/target_0.2-seed_0_to_1.jsonl", "scratch/target_0.6-seed_0_to_1.jsonl",
+        "found/target_0.2_to_0.6-seed_0_to_1.jsonl", "penalty/penalty_0.125-seed_0_to_1.jsonl",
+        "permuted/target_0.2_to_0.6-seed_0_to_1.jsonl", "scratch/target_0.2_to_0.6-seed_0_to_1.jsonl",
         "search/target_0.2_to_0.6-seed_0_to_1.jsonl",
     ]  # fmt: skip
     page = (tmp_path / "README.md").read_text()

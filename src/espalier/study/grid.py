@@ -103,12 +103,8 @@ class Grid:
             searched = grid_record.read(self.place("search"), self.described("search"))
             found = {key: story["result"]["units"] for key, story in searched.items()}
         runs = [run for run in self.settings.runs(method, fold, found) if run.key not in done]
-        groups = [runs]
-        if method in ("scratch", "found") and self.device.type == "cpu":
-            # On a CPU a small network is best computed small; on a GPU every further batch is compiled anew.
-            groups = [[run for run in runs if run.target == target] for target in self.settings.targets]
         most = self.at_once or max(len(runs), 1)
-        return [group[a : a + most] for group in groups for a in range(0, len(group), most)]
+        return [runs[a : a + most] for a in range(0, len(runs), most)]
 
     def place(self, method: str) -> Path:
         return self.out / "runs" / self.settings.folder / method
