@@ -72,11 +72,20 @@ def test_an_interval_covers_about_as_often_as_it_says() -> None:
 
 def test_the_tables(tmp_path: Path) -> None:
     study(tmp_path)
-    written = recipe.write(tmp_path)
+    docs = tmp_path / "page.md"
+    marks = [mark.format(name="digits-20_epochs") for mark in (recipe.BEGIN, recipe.END)]
+    docs.write_text(f"before\n{marks[0]}\nSTALE\n{marks[1]}\nafter\n")
+    written = recipe.write(tmp_path, docs)
+    assert docs in written
+    text = docs.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "STALE" not in text
+    assert "ours minus scratch" in text
     assert tmp_path / "README.md" in written
     against = list(csv.reader((tmp_path / "tables" / "digits-20_epochs-recipe.csv").read_text().splitlines()))
     assert [row[0] for row in against] == ["% of cost", "10.0", "30.0", "50.0"]
-    assert [row[7] for row in against] == ["cell", "won", "level", "lost"]
+    assert [row[5] for row in against] == ["cell", "won", "level", "lost"]
     target = (tmp_path / "tables" / "digits-20_epochs-target.csv").read_text().splitlines()
     assert [float(x) for x in target[1].split(",")[:7]] == pytest.approx([10, 20, 11, 1, 9.9, 9.9, 0])
     page = (tmp_path / "README.md").read_text()

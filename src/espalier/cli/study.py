@@ -60,6 +60,7 @@ def study(
     time_limit: float | None = typer.Option(None, help="Stop cleanly after so many seconds."),
     commit: str = typer.Option("", help="The revision to record, where git cannot tell."),
     report: bool = typer.Option(True, help="Write the tables of what is in the folder."),
+    page: Path | None = typer.Option(None, help="A page whose generated parts are to be replaced as well."),
     quiet: bool = typer.Option(False, "--quiet", help="No progress."),
 ) -> None:
     """A grid of runs at equal budget: the search, networks of equal and of the found widths from scratch, the control.
@@ -104,7 +105,7 @@ def study(
     if report and any(out.glob("runs/*/*/*.jsonl")):
         from espalier.report import recipe as tables
 
-        for path in tables.write(out):
+        for path in tables.write(out, page):
             typer.echo(f"wrote {path}")
     if stop.interrupted:
         typer.echo("espalier: stopped; the same command goes on from the last checkpoint", err=True)

@@ -17,6 +17,7 @@ from espalier.space import BadInput, Corrupt
 
 FORMAT = 1
 DRAWS = 10_000
+MARK = "Made from the files under `runs/`; edits are overwritten."
 SEED = 0
 RIVALS = {
     "scratch": "equal layers from scratch",
@@ -161,7 +162,7 @@ def paired_interval(differences: Sequence[float], level: float = 0.95) -> tuple[
 
 def tables(section: Section) -> list[Table]:
     """Those that the runs of a section allow."""
-    made = [_against(section), _targets(section), _widths(section)]
+    made = [_against(section), _medians(section), _targets(section), _widths(section)]
     if section.of("penalty"):
         made.append(_penalties(section))
     return [table for table in made if table.rows]
@@ -171,23 +172,29 @@ def _against(section: Section) -> Table:
     rows = list[tuple[Any, ...]]()
     for target in section.targets:
         ours = section.of("search", target)
-        row: list[Any] = [100 * target, len(ours), *_error(ours)]
+        row: list[Any] = [100 * target, len(ours), _mean(ours)]
         for rival in RIVALS:
             theirs = section.of(rival, target)
             found = compare(ours, theirs)
-            row += _error(theirs)
-            row.append(None if found is None else _told(found))
-            row.append(None if found is None else found.verdict)
+            row += [_mean(theirs), *([None, None] if found is None else [_told(found), found.verdict])]
         rows.append(tuple(row))
-    columns = [("% of cost", "g"), ("runs", "d"), ("ours: mean error %", ".2f"), ("median", ".2f")]
+    columns = [("% of cost", "g"), ("runs", "d"), ("ours", ".2f")]
     for rival, words in RIVALS.items():
-        columns += [(f"{words}: mean", ".2f"), ("median", ".2f"), (f"ours minus {rival} [95%]", ""), ("cell", "")]
+        columns += [(words, ".2f"), (f"ours minus {rival} [95%]", ""), ("cell", "")]
     note = (
-        "Differences of means over pairs of equal fold and seed, 95% by bootstrap; won or lost only if 0 is outside. "
+        "Mean test error in %. Differences over pairs of equal fold and seed, 95% by bootstrap; won or lost only if 0 "
+        f"is outside. {section.note}"
     )
-    return Table(
-        f"{section.name}-recipe", f"Ours against: {section.title}", tuple(columns), tuple(rows), note + section.note
-    )
+    return Table(f"{section.name}-recipe", f"Ours and its rivals: {section.title}", tuple(columns), tuple(rows), note)
+
+
+def _medians(section: Section) -> Table:
+    rows = [
+        (100 * target, *[_median(section.of(method, target)) for method in ("search", *RIVALS)])
+        for target in section.targets
+    ]
+    columns = (("% of cost", "g"), ("ours", ".2f"), *[(words, ".2f") for words in RIVALS.values()])
+    return Table(f"{section.name}-medians", f"Medians: {section.title}", columns, tuple(rows), section.note)
 
 
 def _targets(section: Section) -> Table:
@@ -200,7 +207,12 @@ def _targets(section: Section) -> Table:
         over = sum(run.result("reached_after") > target * (1 + 1e-9) for run in runs)
         row = (100 * target, len(runs), median(before), max(gaps), median(after), min(after), over)
         rows.append(
-            (*row, 100 * median([run.result("weight_share") for run in runs]), *_error(section.of("search", target)))
+            (
+                *row,
+                100 * median([run.result("weight_share") for run in runs]),
+                _mean(section.of("search", target)),
+                _median(section.of("search", target)),
+            )
         )
     columns = (
         ("target %", "g"), ("runs", "d"), ("reached before selection, median %", ".2f"), ("largest gap", ".2f"),
@@ -240,8 +252,17 @@ def _penalties(section: Section) -> Table:
         near = min(section.targets, key=lambda t: abs(np.log(t) - np.log(max(median(shares), 1e-3) / 100)))
         ours = section.of("search", near)
         found = compare(ours, runs)
-        row = (power(penalty), len(runs), median(shares), min(shares), max(shares), *_error(runs), 100 * near)
-        rows.append((*row, *_error(ours), None if found is None else _told(found)))
+        row = (
+            power(penalty),
+            len(runs),
+            median(shares),
+            min(shares),
+            max(shares),
+            _mean(runs),
+            _median(runs),
+            100 * near,
+        )
+        rows.append((*row, _mean(ours), _median(ours), None if found is None else _told(found)))
     columns = (
         ("penalty", ""), ("runs", "d"), ("weights %, median", ".2f"), ("lowest", ".2f"), ("highest", ".2f"),
         ("mean error %", ".2f"), ("median", ".2f"), ("nearest target %", "g"), ("ours there: mean error %", ".2f"),
@@ -256,10 +277,13 @@ def _penalties(section: Section) -> Table:
     )
 
 
-def _error(runs: dict[Pairing, Run]) -> list[float | None]:
-    """Mean and median in per cent."""
-    errors = [100 * run.error for run in runs.values()]
-    return [float(np.mean(errors)), median(errors)] if errors else [None, None]
+def _mean(runs: dict[Pairing, Run]) -> float | None:
+    """Of the errors, in per cent."""
+    return float(np.mean([100 * run.error for run in runs.values()])) if runs else None
+
+
+def _median(runs: dict[Pairing, Run]) -> float | None:
+    return median([100 * run.error for run in runs.values()]) if runs else None
 
 
 def _told(found: Comparison) -> str:
@@ -274,20 +298,43 @@ def verdicts(section: Section) -> dict[tuple[float, str], str]:
     return {cell: comparison.verdict for cell, comparison in found.items() if comparison is not None}
 
 
-def write(folder: str | os.PathLike[str]) -> list[Path]:
-    """The tables of every section as Markdown and CSV, under ``tables/``, and one page of all of them."""
+BEGIN, END = "<!-- generated: recipe {name} -->", "<!-- end of generated: recipe {name} -->"
+
+
+def write(folder: str | os.PathLike[str], page: str | os.PathLike[str] | None = None) -> list[Path]:
+    """The tables of every section as Markdown and CSV, under ``tables/``, and a README of all of them.
+
+    page: a page of the documentation; between its marks for a section the main tables of it are put.
+    """
     root = Path(folder)
     sections = read(root)
     (root / "tables").mkdir(exist_ok=True)
-    written, page = list[Path](), ["# " + ", ".join(section.name for section in sections), ""]
+    written = list[Path]()
+    pieces = ["# " + ", ".join(section.name for section in sections), "", MARK, ""]
     for section in sections:
-        for table in tables(section):
+        made = tables(section)
+        for table in made:
             for ending, text in (("md", table.markdown()), ("csv", table.csv())):
                 path = root / "tables" / f"{table.name}.{ending}"
                 path.write_text(text, encoding="utf-8")
                 written.append(path)
-            page += [table.markdown(), ""]
-        commands = dict.fromkeys(str(run.head["command"]) for run in section.runs)
-        page += ["Made by:", "", *[f"    {command}" for command in commands], ""]
-    (root / "README.md").write_text("\n".join(page), encoding="utf-8")
-    return [*written, root / "README.md"]
+        told = [
+            "Made by:",
+            "",
+            *[f"    {c}" for c in dict.fromkeys(str(run.head["command"]) for run in section.runs)],
+            "",
+        ]
+        pieces += [table.markdown() for table in made] + told
+        if page is not None:
+            _into(Path(page), section.name, [table.markdown() for table in made] + told)
+    (root / "README.md").write_text("\n".join(pieces), encoding="utf-8")
+    return [*written, root / "README.md", *([] if page is None else [Path(page)])]
+
+
+def _into(page: Path, name: str, pieces: list[str]) -> None:
+    text = page.read_text(encoding="utf-8")
+    begin, end = (mark.format(name=name) for mark in (BEGIN, END))
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if found and closed:
+        page.write_text(f"{before}{begin}\n\n" + "\n".join(pieces) + f"\n{end}{after}", encoding="utf-8")
