@@ -153,7 +153,7 @@ def test_stopped_anywhere_it_goes_on_to_the_same_results(tmp_path: Path) -> None
     changes = {"methods": ("search", "found"), "trials": 1}
     assert grid(tmp_path / "whole", **changes).run(Stop(), Silent())
     calls = 0
-    while not grid(tmp_path / "parts", **changes).run(StopAfter(3), Silent()):
+    while not grid(tmp_path / "parts", **changes).run(StopAfter(2), Silent()):
         calls += 1
         assert calls < 40
     assert calls > 3

@@ -176,7 +176,7 @@ def even_widths(widths: Sequence[int], share: float, cost: str = "weights") -> t
     unit unless the full network's do. At least one unit in each layer.
 
     >>> even_widths((64, 64, 64, 64, 10), 0.06)
-    (8, 8, 9)
+    (8, 9, 9)
     """
     inputs, *hidden, classes = widths
     limit = share * size(widths, cost) * (1 + 1e-9)
