@@ -37,6 +37,10 @@ def test_the_command_runs_and_reports(tmp_path):
         "permuted/target_0.2_to_0.6-seed_0_to_1.jsonl", "scratch/target_0.2_to_0.6-seed_0_to_1.jsonl",
         "search/target_0.2_to_0.6-seed_0_to_1.jsonl",
     ]  # fmt: skip
+    told = [line for line in done.output.splitlines() if "target 20.00% of the cost, reached" in line]
+    assert len(told) == 1
+    for word in ("before the selection", "after it, error", "scratch", "found", "permuted", "medians of 2"):
+        assert word in told[0]
     page = (tmp_path / "README.md").read_text()
     for word in ("reached before selection", "reached after", "ours minus permuted", "2^-3", "64-8-6-10"):
         assert word in page

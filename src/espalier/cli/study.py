@@ -105,8 +105,11 @@ def study(
     if report and any(out.glob("runs/*/*/*.jsonl")):
         from espalier.report import recipe as tables
 
-        for path in tables.write(out, page):
-            typer.echo(f"wrote {path}")
+        written = tables.write(out, page)
+        for section in tables.read(out):
+            for line in tables.lines(section):
+                typer.echo(line)
+        typer.echo(f"wrote {len(written)} files of tables, see {out / 'README.md'}")
     if stop.interrupted:
         typer.echo("espalier: stopped; the same command goes on from the last checkpoint", err=True)
         raise typer.Exit(130)

@@ -298,6 +298,22 @@ def verdicts(section: Section) -> dict[tuple[float, str], str]:
     return {cell: comparison.verdict for cell, comparison in found.items() if comparison is not None}
 
 
+def lines(section: Section) -> list[str]:
+    """What a person wants to know first: a line for each target."""
+    told = list[str]()
+    for target in section.targets:
+        runs = section.of("search", target)
+        before, after = (
+            median([run.result(name) for run in runs.values()]) for name in ("reached_before", "reached_after")
+        )
+        text = f"{section.name}: target {target:.2%} of the cost, reached {before:.2%} before the selection and "
+        text += f"{after:.2%} after it, error {_median(runs):.2f}%"
+        others = {rival: _median(section.of(rival, target)) for rival in RIVALS}
+        text += "".join(f", {rival} {error:.2f}%" for rival, error in others.items() if error is not None)
+        told.append(f"{text} (medians of {len(runs)})")
+    return told
+
+
 BEGIN, END = "<!-- generated: recipe {name} -->", "<!-- end of generated: recipe {name} -->"
 
 
