@@ -13,7 +13,6 @@ import typer.main
 
 from espalier.cli.app import app
 
-APART = {"study"}  # has its section, whether or not it is installed
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
 
 
@@ -89,9 +88,6 @@ def test_the_examples_of_the_pages_parse(page, tmp_path, monkeypatch):
     found = blocks(page.read_text(encoding="utf-8"))
     assert len(found) >= 3
     for words in (shlex.split(example, comments=True) for example in found):
-        if words[1] not in ROOT.commands:
-            assert words[1] in APART
-            continue
         parse(words)
 
 
@@ -101,7 +97,7 @@ def test_the_page_has_a_section_for_every_command_and_every_exit_code():
     for path in ALL:
         assert any(" ".join(path).startswith(heading) for heading in headings), path
     named = {" ".join(path) for path in ALL} | {path[0] for path in ALL}
-    assert set(headings) <= named | APART
+    assert set(headings) <= named
     for code in ("0", "2", "130"):
         assert re.search(rf"^\| {code} \|", text, re.MULTILINE)
 

@@ -63,7 +63,10 @@ REFUSED = {
     "a preset nobody knows": ({"preset": "papr"}, "did you mean 'paper'"),
     "a preset of another kind": ({"preset": 3}, "a name or an espalier"),
     "settled from the start": ({"settle": 1.0}, r"settle is a share of the run in \[0, 1\), not 1.0"),
-    "settled before the ramp ends": ({"settle": 0.9, "target": 0.5}, "use settle of at most 0.7"),
+    "settled before the ramp ends": (
+        {"preset": Recipe(ramp=0.3, settle=0.9), "target": 0.5},
+        "use settle of at most 0.7",
+    ),
     "a seed below 0": ({"seed": -1}, "seed is at least 0"),
     "no time": ({"time_limit": 0}, "time_limit is a positive number"),
     "no model": ({"model": "resnet"}, "a torch module or what espalier.attach gave, not str"),

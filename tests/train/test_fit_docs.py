@@ -39,6 +39,8 @@ def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     ("row", "field"),
     [
         ("theta's learning rate", "theta_rate"),
+        ("way of theta", "theta_way"),
+        ("even", "even"),
         ("theta at the start", "initial"),
         ("ramp", "ramp"),
         ("settle", "settle"),

@@ -10,6 +10,7 @@ from espalier.cli.data import data
 from espalier.cli.demo import demo
 from espalier.cli.paper import paper
 from espalier.cli.report import report
+from espalier.cli.study import study
 from espalier.cli.train import train
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app.command()(demo)
 app.command()(train)
 app.command()(compact)
 app.command()(report)
+app.command()(study)
 app.add_typer(paper, name="paper")
 app.add_typer(data, name="data")
 

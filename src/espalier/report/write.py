@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from espalier.report import connection_selection, run_tables, unit_selection
+from espalier.report import connection_selection, recipe, run_tables, unit_selection
 from espalier.report.files import put, told
 from espalier.report.sections import Study, read
 
@@ -36,6 +36,9 @@ def write(
             written = OWN[study.kind](folder, reproduction, figures=figures)
     else:
         written = _general(study, figures, notes)
+        if study.kind == "grid":
+            with told():
+                written += recipe.write(folder, reproduction)
     if page:
         lacking = [name for name in ("plotly", "jinja2") if importlib.util.find_spec(name) is None]
         if lacking:

@@ -119,6 +119,14 @@ def read_initial(initial: object, space: Space, batch: tuple[int, ...], device: 
     return theta
 
 
+def read_even(even: object) -> float:
+    if isinstance(even, bool) or not isinstance(even, (int, float)):
+        raise BadType(f"even is a number, not {even!r}")
+    if not 0 <= even <= 1:
+        raise BadInput(f"even is in [0, 1], not {even!r}: 0 takes from gates by their cost, 1 from all alike")
+    return float(even)
+
+
 def ramp_length(horizon: object, ramp: object) -> int:
     """The number of updates over which the expected cost is led to the target."""
     updates = whole(horizon, "horizon", 1)

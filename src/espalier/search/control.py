@@ -21,8 +21,9 @@ from espalier.space import BadInput, Space, Unreachable
 class Price:
     """What cost counts for in each run. Holds ``penalty`` ``(*B)``, the eps' in force; the rest never changes."""
 
-    def __init__(self, space: Space, cost: Cost, penalty: Tensor, target: Tensor | None) -> None:
-        self.cost, self.penalty, self.target = cost, penalty, target
+    def __init__(self, space: Space, cost: Cost, penalty: Tensor, target: Tensor | None, even: float = 0.0) -> None:
+        self.cost, self.penalty, self.target, self.even = cost, penalty, target, even
+        self.choices = [where for _, where in space.choices]
         self.full = extremes.most_expensive(space, cost, penalty.device)  # (d)
         self.smallest = extremes.cheapest(space, cost, penalty.device)  # (d)
         self.full_cost, self.smallest_cost = cost(self.full), cost(self.smallest)
@@ -41,6 +42,21 @@ class Price:
                     f"{shown:.6g}; targets from {shown:.6g} to 1 can be met (what no gate cuts always stays)"
                 )
 
+    def pull(self, slopes: Tensor) -> Tensor:
+        """The slopes ``(*B, d)`` that the step goes down, of the cost's own slopes; eps makes up for their size.
+
+        Down the cost itself the dearest gates go first, whatever they are worth, wherever the losses cannot tell yet:
+        the first layer of a network that reads many inputs ends as its bottleneck. ``even`` takes that out, fully at
+        1: then all gates that cost anything move alike (in log-odds), and the losses alone tell them apart.
+        """
+        if self.target is None or not self.even:
+            return slopes
+        for where in self.choices:  # only what an option costs above the cheapest one can be saved
+            slopes = slopes.clone()
+            slopes[..., where] -= slopes[..., where].amin(-1, keepdim=True)
+        share = slopes / self.scale
+        return self.scale * torch.where(share > 0, share.clamp(min=1e-30) ** (1 - self.even), 0.0)
+
     def start_ramp(self, theta: Tensor, lowest: Tensor, highest: Tensor, length: int) -> None:
         """From the expected cost of theta ``(*B, d)`` to the target in ``length`` updates.
 
@@ -58,7 +74,7 @@ class Price:
     def solve(self, theta: Tensor, updates: Tensor, lr: Tensor, drift: Tensor, grip: Tensor) -> Tensor:
         """The eps ``(*B)`` after whose step the expected cost is what the ramp asks for.
 
-        drift: ``g.U``, what the loss alone changes per unit of lr; grip: ``g.F^-1 g``, what eps = 1 takes off it.
+        drift: ``g.U``, what the loss alone changes per unit of lr; grip: ``g.F^-1 pull(g)``, what eps = 1 takes off.
         """
         # Without grip (every gate with a cost at 0 or 1, possible only with margin 0) or without a step there is
         # nothing to solve; 1 keeps the division finite and the step that uses it is 0.

@@ -33,6 +33,7 @@ class Search:
     initial: theta at the start. margin: theta of a bit stays in [margin, 1 - margin], default 1 / variables.
     adaptive: the step size follows ASNG; ``learning_rate`` is then its delta, default 1.
     ramp: the share of the horizon over which the expected cost is led to the target.
+    even: from which gates the way to a target takes: 0 from each in proportion to its cost, 1 from all alike.
 
     >>> search = Search(20, penalty=0.1, seed=1)             # twenty bits, each open one costing the same
     >>> for _ in range(2000):
@@ -57,6 +58,7 @@ class Search:
         margin: float | None = None,
         adaptive: bool = False,
         ramp: float = 0.5,
+        even: float = 0.0,
         seed: int = 0,
         batch: int | Sequence[int] = (),
         device: str | torch.device | None = None,
@@ -73,7 +75,7 @@ class Search:
             learning_rate = 1.0 if adaptive else 1 / self.space.freedom
         self.learning_rate = arguments.positive(self._numbers(learning_rate, "learning_rate"), "learning_rate")
         self._adaptation = Adaptation.start(self._theta) if adaptive else None
-        self._price = self._read_price(cost, penalty, target, horizon, ramp)
+        self._price = self._read_price(cost, penalty, target, horizon, ramp, even)
         self.updates = torch.zeros(self.batch, dtype=torch.int64, device=self.device)
         self.diverged = torch.zeros(self.batch, dtype=torch.bool, device=self.device)
         self._settled: Tensor | None = None
@@ -213,12 +215,13 @@ class Search:
         u, alive = ranked(losses.detach().to(self.device))
         self.diverged.logical_or_(~alive)
         slopes = self._price.cost.gradient(self._theta) if self._price is not None and self._price.counts else None
-        lr, eps = self._step_sizes(masks, u, alive, slopes)
+        pull = slopes if slopes is None or self._price is None else self._price.pull(slopes)
+        lr, eps = self._step_sizes(masks, u, alive, slopes, pull)
         for part in self._parts:  # Eq. (7): theta += lr (mean_i u_i (M_i - theta) - eps natural gradient of the cost)
             theta = self._theta[..., part]
             step = self._utility_part(masks, u, part)
-            if eps is not None and slopes is not None:
-                step = step - eps.unsqueeze(-1) * self._distribution.natural(theta, slopes[..., part])
+            if eps is not None and pull is not None:
+                step = step - eps.unsqueeze(-1) * self._distribution.natural(theta, pull[..., part])
             moved = self._distribution.bound(theta + lr.unsqueeze(-1) * step)
             if not self.space.is_bits:  # holding a choice at its sum of 1 may move a last digit: not without a step
                 moved = torch.where((lr > 0).unsqueeze(-1), moved, theta)
@@ -231,7 +234,7 @@ class Search:
         return (u.unsqueeze(-1) * masks[..., part]).sum(-2) / self.samples
 
     def _step_sizes(
-        self, masks: Tensor, u: Tensor, alive: Tensor, slopes: Tensor | None
+        self, masks: Tensor, u: Tensor, alive: Tensor, slopes: Tensor | None, pull: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """The learning rate ``(*batch)``, 0 for a run that is not to move, and eps ``(*batch)`` or None."""
         whole = slice(0, self.space.d)
@@ -244,7 +247,7 @@ class Search:
             lr = torch.where(norm > 0, length / torch.where(norm > 0, norm, 1.0), 0.0)
             self._adaptation.learn(white, norm, length, self.space.freedom)
         lr = torch.where(alive, lr, 0.0)
-        if self._price is None or slopes is None:
+        if self._price is None or slopes is None or pull is None:
             return lr, None
         if self._price.target is None:
             return lr, self._price.penalty / self._price.scale
@@ -252,7 +255,7 @@ class Search:
         for part in self._parts:
             theta, slope = self._theta[..., part], slopes[..., part]
             drift = drift + (slope * self._utility_part(masks, u, part)).sum(-1)
-            grip = grip + (slope * self._distribution.natural(theta, slope)).sum(-1)
+            grip = grip + (slope * self._distribution.natural(theta, pull[..., part])).sum(-1)
         return lr, self._price.solve(self._theta, self.updates, lr, drift, grip)
 
     def settle(self) -> None:
@@ -332,7 +335,9 @@ class Search:
             raise BadInput("this search has no cost: its space holds no bits to count; give `cost`")
         return self._price
 
-    def _read_price(self, cost: object, penalty: object, target: object, horizon: object, ramp: object) -> Price | None:
+    def _read_price(
+        self, cost: object, penalty: object, target: object, horizon: object, ramp: object, even: object
+    ) -> Price | None:
         if penalty is not None and target is not None:
             raise BadInput(f"penalty={penalty!r} and target={target!r} exclude each other; give one of them")
         if target is not None and horizon is None:
@@ -345,7 +350,8 @@ class Search:
                 raise BadInput("a penalty or target on a space without bits needs `cost`")
             return None
         shares = None if target is None else arguments.share(self._numbers(target, "target"), "target")
-        price = Price(self.space, read, self._numbers(0.0 if penalty is None else penalty, "penalty"), shares)
+        eps = self._numbers(0.0 if penalty is None else penalty, "penalty")
+        price = Price(self.space, read, eps, shares, arguments.read_even(even))
         if target is not None:
             bound, closed = self._distribution.bound, price.smallest.clone()
             for _, where in self.space.bits:

@@ -71,7 +71,7 @@ def fit(
     optimizer: called with the parameters, gives a torch optimiser; default SGD with Nesterov momentum.
     scheduler: called with that optimiser, gives a torch scheduler, which is stepped after every epoch. Default: the
         preset's steps, where the optimizer is the default too; else none.
-    settle: the share of the run, at its end, in which the structure is fixed.
+    settle: the share of the run, at its end, in which the structure is fixed; the ramp to a target ends before it.
     preset: "paper", "finetune", a :class:`espalier.train.Recipe`, or None for the default recipe.
     seed: of the masks, of the order of the examples, and of everything random inside the call.
     validation: data as above, of a Dataset its test part; evaluated after every epoch under the mask that would ship.
@@ -84,9 +84,9 @@ def fit(
     seed = whole(seed, "seed", 0)
     module, where = _place(model, device)
     feeding = feed.read(data, whole(batch_size, "batch_size", 1), seed, nested.dtype(module))
-    recipe = presets.read(preset)
+    recipe = presets.settled(presets.read(preset), settle)
     horizon = whole(epochs, "epochs", 1) * feeding.updates
-    settle_at = presets.settle_update(settle, recipe, horizon, target)
+    settle_at = presets.settle_update(recipe, horizon, target)
     held_out = None
     if validation is not None:
         beside = data if isinstance(data, Dataset) else None
@@ -100,12 +100,9 @@ def fit(
             target=target,
             horizon=None if target is None else horizon,
             samples=samples,
-            learning_rate=recipe.step_of_theta(gated.space),
-            initial=recipe.initial,
-            adaptive=recipe.adaptive,
-            ramp=recipe.ramp,
             seed=seed,
             device=where,
+            **recipe.search_arguments(gated.space, settle_at),
         )
         settings = {
             **_settings(module, gated, feeding, inner, search),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,26 +18,31 @@ from espalier.space import BadInput, BadType, Space
 class Recipe:
     """How structure and weights are trained; the defaults are what ``fit`` does when it is told nothing else.
 
-    theta_rate: theta's learning rate in units of 1 / degrees of freedom: 1 is the paper's, which needs hundreds of
-        updates per gate. In a short run a small rate lets the cost choose the gates and not the loss.
-    theta_cap: and never more than this, for spaces of few gates.
+    theta_rate: theta's learning rate is at least this over the degrees of freedom; 1 is the paper's, which needs
+        hundreds of updates per gate.
+    theta_way: and at least this over the updates of the search: how far theta can go in the whole of it. In a short
+        run a small rate would leave theta where it started, and the selection to chance.
+    theta_cap: and never more than this.
     initial: theta at the start.
     adaptive: ASNG instead of a fixed rate (theta_rate is then its delta).
     ramp: the share of the run over which the expected cost is led to the target.
-    settle: the share of the run, at its end, in which the structure is fixed. While it begins the weights' learning
-        rate is still high, so that they can follow.
+    even: from which gates the ramp takes: 0 from each in proportion to its cost, 1 from all alike. By cost the layers
+        that read most end as bottlenecks: what a gate costs is known exactly, what it is worth only from noise.
+    settle: the share of the run, at its end, in which the structure is fixed. It begins as the ramp ends, while the
+        weights' learning rate is still high, so that they can follow.
     learning_rate, momentum, weight_decay: of the weights (SGD with Nesterov momentum), unless an optimizer is given.
     drops: the shares of the run after which that rate is divided by ten, unless an optimizer or scheduler is given.
 
-    theta_rate, initial and ramp were the most even over targets of 5 to 50% of nine settings tried on held-out digits
-    (results/recipe/digits-probe.json); at 5% a uniform network from scratch was still as good or better.
+    How the defaults were found, and what they are worth: docs/recipe.md.
     """
 
-    theta_rate: float = 16.0
+    theta_rate: float = 1.0
+    theta_way: float = 60.0
     theta_cap: float = 0.2
-    initial: float = 0.5
+    initial: float = 0.7
     adaptive: bool = False
-    ramp: float = 0.3
+    ramp: float = 0.5
+    even: float = 1.0
     settle: float = 0.5
     learning_rate: float = 0.05
     momentum: float = 0.9
@@ -50,14 +56,34 @@ class Recipe:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
                 raise BadInput(f"{field.name} of a recipe is a finite number from 0 up, not {value!r}")
+        if not 0 < self.ramp <= 1:
+            raise BadInput(
+                f"ramp of a recipe is a share of the run in (0, 1], not {self.ramp!r}: it ends inside the run"
+            )
+        if not 0 <= self.settle < 1:
+            raise BadInput(f"settle of a recipe is a share of the run in [0, 1), not {self.settle!r}")
+        for name in ("initial", "even"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise BadInput(f"{name} of a recipe is in [0, 1], not {getattr(self, name)!r}")
         if not all(0 < share < 1 for share in self.drops):
             raise BadInput(f"drops of a recipe are shares of the run in (0, 1), not {self.drops!r}")
 
-    def step_of_theta(self, space: Space) -> float:
-        """Theta's learning rate for a space; the delta of ASNG where that is used."""
+    def step_of_theta(self, space: Space, updates: int) -> float:
+        """Theta's learning rate for a space and so many updates of search; the delta of ASNG where that is used."""
         if self.adaptive:
             return self.theta_rate
-        return max(min(self.theta_rate / space.freedom, self.theta_cap), min(self.theta_rate, 1.0) / space.freedom)
+        rate = max(self.theta_rate / space.freedom, self.theta_way / max(updates, 1))
+        return max(min(rate, self.theta_cap), min(self.theta_rate, 1.0) / space.freedom)
+
+    def search_arguments(self, space: Space, updates: int) -> dict[str, Any]:
+        """What :class:`espalier.Search` is given; updates: those before the structure settles."""
+        return {
+            "learning_rate": self.step_of_theta(space, updates),
+            "initial": self.initial,
+            "adaptive": self.adaptive,
+            "ramp": self.ramp,
+            "even": self.even,
+        }
 
     def optimizer(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         return torch.optim.SGD(
@@ -75,13 +101,30 @@ class Recipe:
 
 
 # The paper's own settings. With `samples=2` and `batch_size=32` they are its experiment A; B has a rate of 0.1.
-PAPER = Recipe(theta_rate=1.0, theta_cap=1.0, initial=0.5, settle=0.0, ramp=0.5, learning_rate=0.01, drops=(0.5, 0.75))
+PAPER = Recipe(
+    theta_rate=1.0,
+    theta_way=0.0,
+    theta_cap=1.0,
+    initial=0.5,
+    settle=0.0,
+    ramp=0.5,
+    even=0.0,
+    learning_rate=0.01,
+    drops=(0.5, 0.75),
+)
 
 # For a network that is already trained: nearly every gate open in the masks that are drawn first, so that they lose
 # next to nothing, and small steps of the weights, to keep what they know. Theta's are not small: with few gates closed
 # each mask says little, and at a small rate the cost would choose the gates, not the loss.
 FINETUNE = Recipe(
-    initial=0.98, theta_rate=16.0, theta_cap=0.2, ramp=0.4, settle=0.5, learning_rate=0.03, drops=(0.6, 0.85)
+    initial=0.98,
+    theta_rate=16.0,
+    theta_way=0.0,
+    theta_cap=0.2,
+    ramp=0.4,
+    settle=0.5,
+    learning_rate=0.03,
+    drops=(0.6, 0.85),
 )
 
 PRESETS: dict[str, Recipe] = {"default": Recipe(), "paper": PAPER, "finetune": FINETUNE}
@@ -105,16 +148,22 @@ def read(preset: str | Recipe | None) -> Recipe:
     return PRESETS[preset]
 
 
-def settle_update(share: float | None, recipe: Recipe, updates: int, target: float | None) -> int:
+def settled(recipe: Recipe, share: float | None) -> Recipe:
+    """The recipe with this share of the run settled instead of its own; its ramp ends before that begins."""
+    if share is None:
+        return recipe
+    if isinstance(share, bool) or not isinstance(share, (int, float)):
+        raise BadType(f"settle is a share of the run, not {share!r}")
+    if not 0 <= share < 1:
+        raise BadInput(f"settle is a share of the run in [0, 1), not {share!r}: what is settled has been searched for")
+    return replace(recipe, settle=share, ramp=min(recipe.ramp, 1 - share))
+
+
+def settle_update(recipe: Recipe, updates: int, target: float | None) -> int:
     """The update at which the structure settles; that of the run's end where it never does."""
-    settle = recipe.settle if share is None else share
-    if isinstance(settle, bool) or not isinstance(settle, (int, float)):
-        raise BadType(f"settle is a share of the run, not {settle!r}")
-    if not 0 <= settle < 1:
-        raise BadInput(f"settle is a share of the run in [0, 1), not {settle!r}: what is settled has been searched for")
-    if target is not None and recipe.ramp + settle > 1 + 1e-9:
+    if target is not None and recipe.ramp + recipe.settle > 1 + 1e-9:
         raise BadInput(
-            f"the ramp to the target takes {recipe.ramp:g} of the run and settle={settle:g} fixes the structure before "
-            f"it ends; use settle of at most {1 - recipe.ramp:g}, or a recipe with a shorter ramp"
+            f"the ramp to the target takes {recipe.ramp:g} of the run and settle={recipe.settle:g} fixes the structure "
+            f"before it ends; use settle of at most {1 - recipe.ramp:g}, or a recipe with a shorter ramp"
         )
-    return updates - round(settle * updates)
+    return updates - round(recipe.settle * updates)

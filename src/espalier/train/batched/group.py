@@ -58,7 +58,7 @@ class Group:
         self.factory, self.runs, self.plan, self.device = factory, list(runs), plan, device
         self.per_epoch = len(inputs) // plan.batch_size
         self.total = plan.epochs * self.per_epoch
-        self.settle_at = presets.settle_update(plan.settle, plan.recipe, self.total, runs[0].target)
+        self.settle_at = presets.settle_update(plan.recipe, self.total, runs[0].target)
         # Gates are found by watching the model compute: what it computes of is to be finite, whatever the data are.
         self.example = standardise(inputs[:4].cpu(), gain, shift).nan_to_num(0.0, 0.0, 0.0)
         self.gated, params, fixed = stack.stacked(factory, [run.seed for run in runs], self.example, device)
@@ -126,7 +126,7 @@ class Group:
             batch=(len(self.runs),),
             device=self.device,
             **price,
-            **self.plan.search_arguments(space),
+            **self.plan.search_arguments(space, self.settle_at),
         )
 
     def _source(self) -> Source:

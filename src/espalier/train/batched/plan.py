@@ -18,8 +18,8 @@ from espalier.train.presets import Recipe
 
 @dataclass(frozen=True)
 class Plan:
-    """settle: a share of the run, None for the recipe's. optimizer, schedule: None for the recipe's. search: arguments
-    of :class:`espalier.Search` that replace the recipe's."""
+    """optimizer, schedule: None for the recipe's. search: arguments of :class:`espalier.Search` that replace the
+    recipe's."""
 
     epochs: int
     batch_size: int
@@ -30,7 +30,6 @@ class Plan:
     optimizer: Optimizer | None = None
     schedule: Schedule | None = None
     search: Mapping[str, Any] | None = None
-    settle: float | None = None
     pad: int = 0
 
     def __post_init__(self) -> None:
@@ -44,7 +43,7 @@ class Plan:
                 "optimizer of a sweep is SGD(lr=0.1), Adam() or AdamW() of espalier.train.batched: torch's move one "
                 f"run at a time; not {self.optimizer!r}"
             )
-        known = {"learning_rate", "adaptive", "ramp", "initial", "margin"}
+        known = {"learning_rate", "adaptive", "ramp", "even", "initial", "margin"}
         if unknown := set(self.search or {}) - known:
             raise BadInput(f"search holds some of {sorted(known)}, not {sorted(unknown)}")
 
@@ -58,21 +57,14 @@ class Plan:
     def rates(self) -> Schedule:
         return self.schedule or Steps(self.recipe.drops)
 
-    def search_arguments(self, space: Space) -> dict[str, Any]:
-        recipe = self.recipe
-        return {
-            "learning_rate": recipe.step_of_theta(space),
-            "initial": recipe.initial,
-            "adaptive": recipe.adaptive,
-            "ramp": recipe.ramp,
-            "samples": self.samples,
-        } | dict(self.search or {})
+    def search_arguments(self, space: Space, updates: int) -> dict[str, Any]:
+        """updates: those before the structure settles."""
+        own = self.recipe.search_arguments(space, updates)
+        return own | {"samples": self.samples} | dict(self.search or {})
 
     def describe(self) -> dict[str, Any]:
         """JSON-able: what two calls are compared by before one goes on with the other's checkpoint."""
-        shown: dict[str, Any] = {
-            name: getattr(self, name) for name in ("epochs", "batch_size", "samples", "settle", "pad")
-        }
+        shown: dict[str, Any] = {name: getattr(self, name) for name in ("epochs", "batch_size", "samples", "pad")}
         shown["loss"] = identity.function(self.loss)
         shown["cost"] = self.cost if isinstance(self.cost, str) else "given"
         shown["recipe"] = asdict(self.recipe)

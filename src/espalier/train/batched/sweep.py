@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -75,23 +76,25 @@ def sweep(
         or after settling) an update reads samples times as many distinct examples under the one mask.
     optimizer: settings such as ``SGD(lr=0.1)``, ``Adam()``, ``AdamW()``; schedule: "steps" (a tenth at 1/2 and at 3/4),
         "cosine", "constant", or one of their classes. search: arguments of :class:`espalier.Search` (learning_rate,
-        adaptive, ramp, initial, margin). What is not given comes from the preset.
+        adaptive, ramp, even, initial, margin). What is not given comes from the preset.
     settle: the share of the run, at its end, that trains under the structure found.
     compute: precision, compilation, determinism. at_once: the most runs in one batch; a batch has to fit in memory.
     checkpoint: a folder; the same call goes on where the last one stopped, by a kill or after ``time_limit`` seconds.
         Every run has its own run directory in it.
     """
+    recipe = presets.settled(presets.read(preset), settle)
+    if search is not None and "ramp" in search:  # so that it is held against what settles
+        recipe = replace(recipe, ramp=search["ramp"])
     plan = Plan(
         epochs=epochs,
         batch_size=batch_size,
         samples=samples,
         loss=loss,
         cost=cost,
-        recipe=presets.read(preset),
+        recipe=recipe,
         optimizer=optimizer,
         schedule=None if schedule is None else schedules.read(schedule),
         search=search,
-        settle=settle,
         pad=pad,
     )
     if validation is not None and not isinstance(validation, Dataset):

@@ -1,0 +1,138 @@
+"""`espalier study`: a grid of runs: the search at every target, its rivals and its control, on every seed and fold."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+
+from espalier.cli.config import configurable
+from espalier.cli.words import number, told, words
+from espalier.space import BadInput
+from espalier.study.grid import Grid
+from espalier.study.grid_spec import METHODS, TARGETS, GridSettings
+from espalier.train import presets, progress
+from espalier.train.batched import Compute
+from espalier.train.presets import Recipe
+from espalier.train.stop import Stop
+
+
+@configurable
+def study(
+    out: Path = typer.Option(..., help="Folder of the runs; the same command goes on with what is in it."),
+    dataset: str = typer.Option("digits", help="digits, mnist or fashion-mnist."),
+    data_dir: Path | None = typer.Option(None, help="Where the data sets are."),
+    methods: str = typer.Option(",".join(METHODS[:4]), help=f"Some of {', '.join(METHODS)}."),
+    targets: str = typer.Option(",".join(f"{t:g}" for t in TARGETS), help="Shares of the full cost to end at."),
+    penalties: str = typer.Option("2^-4,2^-6,2^-8", help="Of the method 'penalty', for example 2^-6,0."),
+    seeds: int = typer.Option(5, help="Runs of each setting, on each fold."),
+    first_seed: int = typer.Option(0, help="The first seed."),
+    folds: int = typer.Option(0, help="Cross-validation over all examples; 0: the set's own test part."),
+    held_out: int = typer.Option(
+        0, help="For tuning: so many training examples stand in for the test part (with --folds: each fold of them)."
+    ),
+    epochs: str = typer.Option(
+        "20", help="Of a search with two masks, one number or several; every method takes as many example-gradients."
+    ),
+    batch_size: int = typer.Option(32, help="Examples under each of two masks; twice as many where there is one."),
+    widths: str = typer.Option("", help="Units of the hidden layers, as 64,64,64; default: as wide as the input."),
+    cost: str = typer.Option("weights", help="What a target counts: weights, macs, units or parameters."),
+    samples: int = typer.Option(2, help="Masks compared in one update, at equal examples per update."),
+    preset: str = typer.Option("default", help="The recipe that the flags below change."),
+    theta_rate: float | None = typer.Option(None, help="Theta's learning rate times the degrees of freedom."),
+    theta_way: float | None = typer.Option(None, help="Theta's learning rate times the updates of the search."),
+    initial: float | None = typer.Option(None, help="Theta at the start."),
+    ramp: float | None = typer.Option(None, help="The share of the run over which the cost is led to the target."),
+    even: float | None = typer.Option(None, help="0: the ramp takes from gates by their cost; 1: from all alike."),
+    settle: float | None = typer.Option(None, help="The share of the run, at its end, under the structure found."),
+    adaptive: bool = typer.Option(False, "--adaptive", help="The step size of theta adapts itself (ASNG)."),
+    learning_rate: float | None = typer.Option(None, help="Of the weights, of all methods."),
+    drops: str = typer.Option("", help="After which shares of the run that rate is divided by ten, as 0.75,0.9."),
+    points: int = typer.Option(8, help="Measurements over a run."),
+    device: str = typer.Option("", help="cpu or cuda; default: cuda where there is one."),
+    precision: str = typer.Option("", help="float32, tf32 or bf16 matrix products; default: tf32 on cuda."),
+    at_once: int | None = typer.Option(None, help="The most runs in one batch."),
+    updates_at_once: int = typer.Option(50, help="Updates recorded as one CUDA graph."),
+    time_limit: float | None = typer.Option(None, help="Stop cleanly after so many seconds."),
+    commit: str = typer.Option("", help="The revision to record, where git cannot tell."),
+    report: bool = typer.Option(True, help="Write the tables of what is in the folder."),
+    page: Path | None = typer.Option(None, help="A page whose generated parts are to be replaced as well."),
+    quiet: bool = typer.Option(False, "--quiet", help="No progress."),
+) -> None:
+    """A grid of runs at equal budget: the search, networks of equal and of the found widths from scratch, the control.
+
+    Example: espalier study --dataset digits --targets 0.1,0.3 --seeds 3 --epochs 20 --out runs/digits
+    """
+    stop = Stop(time_limit)
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    given = {"theta_rate": theta_rate, "theta_way": theta_way, "initial": initial, "ramp": ramp, "even": even}
+    given |= {"learning_rate": learning_rate, "adaptive": adaptive or None}
+    given["drops"] = tuple(number(word) for word in words(drops)) or None  # type: ignore[assignment]
+    own = recipe(preset, given, settle)
+    each = [
+        GridSettings(
+            dataset=dataset,
+            methods=words(methods),
+            targets=tuple(number(word) for word in words(targets)),
+            penalties=tuple(number(word) for word in words(penalties)),
+            hidden=tuple(_whole(word, "of units") for word in words(widths)) or None,
+            trials=seeds,
+            first_seed=first_seed,
+            folds=folds,
+            held_out=held_out,
+            epochs=_whole(length, "of epochs"),
+            batch_size=batch_size,
+            samples=samples,
+            cost=cost,
+            recipe=own,
+            points=points,
+            precision=precision or ("tf32" if place.startswith("cuda") else "float32"),
+        )
+        for length in words(epochs)
+    ]
+    if not each:
+        raise BadInput("epochs is empty, so there is nothing to run")
+    shown = progress.choose(quiet)
+    compute = Compute(precision=each[0].precision, updates_at_once=updates_at_once)  # type: ignore[arg-type]
+    whole: dict[str, Any] = {"data_dir": data_dir, "device": place, "compute": compute, "at_once": at_once}
+    grids = [Grid(one, out, **whole, commit=commit or None, command=told(sys.argv[1:])) for one in each]
+    with stop.on_interrupt():
+        complete = all(grid.run(stop, shown) for grid in grids)
+    if report and any(out.glob("runs/*/*/*.jsonl")):
+        from espalier.report import recipe as tables
+        from espalier.report.write import write
+
+        written, notes = write(out, page)
+        for section in tables.read(out):
+            for line in tables.lines(section):
+                typer.echo(line)
+        typer.echo(f"wrote {len(written)} files: tables and figures, see {out / 'README.md'}")
+        for note in notes:
+            typer.echo(f"note: {note}", err=True)
+    if stop.interrupted:
+        typer.echo("espalier: stopped; the same command goes on from the last checkpoint", err=True)
+        raise typer.Exit(130)
+    if complete:
+        shown.say(f"every run is in {out}")
+
+
+def recipe(preset: str, given: dict[str, Any], settle: float | None) -> Recipe:
+    """The recipe of that name with what is given (not None) in place of its own.
+
+    Settling alone shortens the recipe's own ramp; a ramp that is given is taken at its word.
+    """
+    if given["ramp"] is not None:
+        given = given | {"settle": settle}
+        settle = None
+    changed = replace(presets.read(preset), **{name: value for name, value in given.items() if value is not None})
+    return presets.settled(changed, settle)
+
+
+def _whole(word: str, what: str) -> int:
+    if not word.isdigit():
+        raise BadInput(f"{word!r} is not a number {what}")
+    return int(word)

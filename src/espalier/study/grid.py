@@ -1,0 +1,173 @@
+"""A grid study: the search, its rivals and its control at every target, seed and fold, batch by batch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from espalier.data import Dataset, load
+from espalier.data.digits import all_digits
+from espalier.data.split import folds
+from espalier.space import BadInput
+from espalier.study import grid_record, record
+from espalier.study.grid_batch import GridBatch
+from espalier.study.grid_spec import METHODS, GridRun, GridSettings, even_widths
+from espalier.train.batched.batch import Compute
+from espalier.train.progress import Progress
+from espalier.train.record import hardware, versions
+from espalier.train.stop import Stop
+
+STUDY = "grid"
+FOLD_SEED = 0  # of the folds that are reported; what is tuned is tuned on folds of another seed
+TUNING_SEED = 1
+
+
+class Grid:
+    """All runs of the settings under one folder: ``runs/`` for what is finished, ``state/`` for what is not.
+
+    data: instead of a set by name, arrays of one's own as a Dataset. at_once: the most runs in one batch.
+    """
+
+    def __init__(
+        self,
+        settings: GridSettings,
+        out: str | os.PathLike[str],
+        *,
+        data: Dataset | None = None,
+        data_dir: str | os.PathLike[str] | None = None,
+        device: str | torch.device = "cpu",
+        compute: Compute | None = None,
+        at_once: int | None = None,
+        commit: str | None = None,
+        command: str = "",
+    ) -> None:
+        self.settings, self.out, self.compute = settings, Path(out), compute
+        self.device = _device(device)
+        if at_once is not None and at_once < 1:
+            raise BadInput(f"at_once is at least 1, not {at_once}")
+        self.at_once = at_once
+        self.given = (load(settings.dataset, data_dir) if data is None else data).flatten()
+        self.whole = _everything(self.given, named=data is None)
+        inputs = self.given.train_inputs.shape[1]
+        self.widths = (inputs, *(settings.hidden or (inputs,) * 3), len(self.given.classes))
+        self.commit, self.command = commit or record.commit(), command
+        self._check()
+
+    def _check(self) -> None:
+        """What cannot work is said before anything is trained."""
+        settings, fold = self.settings, self.settings.parts[0]
+        data = self.data(fold)
+        if 2 * settings.batch_size > len(data.train_labels):
+            most = f"{len(data.train_labels)} examples: at most {len(data.train_labels) // 2}"
+            raise BadInput(f"batch_size={settings.batch_size} is too large for {most}")
+        for method in settings.methods:
+            if method != "found":  # those depend on what is found
+                runs = settings.runs(method, fold, self._even())
+                self._batch(runs[:: settings.trials], data, None)
+
+    def data(self, fold: int | None) -> Dataset:
+        """What a fold trains and is evaluated on."""
+        settings = self.settings
+        if not settings.held_out:
+            if fold is None:
+                return self.given
+            kept, held = folds(self.whole.train_labels.numpy(), settings.folds, FOLD_SEED)[fold]
+            return self.whole.take(kept, held)
+        if fold is None:
+            return self.given.hold_out(settings.held_out)
+        kept, held = folds(self.given.train_labels.numpy(), settings.folds, TUNING_SEED)[fold]
+        return self.given.take(kept, held)
+
+    def run(self, stop: Stop, progress: Progress) -> bool:
+        """Train what is missing, batch by batch, until told to stop. Returns whether the study is complete."""
+        for fold in self.settings.parts:
+            data = self.data(fold)
+            for method in [m for m in METHODS if m in self.settings.methods]:
+                for runs in self.missing(method, fold):
+                    if stop.now() or not self._train(runs, data, stop, progress):
+                        return False
+        return True
+
+    def missing(self, method: str, fold: int | None) -> list[list[GridRun]]:
+        """Batches of the runs of this method that are not on record; a record of other settings is refused."""
+        done = grid_record.read(self.place(method), self.described(method))
+        found: dict[tuple[Any, ...], Sequence[int]] = dict(self._even())
+        if method == "found":
+            searched = grid_record.read(self.place("search"), self.described("search"))
+            found = {key: story["result"]["units"] for key, story in searched.items()}
+        runs = [run for run in self.settings.runs(method, fold, found) if run.key not in done]
+        most = self.at_once or max(len(runs), 1)
+        return [runs[a : a + most] for a in range(0, len(runs), most)]
+
+    def place(self, method: str) -> Path:
+        return self.out / "runs" / self.settings.folder / method
+
+    def described(self, method: str) -> dict[str, Any]:
+        return self.settings.describe(method) | {"widths": list(self.widths), "device": self.device.type}
+
+    def _even(self) -> dict[tuple[Any, ...], tuple[int, ...]]:
+        return {(target,): even_widths(self.widths, target, self.settings.cost) for target in self.settings.targets}
+
+    def _batch(self, runs: Sequence[GridRun], data: Dataset, folder: Path | None) -> GridBatch:
+        return GridBatch(self.settings, self.widths, data, runs, self.device, folder, self.compute)
+
+    def _train(self, runs: list[GridRun], data: Dataset, stop: Stop, progress: Progress) -> bool:
+        name = grid_record.name(runs)
+        label = f"{runs[0].method} {name}"
+        folder = self.out / "state" / self.settings.folder / runs[0].method / name
+        batch = self._batch(runs, data, folder)
+        progress.say(f"{label}: {len(runs)} runs of {batch.total:,} updates as one batch on {self.device}")
+        if not batch.train(stop, progress):
+            progress.say(f"{label}: stopped after {batch.batch.done:,} updates; the same command goes on from there")
+            return False
+        head = {
+            "study": STUDY,
+            "settings": self.described(runs[0].method),
+            "evaluated_on": self.settings.evaluated_on,
+            "examples": {"train": len(data.train_labels), "test": len(data.test_labels)},
+            "standard_data": self.given.standard,
+            "seconds": {"batch": round(batch.seconds, 3), "per_run": round(batch.seconds / len(runs), 4)},
+            "runs_in_batch": len(runs),
+            "calls": batch.calls,
+            "hardware": hardware(self.device),
+            "versions": versions(),
+            "commit": self.commit,
+            "command": self.command,
+            "compute": asdict(batch.batch.compute),
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        grid_record.save(self.place(runs[0].method) / f"{name}.jsonl", head, batch.results())
+        shutil.rmtree(folder, ignore_errors=True)
+        progress.say(
+            f"{label}: {len(runs)} runs done in {batch.seconds:,.1f} s, {batch.seconds / len(runs):,.2f} s each"
+        )
+        return True
+
+
+def _everything(data: Dataset, named: bool) -> Dataset:
+    """The set with all its examples in the training part: what folds are made of. The digits in their stored order."""
+    if named and data.name == "digits":
+        inputs, labels = all_digits()
+        inputs = inputs.flatten(1)
+    else:
+        inputs, labels = (torch.cat(parts) for parts in zip(data.train, data.test, strict=True))
+    return Dataset(
+        data.name, inputs, labels, inputs[:1], labels[:1], data.classes, data.scale, data.mean, data.std, data.standard
+    )
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise BadInput(f"device {device!r} is not known to torch: {str(error).splitlines()[0]}") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise BadInput(f"device {device!r}: torch sees no CUDA device here; use --device cpu")
+    return found

@@ -1,0 +1,267 @@
+"""One batch of runs of a grid study: all of one method on one fold, trained together, saved, continued, told."""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from espalier.cost import Cost, Form
+from espalier.data import Dataset
+from espalier.search import Search
+from espalier.space import BadInput, Bits, Space
+from espalier.study.batch import points
+from espalier.study.grid_spec import PAIR, GridRun, GridSettings
+from espalier.study.network import Network
+from espalier.train import presets
+from espalier.train.batched.batch import Batch, Compute, Precision, searched
+from espalier.train.batched.losses import cross_entropy
+from espalier.train.batched.masks import Given
+from espalier.train.batched.optimizers import SGD
+from espalier.train.batched.schedule import Steps
+from espalier.train.checkpoint import Checkpoint
+from espalier.train.progress import Progress
+from espalier.train.stop import Stop
+
+SLICE = 2000  # updates between looks at the clock: the only times the host waits for the device
+SAVE_EVERY = 120.0  # seconds
+CHUNK = 1000  # test images at once
+
+Row = dict[str, Any]
+
+
+class GridBatch:
+    """Runs of one method. widths: of the full network; folder: of the checkpoints, None for none.
+
+    Networks that are trained as they are (scratch, found) are computed in the smallest shape that holds every one of
+    them, each under the mask of its own widths and with the initial weights of its own fan-in.
+    """
+
+    def __init__(
+        self,
+        settings: GridSettings,
+        widths: Sequence[int],
+        data: Dataset,
+        runs: Sequence[GridRun],
+        device: torch.device,
+        folder: Path | None,
+        compute: Compute | None = None,
+    ) -> None:
+        self.settings, self.runs, self.device = settings, list(runs), device
+        self.method = runs[0].method
+        self.recipe = settings.recipe_of(self.method)
+        self.total = settings.updates(len(data.train_labels))
+        if not self.total:
+            raise BadInput(f"batch_size={settings.batch_size} leaves no update of {len(data.train_labels)} examples")
+        self.full = Network(tuple(widths))
+        self.network = self._shape()
+        target = runs[0].target if runs[0].searches else None
+        settle_at = presets.settle_update(self.recipe, self.total, target)
+        self.settle_at = settle_at if runs[0].searches else self.total
+        described = [run.describe() for run in runs]
+        # The masks of a batch come from one generator: its seed is made of all that makes the batch.
+        self.seed = zlib.crc32(json.dumps([described, settings.describe(self.method)]).encode())
+        self.samples = settings.samples if runs[0].searches else PAIR
+        self.search = self._search() if runs[0].searches else None
+        self.reached: tuple[Tensor, Tensor] | None = None  # shares of the cost before and after the selection, (R)
+        given = self._given()
+        seeds = [run.seed for run in runs]
+        source = Given(given.to(device), torch.zeros(len(runs), device=device), self.seed)
+        own = self.recipe
+        self.batch = Batch(
+            self.network.call,
+            self.network.start(seeds, given, device),
+            {},
+            data=data,
+            seeds=seeds,
+            source=source if self.search is None else searched(self.search, [self.method == "permuted"] * len(runs)),
+            loss=cross_entropy,
+            optimizer=SGD(own.learning_rate, own.momentum, own.weight_decay, own.momentum > 0),
+            schedule=Steps(own.drops),
+            total=self.total,
+            batch_size=PAIR * settings.batch_size // self.samples,
+            samples=self.samples,
+            compute=compute or Compute(precision=cast(Precision, settings.precision)),
+            chain=self.network.chain,
+        )
+        self.test = data.test_inputs.to(device), data.test_labels.to(device)
+        self.points = points(self.total, settings.points, self.batch.compute.updates_at_once)
+        self.curves: list[list[Row]] = [[] for _ in runs]
+        self.seconds, self.calls = 0.0, 0
+        together = settings.describe(self.method) | {"runs": described, "widths": list(widths)}
+        together |= {"data": data.fingerprint(), "device": device.type}
+        self.checkpoint = None if folder is None else Checkpoint(folder, together)
+
+    def _shape(self) -> Network:
+        inputs, *hidden, classes = self.full.widths
+        each = [run.units for run in self.runs if run.units is not None]
+        if each:
+            hidden = [max(column) for column in zip(*each)]
+        return Network((inputs, *hidden, classes))
+
+    def _given(self) -> Tensor:
+        """The masks ``(R, d)`` the runs start with: what their initialisation is for."""
+        masks = torch.ones(len(self.runs), self.network.space.d)
+        for mask, run in zip(masks, self.runs):
+            for where, units in zip(self.network.layers, run.units or ()):
+                mask[where.start + units : where.stop] = 0.0
+        return masks
+
+    def _search(self) -> Search:
+        network, settings, own = self.network, self.settings, self.recipe
+        # A layer keeps at least one unit: what ships is to compute something of its input.
+        space = Space([Bits(f"layer {i}", width, least=1) for i, width in enumerate(network.hidden, 1)])
+        price: Row = {"penalty": [run.penalty for run in self.runs]}
+        if self.runs[0].target is not None:
+            price = {"target": [run.target for run in self.runs], "horizon": self.total}
+        return Search(
+            space,
+            cost=cost(network, settings.cost),
+            samples=self.samples,
+            seed=self.seed,
+            batch=(len(self.runs),),
+            device=self.device,
+            **price,
+            **own.search_arguments(space, self.settle_at),
+        )
+
+    @property
+    def finished(self) -> bool:
+        return self.batch.done >= self.total
+
+    def masks(self) -> Tensor:
+        """What each run would ship now ``(R, d)``."""
+        if self.search is not None:
+            return self.network.canonical(self.search.select())
+        assert isinstance(self.batch.source, Given)
+        return self.batch.source.mask
+
+    def train(self, stop: Stop, progress: Progress) -> bool:
+        """Go on to the end, or until told to stop. Returns whether it is the end."""
+        began = saved = time.monotonic()
+        self._resume()
+        self.calls += 1
+        before = self.seconds
+        progress.start(self.batch.done, self.total)
+        while not self.finished and not stop.now():
+            self._advance()
+            self.seconds = before + time.monotonic() - began
+            progress.update(self.batch.done)
+            if self.batch.done in self.points:
+                self._measure()
+                progress.epoch(self._line())
+            if time.monotonic() - saved > SAVE_EVERY and not self.finished:
+                self.save()
+                saved = time.monotonic()
+        progress.stop()
+        self.seconds = before + time.monotonic() - began
+        if not self.finished:
+            self.save()
+        return self.finished
+
+    def _advance(self) -> None:
+        """On to where something is due: a measurement, settling, a look at the clock."""
+        done = self.batch.done
+        if self.search is not None and done == self.settle_at and not self.search.settled:
+            self._look()
+            self.search.settle()
+            self.batch.settle(self.masks())
+        due = [point for point in (*self.points, self.settle_at, done + SLICE) if point > done]
+        self.batch.advance(min(due) - done)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the clock is to know what is done, not what is asked for
+
+    def _look(self) -> None:
+        """What the search has come to, before and after the selection."""
+        assert self.search is not None
+        before = self.search.cost(self.search.mode()) / self.search.full_cost
+        self.reached = before, self.search.usage()
+
+    def _measure(self) -> None:
+        train_loss, _ = self.batch.read_sums()
+        loss, error = self.batch.evaluate(self.masks(), *self.test, chunk=CHUNK)
+        columns = {"train_loss": train_loss, "test_loss": loss, "test_error": error}
+        if self.search is not None:
+            columns["expected_share"] = self.search.expected_cost() / self.search.full_cost
+        table = torch.stack([column.to(torch.float64) for column in columns.values()], -1).tolist()
+        for curve, row in zip(self.curves, table):
+            rounded = {name: float(f"{value:.4g}") for name, value in zip(columns, row, strict=True)}
+            curve.append({"update": self.batch.done} | rounded)
+
+    def _line(self) -> str:
+        errors = torch.tensor([curve[-1]["test_error"] for curve in self.curves])
+        return (
+            f"{len(self.runs)} runs, {self.batch.done:,} of {self.total:,} updates; median error {errors.median():.2%}"
+        )
+
+    def results(self) -> list[Row]:
+        """What came out of each run, of its last update."""
+        masks = self.masks()
+        if self.search is not None and self.reached is None:
+            self._look()
+        loss, error = self.batch.evaluate(masks, *self.test, chunk=CHUNK)
+        units = self.network.units(masks).long().tolist()
+        kept = self._on_full(units)
+        shares = {
+            kind: cost(self.full, kind)(kept) / cost(self.full, kind)(torch.ones_like(kept[0])) for kind in SHARES
+        }
+        broken, skipped = self.batch.state.broken.tolist(), self.batch.state.skipped.tolist()
+        stories = list[Row]()
+        for i, run in enumerate(self.runs):
+            result: Row = {"updates": self.batch.done, "test_error": float(error[i]), "test_loss": float(loss[i])}
+            result |= {f"{SHARES[kind]}_share": float(share[i]) for kind, share in shares.items()}
+            result["units"] = units[i]
+            if self.reached is not None:
+                result |= {"reached_before": float(self.reached[0][i]), "reached_after": float(self.reached[1][i])}
+                if run.target is not None:
+                    result["gap"] = result["reached_before"] - run.target
+            result |= {"diverged_at": broken[i] if broken[i] >= 0 else None, "skipped_updates": skipped[i]}
+            stories.append({"run": run.describe(), "result": result, "curve": self.curves[i]})
+        return stories
+
+    def _on_full(self, units: list[list[int]]) -> Tensor:
+        """Masks ``(R, d)`` of the full network with so many open units in each layer."""
+        masks = torch.zeros(len(units), self.full.space.d)
+        for mask, kept in zip(masks, units):
+            for where, count in zip(self.full.layers, kept):
+                mask[where.start : where.start + count] = 1.0
+        return masks
+
+    def save(self) -> None:
+        """Write a checkpoint of where the runs are."""
+        if self.checkpoint is None:
+            return
+        state: Row = {"batch": self.batch.state_dict(), "curves": self.curves, "calls": self.calls}
+        state |= {"seconds": self.seconds, "reached": None if self.reached is None else list(self.reached)}
+        if self.search is not None:
+            state["search"] = self.search.state_dict()
+        self.checkpoint.save(state, self.batch.done)
+
+    def _resume(self) -> None:
+        state = self.checkpoint.load() if self.checkpoint is not None else None
+        if state is None:
+            return
+        if self.search is not None:
+            self.search.load_state_dict(state["search"])
+        self.batch.load_state_dict(state["batch"])
+        self.curves, self.calls, self.seconds = state["curves"], state["calls"], state["seconds"]
+        self.reached = None if state["reached"] is None else (state["reached"][0], state["reached"][1])
+
+
+SHARES = {"weights": "weight", "units": "unit"}
+
+
+def cost(network: Network, kind: str) -> Cost:
+    """kind: "weights", "macs" (of a fully-connected network the same), "parameters" or "units"."""
+    if kind in ("weights", "macs"):
+        return network.weight_cost
+    if kind == "units":
+        return network.unit_cost
+    d = network.space.d
+    return network.weight_cost + Cost.product([Form.run(0, d) + float(network.widths[-1])], d=d)

@@ -1,0 +1,98 @@
+"""`espalier study` from the command line: small, stopped, continued, from a file, and refused in one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+typer = pytest.importorskip("typer")
+from typer.testing import CliRunner  # noqa: E402
+
+from espalier.cli.app import app  # noqa: E402
+
+SMALL = [
+    "study", "--dataset", "digits", "--device", "cpu", "--widths", "8,6", "--epochs", "1", "--seeds", "2",
+    "--targets", "0.2,0.6", "--points", "2", "--quiet", "--commit", "abc",
+]  # fmt: skip
+
+
+def invoke(*words):
+    return CliRunner().invoke(app, [*SMALL, *map(str, words)])
+
+
+def heads(folder: Path):
+    return [json.loads(path.read_text().splitlines()[0]) for path in sorted(folder.rglob("*.jsonl"))]
+
+
+def test_the_command_runs_and_reports(tmp_path):
+    done = invoke("--out", tmp_path, "--methods", "search,scratch,found,permuted,penalty", "--penalties", "2^-3")
+    assert done.exit_code == 0, done.output
+    places = sorted(str(p.relative_to(tmp_path / "runs" / "digits-1_epochs")) for p in tmp_path.rglob("*.jsonl"))
+    assert places == [
+        "found/target_0.2_to_0.6-seed_0_to_1.jsonl", "penalty/penalty_0.125-seed_0_to_1.jsonl",
+        "permuted/target_0.2_to_0.6-seed_0_to_1.jsonl", "scratch/target_0.2_to_0.6-seed_0_to_1.jsonl",
+        "search/target_0.2_to_0.6-seed_0_to_1.jsonl",
+    ]  # fmt: skip
+    told = [line for line in done.output.splitlines() if "target 20.00% of the cost, reached" in line]
+    assert len(told) == 1
+    for word in ("before the selection", "after it, error", "scratch", "found", "permuted", "medians of 2"):
+        assert word in told[0]
+    page = (tmp_path / "README.md").read_text()
+    for word in ("reached before selection", "reached after", "ours minus permuted", "2^-3", "64-8-6-10"):
+        assert word in page
+    assert {head["commit"] for head in heads(tmp_path)} == {"abc"}
+
+
+def test_a_limit_of_time_stops_it_and_the_same_command_goes_on(tmp_path):
+    stopped = invoke("--out", tmp_path, "--methods", "search", "--time-limit", "1e-6")
+    assert stopped.exit_code == 0, stopped.output
+    assert not list(tmp_path.rglob("*.jsonl"))
+    done = invoke("--out", tmp_path, "--methods", "search", "--no-report")
+    assert done.exit_code == 0
+    assert len(list(tmp_path.rglob("*.jsonl"))) == 1
+    assert not (tmp_path / "README.md").exists()
+
+
+def test_settings_from_a_file_and_the_flags_of_the_recipe(tmp_path):
+    config = tmp_path / "grid.toml"
+    config.write_text('targets = [0.4]\nmethods = ["search"]\nramp = 0.25\nsettle = 0.25\ninitial = 0.8\n')
+    words = ["--out", tmp_path / "out", "--settle", "0.5", "--drops", "0.5,0.6", "--theta-rate", "3", "--even", "0"]
+    kept = [word for word in SMALL[1:] if word not in ("--targets", "0.2,0.6")]
+    done = CliRunner().invoke(app, ["study", str(config), *kept, *map(str, words)])
+    assert done.exit_code == 0, done.output
+    (head,) = heads(tmp_path)
+    wanted = {"ramp": 0.25, "settle": 0.5, "initial": 0.8, "theta_rate": 3.0, "even": 0.0, "drops": [0.5, 0.6]}
+    assert wanted.items() <= head["settings"].items()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--targets", "0.2,tiny"], "tiny"),
+        (["--targets", "0.001"], "below the smallest reachable share"),
+        (["--methods", "search,magic"], "magic"),
+        (["--widths", "6,six"], "six"),
+        (["--device", "abacus"], "abacus"),
+        (["--preset", "papers"], "did you mean 'paper'"),
+        (["--ramp", "0.8", "--settle", "0.5"], "settle of at most 0.2"),
+        (["--ramp", "2"], "ramp of a recipe is a share"),
+        (["--cost", "joules"], "joules"),
+        (["--dataset", "letters"], "letters"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_is_trained(tmp_path, words, said):
+    done = invoke("--out", tmp_path / "out", *words)
+    assert done.exit_code != 0
+    assert said in str(done.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_exit_code_of_bad_input_is_2(tmp_path):
+    words = [*SMALL, "--out", str(tmp_path / "out"), "--targets", "0.001"]
+    done = subprocess.run([sys.executable, "-m", "espalier", *words], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
