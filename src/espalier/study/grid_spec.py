@@ -110,9 +110,10 @@ class GridSettings:
 
     @property
     def folder(self) -> str:
-        """Runs on other data, or of another length, are kept apart."""
+        """Runs on other data, of another length, or at another rate of the weights, are kept apart."""
         held = "-held_out" if self.held_out else ""
-        return f"{self.dataset}{held}-{self.epochs}_epochs"
+        rate = self.recipe.learning_rate
+        return f"{self.dataset}{held}{'' if rate == Recipe().learning_rate else f'-rate_{rate:g}'}-{self.epochs}_epochs"
 
     @property
     def evaluated_on(self) -> str:
