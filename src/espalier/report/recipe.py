@@ -81,7 +81,9 @@ class Section:
     def title(self) -> str:
         settings = self.runs[0].head["settings"]
         shape = "-".join(map(str, settings["widths"]))
-        return f"{settings['dataset']}, {settings['epochs']} epochs, {shape}, {self.runs[0].head['evaluated_on']}"
+        rate = f", learning rate {settings['learning_rate']:g}" if "-rate_" in self.name else ""
+        length = f"{settings['epochs']} epochs{rate}"
+        return f"{settings['dataset']}, {length}, {shape}, {self.runs[0].head['evaluated_on']}"
 
     @property
     def note(self) -> str:
