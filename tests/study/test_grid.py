@@ -172,9 +172,10 @@ def test_more_seeds_train_only_what_is_missing(tmp_path: Path) -> None:
 
 def test_records_of_other_settings_and_damaged_ones_are_refused(tmp_path: Path) -> None:
     assert grid(tmp_path, methods=("scratch",), targets=(0.6,)).run(Stop(), Silent())
-    other = grid(tmp_path, methods=("scratch",), recipe=Recipe(learning_rate=0.3))
-    with pytest.raises(BadInput, match=r"learning_rate: 0.05 there, 0.3 here"):
+    other = grid(tmp_path, methods=("scratch",), recipe=Recipe(momentum=0.5))
+    with pytest.raises(BadInput, match=r"momentum: 0.9 there, 0.5 here"):
         other.run(Stop(), Silent())
+    assert grid(tmp_path, recipe=Recipe(learning_rate=0.3)).settings.folder == "digits-rate_0.3-2_epochs"
     (path,) = tmp_path.rglob("*.jsonl")
     path.write_text("\n".join(path.read_text().splitlines()[:2]) + "\n")
     with pytest.raises(Corrupt, match=path.name):
