@@ -141,7 +141,7 @@ class FastDenseNet:
         for i, room in enumerate(rooms):
             block = room.block
             room.forward, room.backward, self_tail = convolutions[3 * i : 3 * i + 3]
-            room.gates = bits_of[i].unflatten(1, (block.consumers, block.chunks))
+            room.gates = bits_of[i].unflatten(1, (block.consumers, block.chunks)).contiguous()
             open_ = room.gates.repeat_interleave(LANES, -1).unflatten(0, (runs, samples))
             room.gain, room.offset = ((t.unsqueeze(1) * open_).flatten(0, 1) for t in affine[2 * i : 2 * i + 2])
             do.begin(room)

@@ -1,0 +1,389 @@
+"""The fast step's operations as Triton kernels: one launch for all runs and masks, tensor cores on chunks of 16 channels.
+
+A program has one tile of the pixels of one group. Closed gates cost nothing: the open ones are listed on the device, and
+loops run over the lists. Sums over pixels are added up in memory; those that statistics come from in float64, so that
+the order of arrival does not show in them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from espalier.models.densenet_chunks import EPS, Room
+
+
+@triton.jit
+def _open(gates, by_consumer, consumer_count, by_chunk, chunk_count, consumers, chunks, TILE: tl.constexpr):
+    """The open gates as lists: of each consumer its chunks, of each chunk its layers (the tail is not listed)."""
+    g = tl.program_id(1)
+    one = tl.program_id(0)
+    k = tl.arange(0, TILE)
+    gates += g * consumers * chunks
+    if one < consumers:
+        is_open = (tl.load(gates + one * chunks + k, mask=k < chunks, other=0.0) != 0).to(tl.int32)
+        place = tl.cumsum(is_open, 0) - 1
+        tl.store(by_consumer + (g * consumers + one) * chunks + place, k, mask=is_open != 0)
+        tl.store(consumer_count + g * consumers + one, tl.sum(is_open, 0))
+    else:
+        j = one - consumers
+        is_open = (tl.load(gates + k * chunks + j, mask=k < consumers - 1, other=0.0) != 0).to(tl.int32)
+        place = tl.cumsum(is_open, 0) - 1
+        tl.store(by_chunk + (g * chunks + j) * consumers + place, k, mask=is_open != 0)
+        tl.store(chunk_count + g * chunks + j, tl.sum(is_open, 0))
+
+
+@triton.jit
+def _enter(row, x, sums, inputs, slots, share, pixels, TILE: tl.constexpr):
+    """Rows ``(R or G, P, inputs)`` to chunks, and their sums. share: groups that read one row."""
+    j, g, groups = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
+    p = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    c = tl.arange(0, 16)
+    inside = p < pixels
+    known = inside[:, None] & (j * 16 + c < inputs)[None, :]
+    values = tl.load(row + ((g // share) * pixels + p)[:, None] * inputs + (j * 16 + c)[None, :], mask=known, other=0.0)
+    tl.store(x + ((j * groups + g) * pixels + p)[:, None] * 16 + c[None, :], values, mask=inside[:, None])
+    _add_sums(values, sums, g, groups, slots, j)
+
+
+@triton.jit
+def _add_sums(values, sums, g, groups, slots, j):
+    c = tl.arange(0, 16)
+    exact = values.to(tl.float32)
+    here = sums + g * slots + j * 16 + c
+    tl.atomic_add(here, tl.sum(exact, 0).to(tl.float64), sem="relaxed")
+    tl.atomic_add(here + groups * slots, tl.sum(exact * exact, 0).to(tl.float64), sem="relaxed")
+
+
+@triton.jit
+def _normalise(
+    sums, mean, rstd, gain, offset, scale, shift, first, slots, consumers, pixels, EPSILON: tl.constexpr, TILE: tl.constexpr
+):
+    """From sums to statistics, and to what each consumer makes of them."""
+    j, g, groups = first + tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    c = j * 16 + tl.arange(0, 16)
+    k = tl.arange(0, TILE)
+    average = tl.load(sums + g * slots + c) / pixels
+    variance = tl.load(sums + (groups + g) * slots + c) / pixels - average * average
+    m = average.to(tl.float32)
+    r = 1.0 / tl.sqrt(tl.maximum(variance.to(tl.float32), 0.0) + EPSILON)
+    tl.store(mean + g * slots + c, m)
+    tl.store(rstd + g * slots + c, r)
+    here = (g * consumers + k)[:, None] * slots + c[None, :]
+    there = (k < consumers)[:, None] & (c >= 0)[None, :]
+    s = tl.load(gain + here, mask=there, other=0.0) * r[None, :]
+    tl.store(scale + here, s, mask=there)
+    tl.store(shift + here, tl.load(offset + here, mask=there, other=0.0) - s * m[None, :], mask=there)
+
+
+@triton.jit
+def _layer(
+    x, weight, scale, shift, listed, count, sums, layer, first, consumers, chunks, samples, pixels, run_stride, H, W,
+    TILE: tl.constexpr, MANY: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One layer's output: read, normalise, gate and rectify MANY chunks of a tap at a time, times their weights."""
+    g, groups = tl.program_id(1), tl.num_programs(1)
+    p = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    k = tl.arange(0, MANY * 16)
+    lane, o = k % 16, tl.arange(0, 16)
+    inside, px, py = p < pixels, p % W, (p // W) % H
+    row = g * consumers + layer
+    total = tl.load(count + row)
+    here = x + (g * pixels + p)[:, None] * 16 + lane[None, :]
+    weight += (g // samples) * run_stride + layer * 9 * chunks * 256
+    acc = tl.zeros((TILE, 16), tl.float32)
+    for step in range(tl.cdiv(total, MANY) * 9):
+        tap = step % 9
+        place = (step // 9) * MANY + k // 16
+        listed_too = place < total
+        j = tl.load(listed + row * chunks + place, mask=listed_too, other=0)
+        s = tl.load(scale + (row * chunks + j) * 16 + lane, mask=listed_too, other=0.0)
+        t = tl.load(shift + (row * chunks + j) * 16 + lane, mask=listed_too, other=0.0)
+        dy, dx = tap // 3 - 1, tap % 3 - 1
+        near = inside & (py + dy >= 0) & (py + dy < H) & (px + dx >= 0) & (px + dx < W)
+        far = (j * (groups * pixels * 16))[None, :] + (dy * W + dx) * 16
+        v = tl.load(here + far, mask=near[:, None] & listed_too[None, :], other=0.0)
+        u = tl.maximum(v.to(tl.float32) * s[None, :] + t[None, :], 0.0)
+        u = tl.where(near[:, None], u, 0.0).to(v.dtype)
+        w = tl.load(weight + (tap * chunks + j)[:, None] * 256 + lane[:, None] * 16 + o[None, :])
+        acc = tl.dot(u, w, acc, input_precision=PRECISION)
+    j = first + layer
+    values = acc.to(x.dtype.element_ty)
+    tl.store(x + ((j * groups + g) * pixels + p)[:, None] * 16 + o[None, :], values, mask=inside[:, None])
+    _add_sums(tl.where(inside[:, None], values, 0.0), sums, g, groups, chunks * 16, j)
+
+
+@triton.jit
+def _pool(x, scale, shift, pooled, consumers, slots, pixels, small, W, POOL, TILE: tl.constexpr):
+    """What the tail mixes: normalised, gated, rectified, averaged over windows."""
+    j, g, groups = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
+    q = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    c = tl.arange(0, 16)
+    inside, narrow = q < small, W // POOL
+    corner = (q // narrow) * POOL * W + (q % narrow) * POOL
+    last = (g * consumers + consumers - 1) * slots + j * 16 + c
+    s, t = tl.load(scale + last), tl.load(shift + last)
+    here = x + ((j * groups + g) * pixels + corner)[:, None] * 16 + c[None, :]
+    acc = tl.zeros((TILE, 16), tl.float32)
+    for i in range(POOL * POOL):
+        v = tl.load(here + ((i // POOL) * W + i % POOL) * 16, mask=inside[:, None], other=0.0).to(tl.float32)
+        acc += tl.maximum(v * s[None, :] + t[None, :], 0.0)
+    mean = acc / (POOL * POOL)
+    there = pooled + (g * small + q)[:, None] * slots + (j * 16 + c)[None, :]
+    tl.store(there, mean.to(pooled.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit
+def _source(
+    x, out, weight, pooled_grad, scale, shift, gain, mean, rstd, listed, count, grad, totals, asked,
+    first, consumers, chunks, samples, pixels, framed, small, run_stride, H, W, POOL,
+    TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a chunk's normalised values: what the tail asks and what each open layer behind it asks."""
+    j, g, groups = first + tl.program_id(1), tl.program_id(2), tl.num_programs(2)
+    slots = chunks * 16
+    p = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    c, k = tl.arange(0, 16), tl.arange(0, 128)
+    inside, px, py, image = p < pixels, p % W, (p // W) % H, p // (W * H)
+    lanes = j * 16 + c
+    own = ((j * groups + g) * pixels + p)[:, None] * 16 + c[None, :]
+    v = tl.load(x + own, mask=inside[:, None], other=0.0).to(tl.float32)
+    normal = (v - tl.load(mean + g * slots + lanes)[None, :]) * tl.load(rstd + g * slots + lanes)[None, :]
+
+    tail = (g * consumers + consumers - 1) * slots + lanes
+    window = (image * (H // POOL) + py // POOL) * (W // POOL) + px // POOL
+    ask = tl.load(pooled_grad + (g * small + window)[:, None] * slots + lanes[None, :], mask=inside[:, None], other=0.0)
+    positive = v * tl.load(scale + tail)[None, :] + tl.load(shift + tail)[None, :] > 0
+    passed = tl.where(positive & inside[:, None], ask.to(tl.float32) / (POOL * POOL), 0.0)
+    tl.atomic_add(asked + tail, tl.sum(passed, 0), sem="relaxed")
+    tl.atomic_add(asked + groups * consumers * slots + tail, tl.sum(passed * normal, 0), sem="relaxed")
+    total = passed * tl.load(gain + tail)[None, :]
+
+    # The nine taps of 16 channels as 8 + 1: the frame of zeros around an image makes every neighbour readable.
+    tap = k // 16
+    near = ((tap // 3 - 1) * (W + 2) + tap % 3 - 1) * 16 + k % 16
+    corner = tl.where(inside, g * framed + (image * (H + 2) + py + 1) * (W + 2) + px + 1, W + 3)
+    eight = out + corner[:, None] * 16 + near[None, :]
+    ninth = out + (corner + W + 3)[:, None] * 16 + c[None, :]
+    weight += (g // samples) * run_stride + j * 9 * 256
+    for i in range(tl.load(count + g * chunks + j)):
+        layer = tl.load(listed + (g * chunks + j) * consumers + i)
+        here = weight + layer * chunks * 9 * 256
+        far = layer * groups * framed * 16
+        acc = tl.dot(
+            tl.load(eight + far), tl.load(here + k[:, None] * 16 + c[None, :]), input_precision=PRECISION
+        )
+        acc = tl.dot(
+            tl.load(ninth + far), tl.load(here + 2048 + c[:, None] * 16 + c[None, :]), acc, input_precision=PRECISION
+        )
+        at = (g * consumers + layer) * slots + lanes
+        positive = v * tl.load(scale + at)[None, :] + tl.load(shift + at)[None, :] > 0
+        passed = tl.where(positive & inside[:, None], acc, 0.0)
+        tl.atomic_add(asked + at, tl.sum(passed, 0), sem="relaxed")
+        tl.atomic_add(asked + groups * consumers * slots + at, tl.sum(passed * normal, 0), sem="relaxed")
+        total += passed * tl.load(gain + at)[None, :]
+    tl.store(grad + own, total, mask=inside[:, None])
+    tl.atomic_add(totals + g * slots + lanes, tl.sum(total, 0), sem="relaxed")
+    tl.atomic_add(totals + (groups + g) * slots + lanes, tl.sum(total * normal, 0), sem="relaxed")
+
+
+@triton.jit
+def _finish(
+    x, grad, mean, rstd, totals, target, first, slots, inputs, pixels, framed, H, W,
+    FRAME: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Back through the normalisation: to a layer's output in its frame, or to rows ``(G, P, inputs)``."""
+    j, g, groups = first + tl.program_id(1), tl.program_id(2), tl.num_programs(2)
+    p = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    c = tl.arange(0, 16)
+    inside = p < pixels
+    lanes = g * slots + j * 16 + c
+    own = ((j * groups + g) * pixels + p)[:, None] * 16 + c[None, :]
+    r = tl.load(rstd + lanes)
+    normal = (tl.load(x + own, mask=inside[:, None], other=0.0).to(tl.float32) - tl.load(mean + lanes)[None, :]) * r[None, :]
+    average, slope = tl.load(totals + lanes) / pixels, tl.load(totals + groups * slots + lanes) / pixels
+    asked = tl.load(grad + own, mask=inside[:, None], other=0.0)
+    found = (r[None, :] * (asked - average[None, :] - normal * slope[None, :])).to(target.dtype.element_ty)
+    if FRAME:
+        px, py, image = p % W, (p // W) % H, p // (W * H)
+        corner = g * framed + (image * (H + 2) + py + 1) * (W + 2) + px + 1
+        tl.store(target + corner[:, None] * 16 + c[None, :], found, mask=inside[:, None])
+    else:
+        known = inside[:, None] & (j * 16 + c < inputs)[None, :]
+        tl.store(target + (g * pixels + p)[:, None] * inputs + (j * 16 + c)[None, :], found, mask=known)
+
+
+@triton.jit
+def _weights(
+    x, out, scale, shift, gates, target, first, consumers, chunks, samples, groups, pixels, framed, per_split, run_stride,
+    H: tl.constexpr, W: tl.constexpr, TILE: tl.constexpr, MANY: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the weights between one layer and MANY chunks, over a part of the pixels of all its masks."""
+    quads = tl.cdiv(chunks - 1, MANY)
+    layer, quad, r = tl.program_id(1) // quads, tl.program_id(1) % quads, tl.program_id(2)
+    reads = first + layer
+    if quad * MANY < reads:
+        k, c = tl.arange(0, 128), tl.arange(0, 16)
+        i = tl.arange(0, MANY * 16)
+        j = quad * MANY + i // 16
+        known = j < reads
+        tap = k // 16
+        near = ((tap // 3 - 1) * (W + 2) + tap % 3 - 1) * 16 + k % 16
+        eight = tl.zeros((128, MANY * 16), tl.float32)
+        ninth = tl.zeros((16, MANY * 16), tl.float32)
+        found = 0
+        start = tl.program_id(0) * per_split
+        for sample in range(samples):
+            g = r * samples + sample
+            row = g * consumers + layer
+            bits = tl.load(gates + row * chunks + j, mask=known, other=0.0)
+            if tl.max(tl.abs(bits), 0) > 0:
+                found += 1
+                s = tl.load(scale + (row * chunks + j) * 16 + i % 16, mask=known, other=0.0)
+                t = tl.load(shift + (row * chunks + j) * 16 + i % 16, mask=known, other=0.0)
+                is_open = known & (bits != 0)
+                here = x + (j * groups + g)[None, :] * pixels * 16 + (i % 16)[None, :]
+                there = out + (layer * groups + g) * framed * 16
+                for begin in range(start, tl.minimum(start + per_split, pixels), TILE):
+                    p = begin + tl.arange(0, TILE)
+                    inside = p < pixels
+                    px, py, image = p % W, (p // W) % H, p // (W * H)
+                    v = tl.load(here + p[:, None] * 16, mask=inside[:, None] & is_open[None, :], other=0.0)
+                    u = tl.maximum(v.to(tl.float32) * s[None, :] + t[None, :], 0.0)
+                    u = tl.where(inside[:, None], u, 0.0).to(v.dtype)
+                    corner = tl.where(inside, (image * (H + 2) + py + 1) * (W + 2) + px + 1, W + 3)
+                    first_eight = tl.load(there + corner[:, None] * 16 + near[None, :])
+                    last = tl.load(there + (corner + W + 3)[:, None] * 16 + c[None, :])
+                    eight = tl.dot(tl.trans(first_eight), u, eight, input_precision=PRECISION)
+                    ninth = tl.dot(tl.trans(last), u, ninth, input_precision=PRECISION)
+        if found > 0:
+            target += r * run_stride + layer * chunks * 9 * 256
+            to = target + (j * 9 * 256 + i % 16)[None, :]
+            tl.atomic_add(to + k[:, None] * 16, eight, mask=known[None, :] & (k >= 0)[:, None], sem="relaxed")
+            tl.atomic_add(to + (128 + c)[:, None] * 16, ninth, mask=known[None, :] & (c >= 0)[:, None], sem="relaxed")
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a kernel is cut up: pixels of a tile, chunks at a time, warps, stages of its pipeline, splits of the pixels."""
+
+    tile: int = 128
+    many: int = 4
+    warps: int = 4
+    stages: int = 3
+    splits: int = 8
+
+
+@dataclass(frozen=True)
+class Lists:
+    by_consumer: Tensor  # (G, K, C) int32
+    consumer_count: Tensor  # (G, K)
+    by_chunk: Tensor  # (G, C, K)
+    chunk_count: Tensor  # (G, C)
+
+
+@dataclass(eq=False)
+class TritonOperations:
+    """See :class:`espalier.models.densenet_chunks.Operations`. precision: of products of float32, "ieee" or "tf32"."""
+
+    precision: str = "ieee"
+    layers: Tuning = Tuning()
+    sources: Tuning = Tuning(tile=64)
+    products: Tuning = Tuning(tile=64)
+    plain: Tuning = field(default_factory=lambda: Tuning(tile=256))
+
+    def begin(self, room: Room) -> None:
+        groups, consumers, chunks = room.gates.shape
+        if room.lists is None:
+
+            def ints(*shape: int) -> Tensor:
+                return torch.zeros(shape, dtype=torch.int32, device=room.x.device)
+
+            room.lists = Lists(
+                ints(groups, consumers, chunks), ints(groups, consumers), ints(groups, chunks, consumers), ints(groups, chunks)
+            )
+        lists = room.lists
+        room.sums.zero_()
+        room.totals.zero_()
+        room.asked.zero_()
+        tile = triton.next_power_of_2(max(consumers, chunks))
+        _open[(consumers + chunks, groups)](
+            room.gates, lists.by_consumer, lists.consumer_count, lists.by_chunk, lists.chunk_count, consumers, chunks, tile
+        )  # fmt: skip
+
+    def _tiles(self, room: Room, tuning: Tuning) -> int:
+        return triton.cdiv(room.pixels, tuning.tile)
+
+    def enter(self, room: Room, row: Tensor) -> None:
+        block, tile = room.block, self.plain.tile
+        _enter[(self._tiles(room, self.plain), block.first, room.groups)](
+            row, room.x, room.sums, block.inputs, block.slots, room.groups // len(row), room.pixels, tile
+        )
+        self._normalise(room, 0, block.first)
+
+    def _normalise(self, room: Room, first: int, count: int) -> None:
+        block = room.block
+        _normalise[(count, room.groups)](
+            room.sums, room.mean, room.rstd, room.gain, room.offset, room.scale, room.shift, first, block.slots,
+            block.consumers, room.pixels, EPS, triton.next_power_of_2(block.consumers), num_warps=1,
+        )  # fmt: skip
+
+    def layer(self, room: Room, layer: int) -> None:
+        block, tuning = room.block, self.layers
+        _layer[(self._tiles(room, tuning), room.groups)](
+            room.x, room.forward, room.scale, room.shift, room.lists.by_consumer, room.lists.consumer_count, room.sums,
+            layer, block.first, block.consumers, block.chunks, room.samples, room.pixels, room.forward.stride(0),
+            block.size, block.size, tuning.tile, tuning.many, self.precision,
+            num_warps=tuning.warps, num_stages=tuning.stages,
+        )  # fmt: skip
+        self._normalise(room, block.first + layer, 1)
+
+    def pool(self, room: Room) -> None:
+        block, small, tile = room.block, room.pooled.shape[1], 64
+        _pool[(triton.cdiv(small, tile), block.chunks, room.groups)](
+            room.x, room.scale, room.shift, room.pooled, block.consumers, block.slots, room.pixels, small, block.size,
+            block.pool, tile, num_warps=2,
+        )  # fmt: skip
+
+    def source(self, room: Room, first: int, last: int) -> None:
+        block, tuning, lists = room.block, self.sources, room.lists
+        _source[(self._tiles(room, tuning), last - first, room.groups)](
+            room.x, room.out, room.backward, room.pooled_grad, room.scale, room.shift, room.gain, room.mean, room.rstd,
+            lists.by_chunk, lists.chunk_count, room.grad, room.totals, room.asked,
+            first, block.consumers, block.chunks, room.samples, room.pixels, _framed(room), room.pooled.shape[1],
+            room.backward.stride(0), block.size, block.size, block.pool, tuning.tile, self.precision,
+            num_warps=tuning.warps, num_stages=tuning.stages,
+        )  # fmt: skip
+
+    def finish(self, room: Room, layer: int) -> None:
+        self._finish(room, room.out[layer], room.block.first + layer, 1, True)
+
+    def leave(self, room: Room) -> None:
+        self._finish(room, room.row, 0, room.block.first, False)
+
+    def _finish(self, room: Room, target: Tensor, first: int, count: int, frame: bool) -> None:
+        block = room.block
+        _finish[(self._tiles(room, self.plain), count, room.groups)](
+            room.x, room.grad, room.mean, room.rstd, room.totals, target, first, block.slots, block.inputs, room.pixels,
+            _framed(room), block.size, block.size, frame, self.plain.tile,
+        )  # fmt: skip
+
+    def convolutions(self, room: Room) -> None:
+        block, tuning = room.block, self.products
+        quads = triton.cdiv(block.chunks - 1, tuning.many)
+        per_split = triton.cdiv(triton.cdiv(room.pixels, tuning.splits), tuning.tile) * tuning.tile
+        _weights[(triton.cdiv(room.pixels, per_split), block.layers * quads, room.groups // room.samples)](
+            room.x, room.out, room.scale, room.shift, room.gates, room.weights, block.first, block.consumers, block.chunks,
+            room.samples, room.groups, room.pixels, _framed(room), per_split, room.weights.stride(0), block.size, block.size,
+            tuning.tile, tuning.many, self.precision, num_warps=tuning.warps, num_stages=tuning.stages,
+        )  # fmt: skip
+
+
+def _framed(room: Room) -> int:
+    """Pixels of a group with the frames of its images."""
+    return room.out[0, 0].numel() // 16
