@@ -64,7 +64,7 @@ class Room:
 
     block: Block
     samples: int
-    x: Tensor  # (C, G, P, 16): the sources
+    x: Tensor  # (C, G, B, size + 2, size, 16): the sources, between two rows of NaN, which ReLU turns into 0
     sums: Tensor  # (2, G, slots): of a source's values and of their squares
     mean: Tensor  # (G, slots)
     rstd: Tensor  # (G, slots)
@@ -80,7 +80,7 @@ class Room:
     gates: Tensor = None  # type: ignore[assignment]  # (G, K, C)
     gain: Tensor = None  # type: ignore[assignment]  # (G, K, slots): gamma * gate
     offset: Tensor = None  # type: ignore[assignment]  # (G, K, slots): beta * gate
-    forward: Tensor = None  # type: ignore[assignment]  # (R, L, 9, C, 16 in, 16 out): convolutions
+    forward: Tensor = None  # type: ignore[assignment]  # (R, L, 3 rows, C, 16 in, 3 columns + 1, 16 out): convolutions
     backward: Tensor = None  # type: ignore[assignment]  # (R, L, C, 9 mirrored, 16 out, 16 in): the same
     weights: Tensor = None  # type: ignore[assignment]  # like backward: their gradient
     pooled_grad: Tensor = None  # type: ignore[assignment]  # like pooled
@@ -88,7 +88,12 @@ class Room:
 
     @property
     def pixels(self) -> int:
-        return self.x.shape[2]
+        return self.grad.shape[2]
+
+    @property
+    def inner(self) -> Tensor:
+        """The sources alone, ``(C, G, B, size, size, 16)``."""
+        return self.x[:, :, :, 1:-1]
 
     @property
     def groups(self) -> int:
@@ -135,12 +140,13 @@ class TorchOperations:
         block, groups = room.block, room.groups
         row = row.repeat_interleave(groups // len(row), 0)
         padded = F.pad(row, (0, block.first * LANES - block.inputs))
-        room.x[: block.first] = padded.unflatten(-1, (block.first, LANES)).permute(2, 0, 1, 3)
+        inner = room.inner[: block.first]
+        inner.copy_(padded.unflatten(-1, (block.first, LANES)).permute(2, 0, 1, 3).reshape(inner.shape))
         self._normalise(room, 0, block.first)
 
     def _normalise(self, room: Room, first: int, last: int) -> None:
         where = slice(first * LANES, last * LANES)
-        x = room.x[first:last].to(room.sums.dtype)
+        x = room.inner[first:last].flatten(2, 4).to(room.sums.dtype)
         room.sums[0, :, where] = x.sum(2).transpose(0, 1).flatten(1)
         room.sums[1, :, where] = x.square().sum(2).transpose(0, 1).flatten(1)
         mean, square = room.sums[..., where] / room.pixels
@@ -156,13 +162,14 @@ class TorchOperations:
             t[:, consumer, : chunks * LANES].unflatten(-1, (chunks, 1, LANES)).transpose(0, 1)
             for t in (room.scale, room.shift)
         )
-        return (room.x[:chunks].to(scale.dtype) * scale + shift).relu()
+        return (room.inner[:chunks].flatten(2, 4).to(scale.dtype) * scale + shift).relu()
 
     def layer(self, room: Room, layer: int) -> None:
         chunks = room.block.first + layer
         u = _columns(_framed(_images(room, self._read(room, layer, chunks).to(room.x.dtype))))
-        w = room.forward[:, layer, :, :chunks].repeat_interleave(room.samples, 0)
-        room.x[chunks] = torch.einsum("tcgpi,gtcio->gpo", u, w)
+        w = room.forward[:, layer, :, :chunks, :, :3].repeat_interleave(room.samples, 0)
+        found = torch.einsum("yxcgpi,gycixo->gpo", u.unflatten(0, (3, 3)), w)
+        room.inner[chunks].copy_(found.reshape(room.inner[chunks].shape))
         self._normalise(room, chunks, chunks + 1)
 
     def pool(self, room: Room) -> None:
@@ -177,7 +184,7 @@ class TorchOperations:
         room.grad[first:last] = 0
         for j in range(first, last):
             where = slice(j * LANES, (j + 1) * LANES)
-            x = room.x[j].to(wide)  # (G, P, 16)
+            x = room.inner[j].flatten(1, 3).to(wide)  # (G, P, 16)
             normal = (x - room.mean[:, None, where]) * room.rstd[:, None, where]
             for k in range(max(j - block.first + 1, 0), block.consumers):
                 if k == block.layers:
@@ -198,7 +205,7 @@ class TorchOperations:
         """The gradient with respect to a chunk from the one with respect to its normalised values, ``(G, P, 16)``."""
         where = slice(j * LANES, (j + 1) * LANES)
         rstd = room.rstd[:, None, where]
-        normal = (room.x[j].to(room.grad.dtype) - room.mean[:, None, where]) * rstd
+        normal = (room.inner[j].flatten(1, 3).to(room.grad.dtype) - room.mean[:, None, where]) * rstd
         mean, slope = room.totals[:, :, None, where] / room.pixels
         return rstd * (room.grad[j] - mean - normal * slope)
 

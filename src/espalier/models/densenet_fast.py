@@ -222,7 +222,7 @@ class FastDenseNet:
         return Room(
             block,
             samples,
-            x=zeros(*chunked, dtype=self.dtype),
+            x=zeros(block.chunks, groups, images, framed, block.size, LANES, dtype=self.dtype).fill_(torch.nan),
             sums=zeros(2, *per_slot, dtype=torch.float64),
             mean=zeros(*per_slot),
             rstd=zeros(*per_slot),
@@ -265,12 +265,12 @@ class FastDenseNet:
         return self.starts[name] + torch.arange(torch.Size(shape).numel()).view(shape)
 
     def _convolutions(self, b: int, block: Block) -> tuple[Tensor, Tensor]:
-        forward = torch.full((block.layers, 9, block.slots, LANES), self.size)
+        forward = torch.full((block.layers, 3, block.slots, 4, LANES), self.size)
         backward = torch.full((block.layers, 9, LANES, block.slots), self.size)
         for i in range(block.layers):
             weight = self._indices(f"blocks.{b}.{i}.conv.weight").flatten(2)  # (out, in, 9)
             slots = block.channels(i)
-            forward[i][:, slots, : self.growth] = weight.permute(2, 1, 0)
+            forward[i][:, slots, :3, : self.growth] = weight.unflatten(2, (3, 3)).permute(2, 1, 3, 0)
             backward[i][:, : self.growth, slots] = weight.flip(2).permute(2, 0, 1)
         backward = backward.unflatten(-1, (block.chunks, LANES)).permute(0, 3, 1, 2, 4)
         return forward.unflatten(2, (block.chunks, LANES)), backward

@@ -18,6 +18,18 @@ from torch import Tensor
 from espalier.models.densenet_chunks import EPS, Room
 
 
+# Small numbers whose divisibility or being 1 would only make the compiler work more.
+SMALL = (
+    "layer", "first", "consumers", "chunks", "samples", "share", "H", "W", "POOL", "inputs", "slots", "groups", "small"
+)  # fmt: skip
+
+
+@triton.jit
+def _in_frame(p, H, W):
+    """Where pixel p lies when every image has a further row above and below."""
+    return p + (2 * (p // (H * W)) + 1) * W
+
+
 @triton.jit
 def _open(gates, by_consumer, consumer_count, by_chunk, chunk_count, consumers, chunks, TILE: tl.constexpr):
     """The open gates as lists: of each consumer its chunks, of each chunk its layers (the tail is not listed)."""
@@ -38,8 +50,8 @@ def _open(gates, by_consumer, consumer_count, by_chunk, chunk_count, consumers, 
         tl.store(chunk_count + g * chunks + j, tl.sum(is_open, 0))
 
 
-@triton.jit
-def _enter(row, x, sums, inputs, slots, share, pixels, TILE: tl.constexpr):
+@triton.jit(do_not_specialize=SMALL)
+def _enter(row, x, sums, inputs, slots, share, pixels, H, W, TILE: tl.constexpr):
     """Rows ``(R or G, P, inputs)`` to chunks, and their sums. share: groups that read one row."""
     j, g, groups = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     p = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -47,7 +59,8 @@ def _enter(row, x, sums, inputs, slots, share, pixels, TILE: tl.constexpr):
     inside = p < pixels
     known = inside[:, None] & (j * 16 + c < inputs)[None, :]
     values = tl.load(row + ((g // share) * pixels + p)[:, None] * inputs + (j * 16 + c)[None, :], mask=known, other=0.0)
-    tl.store(x + ((j * groups + g) * pixels + p)[:, None] * 16 + c[None, :], values, mask=inside[:, None])
+    q = (j * groups + g) * (pixels // H * (H + 2)) + _in_frame(p, H, W)
+    tl.store(x + q[:, None] * 16 + c[None, :], values, mask=inside[:, None])
     _add_sums(values, sums, g, groups, slots, j)
 
 
@@ -60,7 +73,7 @@ def _add_sums(values, sums, g, groups, slots, j):
     tl.atomic_add(here + groups * slots, tl.sum(exact * exact, 0).to(tl.float64), sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SMALL)
 def _normalise(
     sums, mean, rstd, gain, offset, scale, shift, first, slots, consumers, pixels, EPSILON: tl.constexpr, TILE: tl.constexpr
 ):
@@ -81,54 +94,60 @@ def _normalise(
     tl.store(shift + here, tl.load(offset + here, mask=there, other=0.0) - s * m[None, :], mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SMALL)
 def _layer(
     x, weight, scale, shift, listed, count, sums, layer, first, consumers, chunks, samples, pixels, run_stride, H, W,
     TILE: tl.constexpr, MANY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One layer's output: read, normalise, gate and rectify MANY chunks of a tap at a time, times their weights."""
+    """One layer's output. A step reads MANY chunks one row up, here or one row down, normalises, gates and rectifies
+    them, and multiplies by the weights of that row's three taps (and a fourth of zeros) side by side. What the taps
+    found is added up at the end, each shifted to its pixel: a tile holds whole rows, so no neighbour is missing.
+    """
     g, groups = tl.program_id(1), tl.num_programs(1)
-    p = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    k = tl.arange(0, MANY * 16)
+    own = tl.arange(0, TILE)
+    p = tl.program_id(0) * TILE + own
+    inside = p < pixels
+    k, n = tl.arange(0, MANY * 16), tl.arange(0, 64)
     lane, o = k % 16, tl.arange(0, 16)
-    inside, px, py = p < pixels, p % W, (p // W) % H
     row = g * consumers + layer
     total = tl.load(count + row)
-    here = x + (g * pixels + p)[:, None] * 16 + lane[None, :]
-    weight += (g // samples) * run_stride + layer * 9 * chunks * 256
-    acc = tl.zeros((TILE, 16), tl.float32)
-    for step in range(tl.cdiv(total, MANY) * 9):
-        tap = step % 9
-        place = (step // 9) * MANY + k // 16
-        listed_too = place < total
-        j = tl.load(listed + row * chunks + place, mask=listed_too, other=0)
-        s = tl.load(scale + (row * chunks + j) * 16 + lane, mask=listed_too, other=0.0)
-        t = tl.load(shift + (row * chunks + j) * 16 + lane, mask=listed_too, other=0.0)
-        dy, dx = tap // 3 - 1, tap % 3 - 1
-        near = inside & (py + dy >= 0) & (py + dy < H) & (px + dx >= 0) & (px + dx < W)
-        far = (j * (groups * pixels * 16))[None, :] + (dy * W + dx) * 16
-        v = tl.load(here + far, mask=near[:, None] & listed_too[None, :], other=0.0)
-        u = tl.maximum(v.to(tl.float32) * s[None, :] + t[None, :], 0.0)
-        u = tl.where(near[:, None], u, 0.0).to(v.dtype)
-        w = tl.load(weight + (tap * chunks + j)[:, None] * 256 + lane[:, None] * 16 + o[None, :])
+    framed = pixels // H * (H + 2)
+    q = g * framed + _in_frame(tl.minimum(p, pixels - 1), H, W)
+    here = x + q[:, None] * 16 + lane[None, :]
+    weight += (g // samples) * run_stride + layer * 3 * chunks * 1024
+    acc = tl.zeros((TILE, 64), tl.float32)
+    for step in range(tl.cdiv(total, MANY) * 3):
+        dy = step % 3
+        place = (step // 3) * MANY + k // 16
+        known = place < total
+        j = tl.load(listed + row * chunks + place, mask=known, other=0)
+        s = tl.load(scale + (row * chunks + j) * 16 + lane, mask=known, other=0.0)
+        t = tl.load(shift + (row * chunks + j) * 16 + lane, mask=known, other=0.0)
+        v = tl.load(here + (j * (groups * framed * 16) + (dy - 1) * W * 16)[None, :], mask=known[None, :], other=0.0)
+        u = tl.maximum(v.to(tl.float32) * s[None, :] + t[None, :], 0.0).to(v.dtype)  # the frame's NaN becomes 0
+        w = tl.load(weight + ((dy * chunks + j) * 1024 + lane * 64)[:, None] + n[None, :])
         acc = tl.dot(u, w, acc, input_precision=PRECISION)
+    dx = n // 16 - 1
+    column = (p % W)[:, None] + dx[None, :]
+    source = tl.minimum(tl.maximum(own[:, None] + dx[None, :], 0), TILE - 1)
+    taps = tl.where((column >= 0) & (column < W) & (dx < 2)[None, :], tl.gather(acc, source, 0), 0.0)
+    values = tl.sum(tl.reshape(taps, (TILE, 4, 16)), 1).to(x.dtype.element_ty)
     j = first + layer
-    values = acc.to(x.dtype.element_ty)
-    tl.store(x + ((j * groups + g) * pixels + p)[:, None] * 16 + o[None, :], values, mask=inside[:, None])
+    tl.store(x + (j * groups * framed + q)[:, None] * 16 + o[None, :], values, mask=inside[:, None])
     _add_sums(tl.where(inside[:, None], values, 0.0), sums, g, groups, chunks * 16, j)
 
 
-@triton.jit
-def _pool(x, scale, shift, pooled, consumers, slots, pixels, small, W, POOL, TILE: tl.constexpr):
+@triton.jit(do_not_specialize=SMALL)
+def _pool(x, scale, shift, pooled, consumers, slots, pixels, small, H, W, POOL, TILE: tl.constexpr):
     """What the tail mixes: normalised, gated, rectified, averaged over windows."""
     j, g, groups = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     q = tl.program_id(0) * TILE + tl.arange(0, TILE)
     c = tl.arange(0, 16)
     inside, narrow = q < small, W // POOL
-    corner = (q // narrow) * POOL * W + (q % narrow) * POOL
+    corner = _in_frame((q // narrow) * POOL * W + (q % narrow) * POOL, H, W)
     last = (g * consumers + consumers - 1) * slots + j * 16 + c
     s, t = tl.load(scale + last), tl.load(shift + last)
-    here = x + ((j * groups + g) * pixels + corner)[:, None] * 16 + c[None, :]
+    here = x + ((j * groups + g) * (pixels // H * (H + 2)) + corner)[:, None] * 16 + c[None, :]
     acc = tl.zeros((TILE, 16), tl.float32)
     for i in range(POOL * POOL):
         v = tl.load(here + ((i // POOL) * W + i % POOL) * 16, mask=inside[:, None], other=0.0).to(tl.float32)
@@ -138,7 +157,7 @@ def _pool(x, scale, shift, pooled, consumers, slots, pixels, small, W, POOL, TIL
     tl.store(there, mean.to(pooled.dtype.element_ty), mask=inside[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SMALL)
 def _source(
     x, out, weight, pooled_grad, scale, shift, gain, mean, rstd, listed, count, grad, totals, asked,
     first, consumers, chunks, samples, pixels, framed, small, run_stride, H, W, POOL,
@@ -152,7 +171,8 @@ def _source(
     inside, px, py, image = p < pixels, p % W, (p // W) % H, p // (W * H)
     lanes = j * 16 + c
     own = ((j * groups + g) * pixels + p)[:, None] * 16 + c[None, :]
-    v = tl.load(x + own, mask=inside[:, None], other=0.0).to(tl.float32)
+    place = (j * groups + g) * (pixels // H * (H + 2)) + _in_frame(p, H, W)
+    v = tl.load(x + place[:, None] * 16 + c[None, :], mask=inside[:, None], other=0.0).to(tl.float32)
     normal = (v - tl.load(mean + g * slots + lanes)[None, :]) * tl.load(rstd + g * slots + lanes)[None, :]
 
     tail = (g * consumers + consumers - 1) * slots + lanes
@@ -192,7 +212,7 @@ def _source(
     tl.atomic_add(totals + (groups + g) * slots + lanes, tl.sum(total * normal, 0), sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SMALL)
 def _finish(
     x, grad, mean, rstd, totals, target, first, slots, inputs, pixels, framed, H, W,
     FRAME: tl.constexpr, TILE: tl.constexpr,
@@ -205,7 +225,9 @@ def _finish(
     lanes = g * slots + j * 16 + c
     own = ((j * groups + g) * pixels + p)[:, None] * 16 + c[None, :]
     r = tl.load(rstd + lanes)
-    normal = (tl.load(x + own, mask=inside[:, None], other=0.0).to(tl.float32) - tl.load(mean + lanes)[None, :]) * r[None, :]
+    place = (j * groups + g) * (pixels // H * (H + 2)) + _in_frame(p, H, W)
+    v = tl.load(x + place[:, None] * 16 + c[None, :], mask=inside[:, None], other=0.0).to(tl.float32)
+    normal = (v - tl.load(mean + lanes)[None, :]) * r[None, :]
     average, slope = tl.load(totals + lanes) / pixels, tl.load(totals + groups * slots + lanes) / pixels
     asked = tl.load(grad + own, mask=inside[:, None], other=0.0)
     found = (r[None, :] * (asked - average[None, :] - normal * slope[None, :])).to(target.dtype.element_ty)
@@ -218,10 +240,10 @@ def _finish(
         tl.store(target + (g * pixels + p)[:, None] * inputs + (j * 16 + c)[None, :], found, mask=known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=[name for name in SMALL if name not in "HW"])
 def _weights(
     x, out, scale, shift, gates, target, first, consumers, chunks, samples, groups, pixels, framed, per_split, run_stride,
-    H: tl.constexpr, W: tl.constexpr, TILE: tl.constexpr, MANY: tl.constexpr, PRECISION: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, TILE: tl.constexpr, MANY: tl.constexpr, PRECISION: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the weights between one layer and MANY chunks, over a part of the pixels of all its masks."""
     quads = tl.cdiv(chunks - 1, MANY)
@@ -246,17 +268,21 @@ def _weights(
                 found += 1
                 s = tl.load(scale + (row * chunks + j) * 16 + i % 16, mask=known, other=0.0)
                 t = tl.load(shift + (row * chunks + j) * 16 + i % 16, mask=known, other=0.0)
-                is_open = known & (bits != 0)
-                here = x + (j * groups + g)[None, :] * pixels * 16 + (i % 16)[None, :]
+                here = x + ((j * groups + g) * (pixels // H * (H + 2)) * 16 + i % 16)[None, :]
                 there = out + (layer * groups + g) * framed * 16
                 for begin in range(start, tl.minimum(start + per_split, pixels), TILE):
                     p = begin + tl.arange(0, TILE)
                     inside = p < pixels
                     px, py, image = p % W, (p // W) % H, p // (W * H)
-                    v = tl.load(here + p[:, None] * 16, mask=inside[:, None] & is_open[None, :], other=0.0)
-                    u = tl.maximum(v.to(tl.float32) * s[None, :] + t[None, :], 0.0)
-                    u = tl.where(inside[:, None], u, 0.0).to(v.dtype)
-                    corner = tl.where(inside, (image * (H + 2) + py + 1) * (W + 2) + px + 1, W + 3)
+                    corner = (image * (H + 2) + py + 1) * (W + 2) + px + 1
+                    if EVEN:
+                        v = tl.load(here + _in_frame(p, H, W)[:, None] * 16, mask=known[None, :], other=0.0)
+                        u = tl.maximum(v.to(tl.float32) * s[None, :] + t[None, :], 0.0).to(v.dtype)
+                    else:
+                        corner = tl.where(inside, corner, W + 3)
+                        both = inside[:, None] & known[None, :]
+                        v = tl.load(here + _in_frame(p, H, W)[:, None] * 16, mask=both, other=0.0)
+                        u = tl.where(both, tl.maximum(v.to(tl.float32) * s[None, :] + t[None, :], 0.0), 0.0).to(v.dtype)
                     first_eight = tl.load(there + corner[:, None] * 16 + near[None, :])
                     last = tl.load(there + (corner + W + 3)[:, None] * 16 + c[None, :])
                     eight = tl.dot(tl.trans(first_eight), u, eight, input_precision=PRECISION)
@@ -322,8 +348,9 @@ class TritonOperations:
     def enter(self, room: Room, row: Tensor) -> None:
         block, tile = room.block, self.plain.tile
         _enter[(self._tiles(room, self.plain), block.first, room.groups)](
-            row, room.x, room.sums, block.inputs, block.slots, room.groups // len(row), room.pixels, tile
-        )
+            row, room.x, room.sums, block.inputs, block.slots, room.groups // len(row), room.pixels, block.size,
+            block.size, tile,
+        )  # fmt: skip
         self._normalise(room, 0, block.first)
 
     def _normalise(self, room: Room, first: int, count: int) -> None:
@@ -347,7 +374,7 @@ class TritonOperations:
         block, small, tile = room.block, room.pooled.shape[1], 64
         _pool[(triton.cdiv(small, tile), block.chunks, room.groups)](
             room.x, room.scale, room.shift, room.pooled, block.consumers, block.slots, room.pixels, small, block.size,
-            block.pool, tile, num_warps=2,
+            block.size, block.pool, tile, num_warps=2,
         )  # fmt: skip
 
     def source(self, room: Room, first: int, last: int) -> None:
@@ -380,7 +407,8 @@ class TritonOperations:
         _weights[(triton.cdiv(room.pixels, per_split), block.layers * quads, room.groups // room.samples)](
             room.x, room.out, room.scale, room.shift, room.gates, room.weights, block.first, block.consumers, block.chunks,
             room.samples, room.groups, room.pixels, _framed(room), per_split, room.weights.stride(0), block.size, block.size,
-            tuning.tile, tuning.many, self.precision, num_warps=tuning.warps, num_stages=tuning.stages,
+            tuning.tile, tuning.many, self.precision, room.pixels % tuning.tile == 0,
+            num_warps=tuning.warps, num_stages=tuning.stages,
         )  # fmt: skip
 
 
