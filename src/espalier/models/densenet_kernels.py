@@ -7,8 +7,8 @@ the order of arrival does not show in them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -305,6 +305,11 @@ class Tuning:
     splits: int = 8
 
 
+def tuned(operation: str, size: int) -> Tuning:
+    """Measured on one H200 for images of size x size pixels."""
+    return {"layer": Tuning(), "source": Tuning(tile=64), "weights": Tuning(tile=64), "plain": Tuning(tile=256)}[operation]
+
+
 @dataclass(frozen=True)
 class Lists:
     by_consumer: Tensor  # (G, K, C) int32
@@ -318,10 +323,7 @@ class TritonOperations:
     """See :class:`espalier.models.densenet_chunks.Operations`. precision: of products of float32, "ieee" or "tf32"."""
 
     precision: str = "ieee"
-    layers: Tuning = Tuning()
-    sources: Tuning = Tuning(tile=64)
-    products: Tuning = Tuning(tile=64)
-    plain: Tuning = field(default_factory=lambda: Tuning(tile=256))
+    tuning: Callable[[str, int], Tuning] = tuned
 
     def begin(self, room: Room) -> None:
         groups, consumers, chunks = room.gates.shape
@@ -342,12 +344,10 @@ class TritonOperations:
             room.gates, lists.by_consumer, lists.consumer_count, lists.by_chunk, lists.chunk_count, consumers, chunks, tile
         )  # fmt: skip
 
-    def _tiles(self, room: Room, tuning: Tuning) -> int:
-        return triton.cdiv(room.pixels, tuning.tile)
 
     def enter(self, room: Room, row: Tensor) -> None:
-        block, tile = room.block, self.plain.tile
-        _enter[(self._tiles(room, self.plain), block.first, room.groups)](
+        block, tile = room.block, self.tuning("plain", room.block.size).tile
+        _enter[(triton.cdiv(room.pixels, tile), block.first, room.groups)](
             row, room.x, room.sums, block.inputs, block.slots, room.groups // len(row), room.pixels, block.size,
             block.size, tile,
         )  # fmt: skip
@@ -361,8 +361,8 @@ class TritonOperations:
         )  # fmt: skip
 
     def layer(self, room: Room, layer: int) -> None:
-        block, tuning = room.block, self.layers
-        _layer[(self._tiles(room, tuning), room.groups)](
+        block, tuning = room.block, self.tuning("layer", room.block.size)
+        _layer[(triton.cdiv(room.pixels, tuning.tile), room.groups)](
             room.x, room.forward, room.scale, room.shift, room.lists.by_consumer, room.lists.consumer_count, room.sums,
             layer, block.first, block.consumers, block.chunks, room.samples, room.pixels, room.forward.stride(0),
             block.size, block.size, tuning.tile, tuning.many, self.precision,
@@ -378,8 +378,8 @@ class TritonOperations:
         )  # fmt: skip
 
     def source(self, room: Room, first: int, last: int) -> None:
-        block, tuning, lists = room.block, self.sources, room.lists
-        _source[(self._tiles(room, tuning), last - first, room.groups)](
+        block, tuning, lists = room.block, self.tuning("source", room.block.size), room.lists
+        _source[(triton.cdiv(room.pixels, tuning.tile), last - first, room.groups)](
             room.x, room.out, room.backward, room.pooled_grad, room.scale, room.shift, room.gain, room.mean, room.rstd,
             lists.by_chunk, lists.chunk_count, room.grad, room.totals, room.asked,
             first, block.consumers, block.chunks, room.samples, room.pixels, _framed(room), room.pooled.shape[1],
@@ -394,14 +394,14 @@ class TritonOperations:
         self._finish(room, room.row, 0, room.block.first, False)
 
     def _finish(self, room: Room, target: Tensor, first: int, count: int, frame: bool) -> None:
-        block = room.block
-        _finish[(self._tiles(room, self.plain), count, room.groups)](
+        block, tile = room.block, self.tuning("plain", room.block.size).tile
+        _finish[(triton.cdiv(room.pixels, tile), count, room.groups)](
             room.x, room.grad, room.mean, room.rstd, room.totals, target, first, block.slots, block.inputs, room.pixels,
-            _framed(room), block.size, block.size, frame, self.plain.tile,
+            _framed(room), block.size, block.size, frame, tile,
         )  # fmt: skip
 
     def convolutions(self, room: Room) -> None:
-        block, tuning = room.block, self.products
+        block, tuning = room.block, self.tuning("weights", room.block.size)
         quads = triton.cdiv(block.chunks - 1, tuning.many)
         per_split = triton.cdiv(triton.cdiv(room.pixels, tuning.splits), tuning.tile) * tuning.tile
         _weights[(triton.cdiv(room.pixels, per_split), block.layers * quads, room.groups // room.samples)](

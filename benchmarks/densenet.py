@@ -1,0 +1,384 @@
+"""How long one update of the gated DenseNet-40 takes: the fast step against the readable one. Prints one JSON object.
+
+    PYTHONPATH=src python benchmarks/densenet.py --device cuda --runs 1 4 8 --time-limit 80
+    PYTHONPATH=src python benchmarks/densenet.py --device cpu --depth 7 --images 4     # does it run at all
+
+An update is forward and backward for S masks on a mini-batch, and SGD. Inputs are synthetic: time does not depend on what
+they show. Measurements come in the order of their importance; what does not fit into the time limit is left out, and
+what fails says why in its place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from espalier.models import DenseNet
+from espalier.models.densenet_fast import FLAT, FastDenseNet
+from espalier.train.batched.losses import cross_entropy
+from espalier.train.batched.optimizers import SGD
+from espalier.train.batched.stack import stacked
+from espalier.train.batched.step import Differential
+
+BEGAN = time.monotonic()
+found: dict[str, Any] = {}
+
+
+class Case:
+    """R runs with synthetic inputs: S masks on B images each, or without a search one open mask on S * B images."""
+
+    def __init__(self, given: argparse.Namespace, runs: int, samples: int, images: int, open_: float) -> None:
+        self.device, rng = torch.device(given.device), torch.Generator().manual_seed(0)
+        shape = {"depth": given.depth, "growth": 12}
+        template, params, _ = stacked(
+            lambda: DenseNet(**shape), list(range(runs)), torch.rand(2, 3, 32, 32), self.device
+        )
+        self.template, self.shape = template, shape
+        self.params = {name: p + 0.1 * torch.randn(p.shape, generator=rng).to(p) for name, p in params.items()}
+        masks = (torch.rand(runs, samples, template.space.d, generator=rng) < open_).float()
+        self.masks = masks.to(self.device)
+        self.x = torch.randn(runs, images, 3, 32, 32, generator=rng).to(self.device)
+        self.y = torch.randint(0, 10, (runs, images), generator=rng).to(self.device)
+
+    def fast(self, precision: str, tuning: Any = None) -> FastDenseNet:
+        fast = FastDenseNet(**self.shape, precision=precision)
+        if tuning is not None:
+            from espalier.models.densenet_kernels import TritonOperations
+
+            runs, samples, _ = self.masks.shape
+            rooms, _ = fast._room(runs, samples, self.x.shape[1], 32, self.device)
+            fast._rooms[next(iter(fast._rooms))] = rooms, TritonOperations(tuning=tuning)
+        return fast
+
+    def readable(self, dtype: torch.dtype | None = None) -> Callable[[], tuple[dict[str, Tensor], Tensor]]:
+        differential = Differential(self.template.call, cross_entropy, dtype)
+
+        def gradients() -> tuple[dict[str, Tensor], Tensor]:
+            grads, (losses, _) = differential(self.params, {}, self.masks, self.x, self.y, each=False)
+            return grads, losses
+
+        return gradients
+
+
+def updates(params: dict[str, Tensor], gradients: Callable[[], dict[str, Tensor]]) -> Callable[[], None]:
+    """A whole update, weights included (which stay small: the learning rate is)."""
+    optimizer = SGD(lr=1e-6)
+    values = list(params.values())
+    slots = [[torch.zeros_like(p) for p in values]]
+    pace = optimizer.pace(torch.full((len(values[0]),), 1e-6, device=values[0].device), torch.zeros(()))
+
+    def update() -> None:
+        grads = gradients()
+        optimizer.move(values, [grads[name] for name in params], slots, pace, None)
+
+    return update
+
+
+def fast_update(case: Case, precision: str, tuning: Any = None) -> Callable[[], None]:
+    fast = case.fast(precision, tuning)
+    packed = fast.pack(case.params)
+    return updates(packed, lambda: fast.gradients(packed, case.masks, case.x, case.y)[0])
+
+
+def captured(work: Callable[[], Any], times: int = 4) -> Callable[[], None]:
+    """The same as a CUDA graph of several."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(times):
+            work()
+    return graph.replay
+
+
+def microseconds(work: Callable[[], Any], device: torch.device, seconds: float = 0.25) -> float:
+    """Of one call, the least of several rounds."""
+    work()
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        work()
+        return (time.perf_counter() - begin) * 1e6
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin, least = time.perf_counter(), float("inf")
+    while time.perf_counter() - begin < seconds:
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        least = min(least, start.elapsed_time(end) * 1e3)
+    return least
+
+
+def measured(work: Callable[[], Any], device: torch.device, times: int = 4) -> dict[str, float]:
+    if device.type != "cuda":
+        return {"us_per_update": microseconds(work, device)}
+    torch.cuda.reset_peak_memory_stats(device)
+    ready = captured(work, times)
+    took = microseconds(ready, device) / times
+    return {"us_per_update": took, "peak_memory_MB": torch.cuda.max_memory_allocated(device) / 2**20}
+
+
+def worst(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, float]:
+    """The largest difference within a parameter over its largest gradient, and the one over all parameters together."""
+    each = [float((mine[k] - g).abs().max() / g.abs().max().clamp(min=1e-12)) for k, g in theirs.items()]
+    a, b = (torch.cat([t[k].flatten() for k in theirs]) for t in (mine, theirs))
+    return {
+        "worst_parameter": max(each),
+        "median_parameter": sorted(each)[len(each) // 2],
+        "norm_of_difference": float((a - b).norm() / b.norm()),
+    }
+
+
+# ---- the measurements ----------------------------------------------------------------------------------------------------
+
+
+def agreement(given: argparse.Namespace, precision: str, runs: int = 2) -> dict[str, Any]:
+    case = Case(given, runs, 2, given.images, 0.6)
+    theirs, losses = case.readable()()
+    fast = case.fast(precision)
+    mine, fast_losses, _ = fast.gradients(case.params, case.masks, case.x, case.y)
+    return {"losses": float(((fast_losses - losses) / losses).abs().max()), **worst(mine, theirs)}
+
+
+def steps(given: argparse.Namespace, runs: int, precision: str, tuning: Any = None) -> dict[str, Any]:
+    device, row = torch.device(given.device), {}
+    for name, samples, images, open_ in (
+        ("gated_all_open", 2, given.images, 1.1),
+        ("plain", 1, 2 * given.images, 1.1),
+        ("gated_half_open", 2, given.images, 0.5),
+        ("gated_fifth_open", 2, given.images, 0.2),
+    ):
+        case = Case(given, runs, samples, images, open_)
+        row[name] = measured(fast_update(case, precision, tuning), device)
+        row[name]["us_per_run_update"] = row[name]["us_per_update"] / runs
+        torch.cuda.empty_cache()
+    row["gated_over_plain"] = row["gated_all_open"]["us_per_update"] / row["plain"]["us_per_update"]
+    return row
+
+
+def operations(given: argparse.Namespace, runs: int, configurations: dict[str, list[Any]]) -> dict[str, Any]:
+    """Each kernel alone, all its launches of one block in one update, for each way to cut it up."""
+    from espalier.models.densenet_kernels import TritonOperations, Tuning, tuned
+
+    case = Case(given, runs, 2, given.images, 1.1)
+    fast = case.fast("bf16")
+    fast.gradients(fast.pack(case.params), case.masks, case.x, case.y)
+    rooms, _ = next(iter(fast._rooms.values()))
+    table: dict[str, Any] = {}
+    for name, tunings in configurations.items():
+        for room in rooms:
+            for tuning in tunings:
+                if over(given):
+                    return table
+                tuning = tuning or tuned(name, room.block.size)
+                if name != "plain" and tuning.tile % room.block.size:
+                    continue
+                do = TritonOperations(tuning=lambda op, size, t=tuning, n=name: t if op == n else tuned(op, size))
+                block = room.block
+                work = {
+                    "layer": lambda: [do.layer(room, i) for i in range(block.layers)],
+                    "source": lambda: [
+                        *[do.source(room, block.first + i, block.first + i + 1) for i in range(block.layers)],
+                        do.source(room, 0, block.first),
+                    ],
+                    "weights": lambda: do.convolutions(room),
+                    "finish": lambda: [*[do.finish(room, i) for i in range(block.layers)], do.leave(room)],
+                    "pool": lambda: do.pool(room),
+                }[name]
+                key = f"{name} {block.size}x{block.size}"
+                try:
+                    took: Any = round(microseconds(captured(work, 2), case.device, 0.02) / 2, 1)
+                except Exception as error:
+                    took = repr(error)[:100]
+                shown = f"tile={tuning.tile} many={tuning.many} warps={tuning.warps} stages={tuning.stages} splits={tuning.splits}"
+                table.setdefault(key, {})[shown if isinstance(tuning, Tuning) else "default"] = took
+    return table
+
+
+def profile(given: argparse.Namespace, runs: int) -> list[str]:
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    case = Case(given, runs, 2, given.images, 1.1)
+    replay = captured(fast_update(case, "bf16"), 1)
+    replay()
+    torch.cuda.synchronize()
+    with record(activities=[ProfilerActivity.CUDA]) as traced:
+        for _ in range(5):
+            replay()
+        torch.cuda.synchronize()
+    rows = sorted(traced.key_averages(), key=lambda e: -e.self_device_time_total)
+    total = sum(e.self_device_time_total for e in rows) / 5
+    shown = [f"{e.self_device_time_total / 5:9.1f} us {e.count / 5:6.0f} calls  {e.key[:90]}" for e in rows[:25]]
+    return [f"{total:9.1f} us {sum(e.count for e in rows) / 5:6.0f} calls  all kernels", *shown]
+
+
+def readable(given: argparse.Namespace, dtype: torch.dtype | None, tf32: bool, capture: bool, compile_: bool) -> dict[str, Any]:
+    case = Case(given, 1, 2, given.images, 1.1)
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    try:
+        gradients = case.readable(dtype)
+        update = updates(case.params, lambda: dict(gradients()[0]))
+        if compile_:
+            update = torch.compile(update, fullgraph=True, dynamic=False)
+        if capture:
+            return measured(update, case.device)
+        return {"us_per_update": microseconds(update, case.device)}
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def over(given: argparse.Namespace) -> bool:
+    return time.monotonic() - BEGAN > given.time_limit
+
+
+def attempt(given: argparse.Namespace, name: str, work: Callable[[], Any]) -> None:
+    if over(given):
+        found[name] = "left out: time limit"
+        return
+    begin = time.monotonic()
+    try:
+        found[name] = work()
+    except Exception as error:
+        found[name] = f"failed: {error!r}"[:600]
+        traceback.print_exc()
+    print(f"{time.monotonic() - BEGAN:6.1f} s  {name} ({time.monotonic() - begin:.1f} s): {json.dumps(found[name])}", file=sys.stderr, flush=True)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def grid(which: str) -> dict[str, list[Any]]:
+    """Ways to cut up the kernels that are worth a try."""
+    from espalier.models.densenet_kernels import Tuning as T
+
+    if which == "first":
+        return {
+            "layer": [
+                T(128, 4, 4, 3), T(128, 4, 4, 2), T(128, 4, 4, 4), T(128, 2, 4, 3), T(128, 2, 4, 4), T(64, 4, 4, 3), T(64, 2, 4, 4),
+                T(64, 4, 2, 3), T(256, 4, 8, 3), T(256, 2, 8, 3), T(128, 4, 8, 3), T(32, 4, 2, 3), T(32, 4, 4, 4), T(128, 2, 8, 3),
+            ],
+            "source": [
+                T(64, 4, 4, 3), T(64, 4, 4, 2), T(64, 4, 4, 1), T(128, 4, 4, 3), T(128, 4, 4, 2), T(128, 4, 8, 2), T(128, 4, 8, 3),
+                T(256, 4, 8, 2), T(256, 4, 4, 2), T(32, 4, 2, 3), T(64, 4, 2, 3), T(128, 4, 4, 1), T(32, 4, 4, 3), T(64, 4, 8, 3),
+            ],
+            "weights": [
+                T(64, 4, 4, 3, 8), T(64, 4, 4, 2, 8), T(64, 4, 4, 3, 16), T(64, 4, 4, 3, 4), T(128, 4, 4, 2, 8), T(128, 4, 8, 2, 8),
+                T(64, 2, 4, 3, 8), T(64, 2, 4, 4, 8), T(128, 2, 4, 2, 8), T(64, 1, 4, 3, 8), T(32, 4, 4, 4, 8), T(64, 4, 8, 3, 8),
+                T(64, 4, 4, 4, 16), T(64, 2, 4, 3, 2),
+            ],
+            "finish": [None], "pool": [None],
+        }  # fmt: skip
+    return {name: [None] for name in ("layer", "source", "weights", "finish", "pool")}
+
+
+def compile_one(given: argparse.Namespace, number: int) -> None:
+    """Compile the kernels of one column of the grid into the cache that all processes share."""
+    ways, rest = grid(given.grid), given.precisions[number - 100 :] if number >= 100 else None
+    precision = rest[0] if rest else "bf16"
+    chosen = {name: options[number % len(options)] for name, options in ways.items()} if rest is None else {}
+    from espalier.models.densenet_kernels import tuned
+
+    case = Case(given, 1, 2, 4, 0.5)
+    tuning = (lambda op, size: chosen.get(op) or tuned(op, size)) if rest is None else None
+    for way in (tuning,):
+        fast = case.fast(precision, way)
+        fast.gradients(case.params, case.masks, case.x, case.y)
+
+
+def compile_all(given: argparse.Namespace) -> dict[str, Any]:
+    """In processes of their own, side by side: one after the other would take minutes."""
+    columns = max(len(options) for options in grid(given.grid).values())
+    jobs = [*range(columns), *range(100, 100 + len(given.precisions))]
+    command = [sys.executable, *sys.argv, "--compile-one"]
+    running = {n: subprocess.Popen([*command, str(n)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for n in jobs}
+    failed = {}
+    for n, process in running.items():
+        try:
+            _, said = process.communicate(timeout=max(given.time_limit / 2 - (time.monotonic() - BEGAN), 1))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said = b"took too long"
+        if process.returncode:
+            failed[str(n)] = said.decode()[-300:]
+    return {"processes": len(jobs), "failed": failed}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--runs", type=int, nargs="+", default=[1, 4, 8], help="numbers of runs at once")
+    parser.add_argument("--time-limit", type=float, default=80, help="seconds")
+    parser.add_argument("--depth", type=int, default=40)
+    parser.add_argument("--images", type=int, default=32, help="of a mini-batch, read by two masks")
+    parser.add_argument("--grid", default="none", help='"first": try many ways to cut up the kernels')
+    parser.add_argument("--precisions", nargs="+", default=["float32", "tf32", "bf16"])
+    parser.add_argument("--compiled", action="store_true", help="also the readable step under torch.compile: minutes")
+    parser.add_argument("--compile-one", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    torch.backends.cudnn.allow_tf32 = False
+    if given.compile_one is not None:
+        compile_one(given, given.compile_one)
+        return
+    on_cuda = given.device == "cuda"
+    found["torch"], found["python"] = torch.__version__, platform.python_version()
+    if on_cuda:
+        import triton
+
+        found["gpu"], found["triton"] = torch.cuda.get_device_name(), triton.__version__
+        signal.signal(signal.SIGALRM, lambda *_: sys.exit("time limit"))
+        signal.alarm(int(given.time_limit + 15))
+    found["command"] = " ".join(sys.argv)
+    try:
+        measure(given, on_cuda)
+    finally:
+        found["seconds"] = time.monotonic() - BEGAN
+        print(json.dumps(found, indent=1), flush=True)
+
+
+def measure(given: argparse.Namespace, on_cuda: bool) -> None:
+    first = given.runs[0]
+    if on_cuda:
+        attempt(given, "compile", lambda: compile_all(given))
+    for precision in given.precisions:
+        attempt(given, f"agreement {precision}", lambda p=precision: agreement(given, p, 2 if on_cuda else 1))
+    attempt(given, f"fast bf16, {first} run", lambda: steps(given, first, "bf16"))
+    if not on_cuda:
+        return
+    attempt(given, f"profile of fast bf16, {first} run", lambda: profile(given, first))
+    ways = grid(given.grid)
+    attempt(given, f"operations, {first} run", lambda: operations(given, first, ways))
+    for runs in given.runs[1:]:
+        attempt(given, f"fast bf16, {runs} runs", lambda n=runs: steps(given, n, "bf16"))
+    last = given.runs[-1]
+    attempt(given, f"operations, {last} runs", lambda: operations(given, last, ways))
+    attempt(given, f"profile of fast bf16, {last} runs", lambda: profile(given, last))
+    attempt(given, "readable tf32, eager", lambda: readable(given, None, True, False, False))
+    attempt(given, "readable tf32, graph", lambda: readable(given, None, True, True, False))
+    attempt(given, "readable bf16, graph", lambda: readable(given, torch.bfloat16, True, True, False))
+    for precision in ("tf32", "float32"):
+        attempt(given, f"fast {precision}, 1 run", lambda p=precision: steps(given, 1, p))
+    if given.compiled:
+        attempt(given, "readable tf32, compiled, graph", lambda: readable(given, None, True, True, True))
+        attempt(given, "readable bf16, compiled, graph", lambda: readable(given, torch.bfloat16, True, True, True))
+
+
+if __name__ == "__main__":
+    main()
