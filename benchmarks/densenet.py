@@ -11,6 +11,7 @@ what fails says why in its place.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import platform
 import signal
@@ -24,15 +25,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import espalier
 from espalier.models import DenseNet
 from espalier.models.densenet_fast import FLAT, FastDenseNet
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.optimizers import SGD
-from espalier.train.batched.stack import stacked
+from espalier.train.batched.stack import strip
 from espalier.train.batched.step import Differential
 
 BEGAN = time.monotonic()
 found: dict[str, Any] = {}
+
+
+@functools.cache
+def template(depth: int, device: torch.device) -> Any:
+    """The readable network, that computes with any weights; without running statistics, as while training."""
+    gated = espalier.attach(DenseNet(depth), torch.rand(1, 3, 8, 8), check=False)
+    strip(gated.model)
+    gated.model.to(device)
+    return gated
 
 
 class Case:
@@ -40,16 +51,19 @@ class Case:
 
     def __init__(self, given: argparse.Namespace, runs: int, samples: int, images: int, open_: float) -> None:
         self.device, rng = torch.device(given.device), torch.Generator().manual_seed(0)
-        shape = {"depth": given.depth, "growth": 12}
-        template, params, _ = stacked(
-            lambda: DenseNet(**shape), list(range(runs)), torch.rand(2, 3, 32, 32), self.device
-        )
-        self.template, self.shape = template, shape
-        self.params = {name: p + 0.1 * torch.randn(p.shape, generator=rng).to(p) for name, p in params.items()}
-        masks = (torch.rand(runs, samples, template.space.d, generator=rng) < open_).float()
+        self.shape = {"depth": given.depth, "growth": 12}
+        shapes = FastDenseNet(**self.shape).shapes
+        self.params = {name: self._start(name, (runs, *shape), rng) for name, shape in shapes.items()}
+        masks = (torch.rand(runs, samples, FastDenseNet(**self.shape).d, generator=rng) < open_).float()
         self.masks = masks.to(self.device)
         self.x = torch.randn(runs, images, 3, 32, 32, generator=rng).to(self.device)
         self.y = torch.randint(0, 10, (runs, images), generator=rng).to(self.device)
+
+    def _start(self, name: str, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+        """Not quite as a network starts, so that every parameter matters."""
+        fan = torch.Size(shape[2:]).numel() if len(shape) > 2 else 100
+        value = torch.randn(shape, generator=rng) * (2 / fan) ** 0.5
+        return (value + 1 if name.endswith("norm.weight") else value).to(self.device)
 
     def fast(self, precision: str, tuning: Any = None) -> FastDenseNet:
         fast = FastDenseNet(**self.shape, precision=precision)
@@ -62,7 +76,7 @@ class Case:
         return fast
 
     def readable(self, dtype: torch.dtype | None = None) -> Callable[[], tuple[dict[str, Tensor], Tensor]]:
-        differential = Differential(self.template.call, cross_entropy, dtype)
+        differential = Differential(template(self.shape["depth"], self.device).call, cross_entropy, dtype)
 
         def gradients() -> tuple[dict[str, Tensor], Tensor]:
             grads, (losses, _) = differential(self.params, {}, self.masks, self.x, self.y, each=False)
@@ -154,7 +168,13 @@ def agreement(given: argparse.Namespace, precision: str, runs: int = 2) -> dict[
     theirs, losses = case.readable()()
     fast = case.fast(precision)
     mine, fast_losses, _ = fast.gradients(case.params, case.masks, case.x, case.y)
-    return {"losses": float(((fast_losses - losses) / losses).abs().max()), **worst(mine, theirs)}
+    row = {"losses": float(((fast_losses - losses) / losses).abs().max()), **worst(mine, theirs)}
+    if precision == "bf16":
+        theirs_too, losses_too = case.readable(torch.bfloat16)()
+        row["readable_in_bf16"] = {
+            "losses": float(((losses_too - losses) / losses).abs().max()), **worst(theirs_too, theirs)
+        }  # fmt: skip
+    return row
 
 
 def steps(given: argparse.Namespace, runs: int, precision: str, tuning: Any = None) -> dict[str, Any]:
@@ -195,9 +215,9 @@ def operations(given: argparse.Namespace, runs: int, configurations: dict[str, l
                 work = {
                     "layer": lambda: [do.layer(room, i) for i in range(block.layers)],
                     "source": lambda: [
-                        *[do.source(room, block.first + i, block.first + i + 1) for i in range(block.layers)],
-                        do.source(room, 0, block.first),
+                        do.source(room, block.first + i, block.first + i + 1) for i in range(block.layers)
                     ],
+                    "input": lambda: do.source(room, 0, block.first),
                     "weights": lambda: do.convolutions(room),
                     "finish": lambda: [*[do.finish(room, i) for i in range(block.layers)], do.leave(room)],
                     "pool": lambda: do.pool(room),
@@ -279,6 +299,10 @@ def grid(which: str) -> dict[str, list[Any]]:
                 T(64, 4, 4, 3), T(64, 4, 4, 2), T(64, 4, 4, 1), T(128, 4, 4, 3), T(128, 4, 4, 2), T(128, 4, 8, 2), T(128, 4, 8, 3),
                 T(256, 4, 8, 2), T(256, 4, 4, 2), T(32, 4, 2, 3), T(64, 4, 2, 3), T(128, 4, 4, 1), T(32, 4, 4, 3), T(64, 4, 8, 3),
             ],
+            "input": [
+                T(64, 4, 4, 3), T(64, 4, 4, 2), T(128, 4, 4, 2), T(128, 4, 8, 2), T(128, 4, 8, 3), T(64, 2, 4, 3), T(128, 2, 4, 2),
+                T(128, 2, 8, 3), T(64, 1, 4, 3), T(128, 1, 4, 2), T(32, 4, 4, 3), T(64, 4, 8, 2), T(256, 2, 8, 2), T(128, 2, 4, 3),
+            ],
             "weights": [
                 T(64, 4, 4, 3, 8), T(64, 4, 4, 2, 8), T(64, 4, 4, 3, 16), T(64, 4, 4, 3, 4), T(128, 4, 4, 2, 8), T(128, 4, 8, 2, 8),
                 T(64, 2, 4, 3, 8), T(64, 2, 4, 4, 8), T(128, 2, 4, 2, 8), T(64, 1, 4, 3, 8), T(32, 4, 4, 4, 8), T(64, 4, 8, 3, 8),
@@ -286,7 +310,7 @@ def grid(which: str) -> dict[str, list[Any]]:
             ],
             "finish": [None], "pool": [None],
         }  # fmt: skip
-    return {name: [None] for name in ("layer", "source", "weights", "finish", "pool")}
+    return {name: [None] for name in ("layer", "source", "input", "weights", "finish", "pool")}
 
 
 def compile_one(given: argparse.Namespace, number: int) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from espalier.models.densenet import DenseNet
 from espalier.models.densenet_chunks import LANES, Block, Operations, Room, TorchOperations
 from espalier.space import BadInput
 
@@ -72,19 +71,37 @@ class FastDenseNet:
             raise BadInput(f"precision is one of {', '.join(DTYPES)}, not {precision!r}")
         if growth > LANES:
             raise BadInput(f"the fast step has at most {LANES} channels per layer, not {growth}; use the readable one")
-        with torch.device("meta"):
-            model = DenseNet(depth, growth, classes, stem, channels)
+        if depth < 7 or (depth - 4) % 3:
+            raise BadInput(f"a DenseNet of three equal blocks has a depth of 4 + 3 n layers, not {depth}")
         self.precision, self.dtype = precision, DTYPES[precision]
         self.wide = torch.float64 if precision == "float64" else torch.float32
         self.growth, self.classes, self.stem, self.channels = growth, classes, stem, channels
-        self.layers = len(model.blocks[0])  # type: ignore[arg-type]
-        self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        self.layers = (depth - 4) // 3
+        self.shapes = self._shapes()
         sizes = [torch.Size(shape).numel() for shape in self.shapes.values()]
         self.size = sum(sizes)
         self.starts = dict(zip(self.shapes, torch.tensor([0, *sizes]).cumsum(0).tolist()))
         self.d = 3 * (self.layers + 1) * (self.layers + 2) // 2
         self._rooms: dict[Any, tuple[list[Room], Operations]] = {}
         self._maps: dict[torch.device, tuple[Spread, Spread, Tensor, Tensor, Spread]] = {}
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the readable version's parameters, in its order."""
+
+        def norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
+            return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+        found: dict[str, tuple[int, ...]] = {"stem.weight": (self.stem, self.channels, 3, 3)}
+        widths = [self.stem + b * self.layers * self.growth for b in range(4)]
+        for b in range(3):
+            for i in range(self.layers):
+                width = widths[b] + i * self.growth
+                found |= norm(f"blocks.{b}.{i}.norm", width)
+                found[f"blocks.{b}.{i}.conv.weight"] = (self.growth, width, 3, 3)
+        for b in range(2):
+            found |= norm(f"transitions.{b}.norm", widths[b + 1])
+            found[f"transitions.{b}.conv.weight"] = (widths[b + 1], widths[b + 1], 1, 1)
+        return found | norm("norm", widths[3]) | {"head.weight": (self.classes, widths[3]), "head.bias": (self.classes,)}
 
     # ---- weights in one tensor --------------------------------------------------------------------------------------
 
@@ -164,7 +181,7 @@ class FastDenseNet:
         collected = self._map(logits.device)[4]
         buffer = torch.zeros(runs, len(collected.index), dtype=self.wide, device=logits.device)
         *parts, bias, stem = collected.parts(buffer)
-        bias.copy_(logits.sum((1, 2)))
+        bias[:, : self.classes] = logits.sum((1, 2))
         row = logits.to(self.dtype).flatten(1, 2)  # (R, S * pixels behind the tail, outputs)
         for i in (2, 1, 0):
             room, block = rooms[i], rooms[i].block
@@ -208,9 +225,10 @@ class FastDenseNet:
         if key not in self._rooms:
             do: Operations = TorchOperations()
             if device.type == "cuda":
-                from espalier.models.densenet_kernels import TritonOperations  # needs Triton
+                from espalier.models import densenet_kernels as kernels  # needs Triton
 
-                do = TritonOperations("tf32" if self.precision == "tf32" else "ieee")
+                exact = "tf32" if self.precision == "tf32" else "ieee"
+                do = kernels.TritonOperations(exact, kernels.tuned if self.precision == "bf16" else kernels.careful)
             rooms = [self._make(block, runs * samples, samples, images, device) for block in self._blocks(size)]
             self._rooms[key] = rooms, do
         return self._rooms[key]
@@ -253,7 +271,8 @@ class FastDenseNet:
                 gates.append(self._gates(b, block))
             stem = self._indices("stem.weight").flatten(1).T
             mixing.append(stem)
-            collected += [self._indices("head.bias"), stem]
+            bias = torch.nn.functional.pad(self._indices("head.bias"), (0, -self.classes % LANES), value=self.size)
+            collected += [bias, stem]
             every = Spread.of(collected)
             used = every.index < self.size
             place = torch.empty(self.size, dtype=torch.int64)

@@ -20,7 +20,7 @@ from espalier.models.densenet_chunks import EPS, Room
 
 # Small numbers whose divisibility or being 1 would only make the compiler work more.
 SMALL = (
-    "layer", "first", "consumers", "chunks", "samples", "share", "H", "W", "POOL", "inputs", "slots", "groups", "small"
+    "layer", "first", "last", "consumers", "chunks", "samples", "share", "H", "W", "POOL", "inputs", "slots", "groups", "small"
 )  # fmt: skip
 
 
@@ -30,7 +30,7 @@ def _in_frame(p, H, W):
     return p + (2 * (p // (H * W)) + 1) * W
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SMALL)
 def _open(gates, by_consumer, consumer_count, by_chunk, chunk_count, consumers, chunks, TILE: tl.constexpr):
     """The open gates as lists: of each consumer its chunks, of each chunk its layers (the tail is not listed)."""
     g = tl.program_id(1)
@@ -160,56 +160,64 @@ def _pool(x, scale, shift, pooled, consumers, slots, pixels, small, H, W, POOL, 
 @triton.jit(do_not_specialize=SMALL)
 def _source(
     x, out, weight, pooled_grad, scale, shift, gain, mean, rstd, listed, count, grad, totals, asked,
-    first, consumers, chunks, samples, pixels, framed, small, run_stride, H, W, POOL,
-    TILE: tl.constexpr, PRECISION: tl.constexpr,
+    first, last, consumers, chunks, samples, pixels, framed, small, run_stride, H, W, POOL,
+    TILE: tl.constexpr, MANY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a chunk's normalised values: what the tail asks and what each open layer behind it asks."""
-    j, g, groups = first + tl.program_id(1), tl.program_id(2), tl.num_programs(2)
+    """The gradient of the normalised values of MANY chunks of one source: what the tail asks, and each open layer."""
+    j, g, groups = first + tl.program_id(1) * MANY, tl.program_id(2), tl.num_programs(2)
     slots = chunks * 16
     p = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    c, k = tl.arange(0, 16), tl.arange(0, 128)
-    inside, px, py, image = p < pixels, p % W, (p // W) % H, p // (W * H)
-    lanes = j * 16 + c
-    own = ((j * groups + g) * pixels + p)[:, None] * 16 + c[None, :]
-    place = (j * groups + g) * (pixels // H * (H + 2)) + _in_frame(p, H, W)
-    v = tl.load(x + place[:, None] * 16 + c[None, :], mask=inside[:, None], other=0.0).to(tl.float32)
-    normal = (v - tl.load(mean + g * slots + lanes)[None, :]) * tl.load(rstd + g * slots + lanes)[None, :]
+    k, o, n = tl.arange(0, 128), tl.arange(0, 16), tl.arange(0, MANY * 16)
+    px, py, image = p % W, (p // W) % H, p // (W * H)
+    lanes = j * 16 + n
+    known = lanes < last * 16
+    both = (p < pixels)[:, None] & known[None, :]
+    chunk = (j + n // 16) * groups + g
+    place = _in_frame(p, H, W)[:, None] * 16 + (chunk * (pixels // H * (H + 2)) * 16 + n % 16)[None, :]
+    v = tl.load(x + place, mask=both, other=0.0).to(tl.float32)
+    m = tl.load(mean + g * slots + lanes, mask=known, other=0.0)
+    r = tl.load(rstd + g * slots + lanes, mask=known, other=0.0)
+    normal = (v - m[None, :]) * r[None, :]
 
     tail = (g * consumers + consumers - 1) * slots + lanes
     window = (image * (H // POOL) + py // POOL) * (W // POOL) + px // POOL
-    ask = tl.load(pooled_grad + (g * small + window)[:, None] * slots + lanes[None, :], mask=inside[:, None], other=0.0)
-    positive = v * tl.load(scale + tail)[None, :] + tl.load(shift + tail)[None, :] > 0
-    passed = tl.where(positive & inside[:, None], ask.to(tl.float32) / (POOL * POOL), 0.0)
-    tl.atomic_add(asked + tail, tl.sum(passed, 0), sem="relaxed")
-    tl.atomic_add(asked + groups * consumers * slots + tail, tl.sum(passed * normal, 0), sem="relaxed")
-    total = passed * tl.load(gain + tail)[None, :]
+    ask = tl.load(pooled_grad + (g * small + window)[:, None] * slots + lanes[None, :], mask=both, other=0.0)
+    total = _pass(
+        ask.to(tl.float32) / (POOL * POOL), v, normal, both, tail, known, scale, shift, gain, asked, groups * consumers * slots
+    )
 
     # The nine taps of 16 channels as 8 + 1: the frame of zeros around an image makes every neighbour readable.
     tap = k // 16
     near = ((tap // 3 - 1) * (W + 2) + tap % 3 - 1) * 16 + k % 16
-    corner = tl.where(inside, g * framed + (image * (H + 2) + py + 1) * (W + 2) + px + 1, W + 3)
+    corner = tl.where(p < pixels, g * framed + (image * (H + 2) + py + 1) * (W + 2) + px + 1, W + 3)
     eight = out + corner[:, None] * 16 + near[None, :]
-    ninth = out + (corner + W + 3)[:, None] * 16 + c[None, :]
+    ninth = out + (corner + W + 3)[:, None] * 16 + o[None, :]
+    column = (n // 16) * 9 * 256 + n % 16
     weight += (g // samples) * run_stride + j * 9 * 256
     for i in range(tl.load(count + g * chunks + j)):
         layer = tl.load(listed + (g * chunks + j) * consumers + i)
-        here = weight + layer * chunks * 9 * 256
+        here = weight + layer * chunks * 9 * 256 + column[None, :]
         far = layer * groups * framed * 16
-        acc = tl.dot(
-            tl.load(eight + far), tl.load(here + k[:, None] * 16 + c[None, :]), input_precision=PRECISION
-        )
-        acc = tl.dot(
-            tl.load(ninth + far), tl.load(here + 2048 + c[:, None] * 16 + c[None, :]), acc, input_precision=PRECISION
-        )
+        w = tl.load(here + k[:, None] * 16, mask=known[None, :], other=0.0)
+        acc = tl.dot(tl.load(eight + far), w, input_precision=PRECISION)
+        w = tl.load(here + 2048 + o[:, None] * 16, mask=known[None, :], other=0.0)
+        acc = tl.dot(tl.load(ninth + far), w, acc, input_precision=PRECISION)
         at = (g * consumers + layer) * slots + lanes
-        positive = v * tl.load(scale + at)[None, :] + tl.load(shift + at)[None, :] > 0
-        passed = tl.where(positive & inside[:, None], acc, 0.0)
-        tl.atomic_add(asked + at, tl.sum(passed, 0), sem="relaxed")
-        tl.atomic_add(asked + groups * consumers * slots + at, tl.sum(passed * normal, 0), sem="relaxed")
-        total += passed * tl.load(gain + at)[None, :]
-    tl.store(grad + own, total, mask=inside[:, None])
-    tl.atomic_add(totals + g * slots + lanes, tl.sum(total, 0), sem="relaxed")
-    tl.atomic_add(totals + (groups + g) * slots + lanes, tl.sum(total * normal, 0), sem="relaxed")
+        total += _pass(acc, v, normal, both, at, known, scale, shift, gain, asked, groups * consumers * slots)
+    own = p[:, None] * 16 + (chunk * pixels * 16 + n % 16)[None, :]
+    tl.store(grad + own, total, mask=both)
+    tl.atomic_add(totals + g * slots + lanes, tl.sum(total, 0), mask=known, sem="relaxed")
+    tl.atomic_add(totals + (groups + g) * slots + lanes, tl.sum(total * normal, 0), mask=known, sem="relaxed")
+
+
+@triton.jit
+def _pass(ask, v, normal, both, at, known, scale, shift, gain, asked, second):
+    """What one consumer asks, back through its ReLU, gate and scale; its sums over pixels go to beta and gamma."""
+    s, t = tl.load(scale + at, mask=known, other=0.0), tl.load(shift + at, mask=known, other=0.0)
+    passed = tl.where((v * s[None, :] + t[None, :] > 0) & both, ask, 0.0)
+    tl.atomic_add(asked + at, tl.sum(passed, 0), mask=known, sem="relaxed")
+    tl.atomic_add(asked + second + at, tl.sum(passed * normal, 0), mask=known, sem="relaxed")
+    return passed * tl.load(gain + at, mask=known, other=0.0)[None, :]
 
 
 @triton.jit(do_not_specialize=SMALL)
@@ -306,8 +314,19 @@ class Tuning:
 
 
 def tuned(operation: str, size: int) -> Tuning:
-    """Measured on one H200 for images of size x size pixels."""
-    return {"layer": Tuning(), "source": Tuning(tile=64), "weights": Tuning(tile=64), "plain": Tuning(tile=256)}[operation]
+    """Measured on one H200 for images of size x size pixels, bfloat16."""
+    return {
+        "layer": Tuning(),
+        "source": Tuning(tile=128),
+        "input": Tuning(tile=64),
+        "weights": Tuning(tile=64),
+        "plain": Tuning(tile=256),
+    }[operation]
+
+
+def careful(operation: str, size: int) -> Tuning:
+    """Small enough for products of float32 without tensor cores, which take many registers."""
+    return Tuning(tile=max(32, size), many=1, stages=2)
 
 
 @dataclass(frozen=True)
@@ -378,12 +397,14 @@ class TritonOperations:
         )  # fmt: skip
 
     def source(self, room: Room, first: int, last: int) -> None:
-        block, tuning, lists = room.block, self.tuning("source", room.block.size), room.lists
-        _source[(triton.cdiv(room.pixels, tuning.tile), last - first, room.groups)](
+        block, lists, wide = room.block, room.lists, last - first > 1
+        tuning = self.tuning("input" if wide else "source", block.size)
+        many = tuning.many if wide else 1
+        _source[(triton.cdiv(room.pixels, tuning.tile), triton.cdiv(last - first, many), room.groups)](
             room.x, room.out, room.backward, room.pooled_grad, room.scale, room.shift, room.gain, room.mean, room.rstd,
             lists.by_chunk, lists.chunk_count, room.grad, room.totals, room.asked,
-            first, block.consumers, block.chunks, room.samples, room.pixels, _framed(room), room.pooled.shape[1],
-            room.backward.stride(0), block.size, block.size, block.pool, tuning.tile, self.precision,
+            first, last, block.consumers, block.chunks, room.samples, room.pixels, _framed(room), room.pooled.shape[1],
+            room.backward.stride(0), block.size, block.size, block.pool, tuning.tile, many, self.precision,
             num_warps=tuning.warps, num_stages=tuning.stages,
         )  # fmt: skip
 
