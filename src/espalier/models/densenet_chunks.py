@@ -73,16 +73,18 @@ class Room:
     pooled: Tensor  # (G, P / pool^2, slots): what the tail mixes
     grad: Tensor  # (C, G, P, 16): with respect to a source's normalised values
     totals: Tensor  # (2, G, slots): sums over pixels of grad and of grad * normalised
-    asked: Tensor  # (2, G, K, slots): sums over pixels for beta and gamma
     out: Tensor  # (L, G, B, size + 2, size + 2, 16): with respect to the layers' outputs, in a frame of zeros
     row: Tensor  # (G, P, inputs): with respect to the block's input
+    bits: Tensor  # (K, C) int32: which bit of the mask is the gate of a consumer for a chunk, d for none
+    gates: Tensor  # (G, K, C)
+    gain: Tensor  # (G, K, slots): gamma * gate
+    offset: Tensor  # (G, K, slots): beta * gate
     # of the present call:
-    gates: Tensor = None  # type: ignore[assignment]  # (G, K, C)
-    gain: Tensor = None  # type: ignore[assignment]  # (G, K, slots): gamma * gate
-    offset: Tensor = None  # type: ignore[assignment]  # (G, K, slots): beta * gate
     forward: Tensor = None  # type: ignore[assignment]  # (R, L, 3 rows, C, 16 in, 3 columns + 1, 16 out): convolutions
     backward: Tensor = None  # type: ignore[assignment]  # (R, L, C, 9 mirrored, 16 out, 16 in): the same
     weights: Tensor = None  # type: ignore[assignment]  # like backward: their gradient
+    gamma_grad: Tensor = None  # type: ignore[assignment]  # (R, K, slots)
+    beta_grad: Tensor = None  # type: ignore[assignment]  # (R, K, slots)
     pooled_grad: Tensor = None  # type: ignore[assignment]  # like pooled
     lists: Any = None  # what the kernels keep: which gates are open
 
@@ -103,7 +105,10 @@ class Room:
 class Operations(Protocol):
     """What is done to the chunks of a block; each writes into its room."""
 
-    def begin(self, room: Room) -> None: ...
+    def begin(self, room: Room, masks: Tensor, gamma: Tensor, beta: Tensor) -> None:
+        """``gates``, ``gain`` and ``offset``. masks: ``(G, d)``; gamma, beta: ``(R, K, slots)``."""
+        ...
+
     def enter(self, room: Room, row: Tensor) -> None:
         """The block's input ``(R or G, P, inputs)`` as chunks, with its statistics; a run's input is all its masks'."""
         ...
@@ -114,7 +119,8 @@ class Operations(Protocol):
 
     def pool(self, room: Room) -> None: ...
     def source(self, room: Room, first: int, last: int) -> None:
-        """``grad``, ``totals`` and ``asked`` of these chunks, from what all consumers behind them ask."""
+        """``grad`` and ``totals`` of these chunks, all of one source, from what all consumers behind it ask; and what
+        the consumers' ``gamma_grad`` and ``beta_grad`` find here, added to them."""
         ...
 
     def finish(self, room: Room, layer: int) -> None:
@@ -133,8 +139,11 @@ class Operations(Protocol):
 class TorchOperations:
     """The obvious version."""
 
-    def begin(self, room: Room) -> None:
-        pass
+    def begin(self, room: Room, masks: Tensor, gamma: Tensor, beta: Tensor) -> None:
+        room.gates.copy_(F.pad(masks, (0, 1))[:, room.bits.long()])
+        gate = room.gates.repeat_interleave(LANES, -1)
+        room.gain.copy_(gamma.repeat_interleave(room.samples, 0) * gate)
+        room.offset.copy_(beta.repeat_interleave(room.samples, 0) * gate)
 
     def enter(self, room: Room, row: Tensor) -> None:
         block, groups = room.block, room.groups
@@ -195,8 +204,9 @@ class TorchOperations:
                     w = room.backward[:, k, j].repeat_interleave(room.samples, 0)
                     asked = torch.einsum("tgpo,gtoi->gpi", dy, w).to(wide)
                 passed = torch.where(x * room.scale[:, k, None, where] + room.shift[:, k, None, where] > 0, asked, 0.0)
-                room.asked[0, :, k, where] = passed.sum(1)
-                room.asked[1, :, k, where] = (passed * normal).sum(1)
+                gate = room.gates[:, k, j, None]
+                for part, found in ((room.beta_grad, passed), (room.gamma_grad, passed * normal)):
+                    part[:, k, where] += (found.sum(1) * gate).unflatten(0, (-1, room.samples)).sum(1)
                 room.grad[j] += passed * room.gain[:, k, None, where]
             room.totals[0, :, where] = room.grad[j].sum(1)
             room.totals[1, :, where] = (room.grad[j] * normal).sum(1)

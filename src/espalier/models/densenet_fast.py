@@ -83,7 +83,7 @@ class FastDenseNet:
         self.starts = dict(zip(self.shapes, torch.tensor([0, *sizes]).cumsum(0).tolist()))
         self.d = 3 * (self.layers + 1) * (self.layers + 2) // 2
         self._rooms: dict[Any, tuple[list[Room], Operations]] = {}
-        self._maps: dict[torch.device, tuple[Spread, Spread, Tensor, Tensor, Spread]] = {}
+        self._maps: dict[torch.device, tuple[Spread, Spread, Tensor, Spread]] = {}
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the readable version's parameters, in its order."""
@@ -147,45 +147,38 @@ class FastDenseNet:
     def _forward(self, flat: Tensor, masks: Tensor, x: Tensor) -> Tensor:
         runs, samples, images, size = *masks.shape[:2], x.shape[1], x.shape[-1]
         rooms, do = self._room(runs, samples, images, size, x.device)
-        mixing, norms, gates, _, _ = self._map(x.device)
+        mixing, norms, _, _ = self._map(x.device)
         padded = torch.nn.functional.pad(flat, (0, 1))
         *convolutions, stem = mixing.read(padded.to(self.dtype))
         affine = norms.read(padded.to(self.wide))
-        bits = torch.nn.functional.pad(masks.flatten(0, 1).to(self.wide), (0, 1)).index_select(1, gates)
-        bits_of = bits.split([r.block.consumers * r.block.chunks for r in rooms], 1)
+        by_group = masks.flatten(0, 1).to(self.wide)
         columns = _windows(x.to(self.dtype))  # (R, B * H * W, 9 * channels)
         row = torch.bmm(columns, stem)
         for i, room in enumerate(rooms):
             block = room.block
-            room.forward, room.backward, self_tail = convolutions[3 * i : 3 * i + 3]
-            room.gates = bits_of[i].unflatten(1, (block.consumers, block.chunks)).contiguous()
-            open_ = room.gates.repeat_interleave(LANES, -1).unflatten(0, (runs, samples))
-            room.gain, room.offset = ((t.unsqueeze(1) * open_).flatten(0, 1) for t in affine[2 * i : 2 * i + 2])
-            do.begin(room)
+            room.forward, room.backward, tail = convolutions[3 * i : 3 * i + 3]
+            do.begin(room, by_group, *affine[2 * i : 2 * i + 2])
             do.enter(room, row)
             for layer in range(block.layers):
                 do.layer(room, layer)
             do.pool(room)
-            row = torch.bmm(room.pooled.view(runs, -1, block.slots), self_tail)
+            row = torch.bmm(room.pooled.view(runs, -1, block.slots), tail)
             row = row.view(runs * samples, -1, block.outputs)
         self._kept = rooms, do, columns, [convolutions[3 * i + 2] for i in range(3)], runs
         bias = flat[:, self.starts["head.bias"] :][:, : self.classes]
-        logits = row.to(self.wide).view(runs, samples, images, self.classes) + bias[:, None, None]
-        # A maximum with 0 forgets NaN: what was not finite anywhere has to show in the end.
-        spoilt = sum(room.sums.sum((0, 2)) for room in rooms) * 0
-        return logits + spoilt.to(self.wide).view(runs, samples, 1, 1)  # type: ignore[union-attr]
+        return row.to(self.wide).view(runs, samples, images, self.classes) + bias[:, None, None]
 
     def _backward(self, logits: Tensor) -> Tensor:
         """logits: the gradient with respect to them. Returns the one with respect to the parameters, ``(R, P)``."""
         rooms, do, columns, tails, runs = self._kept
-        collected = self._map(logits.device)[4]
+        _, _, place, collected = self._map(logits.device)
         buffer = torch.zeros(runs, len(collected.index), dtype=self.wide, device=logits.device)
         *parts, bias, stem = collected.parts(buffer)
         bias[:, : self.classes] = logits.sum((1, 2))
         row = logits.to(self.dtype).flatten(1, 2)  # (R, S * pixels behind the tail, outputs)
         for i in (2, 1, 0):
             room, block = rooms[i], rooms[i].block
-            room.weights, tail, gain, offset = parts[4 * i : 4 * i + 4]
+            room.weights, tail, room.gamma_grad, room.beta_grad = parts[4 * i : 4 * i + 4]
             pooled = room.pooled.view(runs, -1, block.slots)
             tail.copy_(torch.bmm(pooled.transpose(1, 2), row))
             room.pooled_grad = torch.bmm(row, tails[i].transpose(1, 2)).view(room.pooled.shape)
@@ -196,14 +189,10 @@ class FastDenseNet:
             do.source(room, 0, block.first)
             do.leave(room)
             do.convolutions(room)
-            open_ = room.gates.repeat_interleave(LANES, -1)
-            asked = (room.asked * open_).unflatten(1, (runs, -1)).sum(2)
-            offset.copy_(asked[0])
-            gain.copy_(asked[1])
             row = room.row.view(runs, -1, block.inputs)
         row = row.unflatten(1, (rooms[0].samples, -1)).sum(1)
         stem.copy_(torch.bmm(columns.transpose(1, 2), row))
-        return buffer.index_select(1, self._map(logits.device)[3])
+        return buffer.index_select(1, place)
 
     # ---- where everything lies --------------------------------------------------------------------------------------
 
@@ -229,11 +218,12 @@ class FastDenseNet:
 
                 exact = "tf32" if self.precision == "tf32" else "ieee"
                 do = kernels.TritonOperations(exact, kernels.tuned if self.precision == "bf16" else kernels.careful)
-            rooms = [self._make(block, runs * samples, samples, images, device) for block in self._blocks(size)]
+            blocks = enumerate(self._blocks(size))
+            rooms = [self._make(b, block, runs * samples, samples, images, device) for b, block in blocks]
             self._rooms[key] = rooms, do
         return self._rooms[key]
 
-    def _make(self, block: Block, groups: int, samples: int, images: int, device: torch.device) -> Room:
+    def _make(self, b: int, block: Block, groups: int, samples: int, images: int, device: torch.device) -> Room:
         def zeros(*shape: int, dtype: torch.dtype = self.wide) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
@@ -252,15 +242,18 @@ class FastDenseNet:
             pooled=zeros(groups, pixels // block.pool**2, block.slots, dtype=self.dtype),
             grad=zeros(*chunked),
             totals=zeros(2, *per_slot),
-            asked=zeros(2, *per_consumer),
             out=zeros(block.layers, groups, images, framed, framed, LANES, dtype=self.dtype),
             row=zeros(groups, pixels, block.inputs, dtype=self.dtype),
+            bits=self._gates(b, block).to(device, torch.int32),
+            gates=zeros(groups, block.consumers, block.chunks),
+            gain=zeros(*per_consumer),
+            offset=zeros(*per_consumer),
         )
 
-    def _map(self, device: torch.device) -> tuple[Spread, Spread, Tensor, Tensor, Spread]:
-        """Where each part finds its numbers: mixing weights, norms, gates; then where each parameter finds its gradient."""
+    def _map(self, device: torch.device) -> tuple[Spread, Spread, Tensor, Spread]:
+        """Where each part finds its numbers, mixing weights and norms; then where each parameter finds its gradient."""
         if device not in self._maps:
-            mixing, norms, gates, collected = [], [], [], []
+            mixing, norms, collected = [], [], []
             for b, block in enumerate(self._blocks(32)):
                 forward, backward = self._convolutions(b, block)
                 tail = self._tail(b, block)
@@ -268,7 +261,6 @@ class FastDenseNet:
                 mixing += [forward, backward, tail]
                 norms += [gain, offset]
                 collected += [backward, tail, gain, offset]
-                gates.append(self._gates(b, block))
             stem = self._indices("stem.weight").flatten(1).T
             mixing.append(stem)
             bias = torch.nn.functional.pad(self._indices("head.bias"), (0, -self.classes % LANES), value=self.size)
@@ -278,7 +270,7 @@ class FastDenseNet:
             place = torch.empty(self.size, dtype=torch.int64)
             place[every.index[used]] = torch.arange(len(every.index))[used]
             spreads = [Spread(s.index.to(device), s.shapes) for s in (Spread.of(mixing), Spread.of(norms), every)]
-            self._maps[device] = spreads[0], spreads[1], torch.cat(gates).to(device), place.to(device), spreads[2]
+            self._maps[device] = spreads[0], spreads[1], place.to(device), spreads[2]
         return self._maps[device]
 
     def _indices(self, name: str) -> Tensor:
@@ -321,7 +313,7 @@ class FastDenseNet:
             found[i, : block.first] = bit
             found[i, block.first : block.first + i] = bit + 1 + torch.arange(i)
             bit += i + 1
-        return found.flatten()
+        return found
 
 
 class _Grouped(torch.autograd.Function):

@@ -20,7 +20,8 @@ from espalier.models.densenet_chunks import EPS, Room
 
 # Small numbers whose divisibility or being 1 would only make the compiler work more.
 SMALL = (
-    "layer", "first", "last", "consumers", "chunks", "samples", "share", "H", "W", "POOL", "inputs", "slots", "groups", "small"
+    "layer", "first", "last", "consumers", "chunks", "samples", "share", "H", "W", "POOL", "inputs", "slots", "groups",
+    "small", "d",
 )  # fmt: skip
 
 
@@ -31,27 +32,49 @@ def _in_frame(p, H, W):
 
 
 @triton.jit(do_not_specialize=SMALL)
-def _open(gates, by_consumer, consumer_count, by_chunk, chunk_count, consumers, chunks, TILE: tl.constexpr):
-    """The open gates as lists: of each consumer its chunks, of each chunk its layers (the tail is not listed)."""
-    g = tl.program_id(1)
-    one = tl.program_id(0)
-    k = tl.arange(0, TILE)
-    gates += g * consumers * chunks
+def _begin(
+    masks, bits, gamma, beta, gates, gain, offset, by_consumer, consumer_count, by_chunk, chunk_count, sums, totals, arrived,
+    d, consumers, chunks, samples, run_stride, TILE: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """Gates from a mask; what each consumer's gamma and beta are behind them; the open ones as lists, of each consumer its
+    chunks and of each chunk its layers (the tail is not listed). And zeros where sums will be added up.
+    """
+    one, g, groups = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    k, slots = tl.arange(0, TILE), chunks * 16
+    masks += g * d
     if one < consumers:
-        is_open = (tl.load(gates + one * chunks + k, mask=k < chunks, other=0.0) != 0).to(tl.int32)
-        place = tl.cumsum(is_open, 0) - 1
-        tl.store(by_consumer + (g * consumers + one) * chunks + place, k, mask=is_open != 0)
-        tl.store(consumer_count + g * consumers + one, tl.sum(is_open, 0))
+        bit = tl.load(bits + one * chunks + k, mask=k < chunks, other=d)
+        gate = tl.load(masks + bit, mask=bit < d, other=0.0)
+        row = g * consumers + one
+        tl.store(gates + row * chunks + k, gate, mask=k < chunks)
+        is_open = (gate != 0).to(tl.int32)
+        tl.store(by_consumer + row * chunks + tl.cumsum(is_open, 0) - 1, k, mask=is_open != 0)
+        tl.store(consumer_count + row, tl.sum(is_open, 0))
+        c = tl.arange(0, SLOTS)
+        bit = tl.load(bits + one * chunks + c // 16, mask=c < slots, other=d)
+        gate = tl.load(masks + bit, mask=bit < d, other=0.0)
+        here = (g // samples) * run_stride + one * slots + c
+        tl.store(gain + row * slots + c, tl.load(gamma + here, mask=c < slots, other=0.0) * gate, mask=c < slots)
+        tl.store(offset + row * slots + c, tl.load(beta + here, mask=c < slots, other=0.0) * gate, mask=c < slots)
     else:
         j = one - consumers
-        is_open = (tl.load(gates + k * chunks + j, mask=k < consumers - 1, other=0.0) != 0).to(tl.int32)
-        place = tl.cumsum(is_open, 0) - 1
-        tl.store(by_chunk + (g * chunks + j) * consumers + place, k, mask=is_open != 0)
+        bit = tl.load(bits + k * chunks + j, mask=k < consumers - 1, other=d)
+        is_open = (tl.load(masks + bit, mask=bit < d, other=0.0) != 0).to(tl.int32)
+        tl.store(by_chunk + (g * chunks + j) * consumers + tl.cumsum(is_open, 0) - 1, k, mask=is_open != 0)
         tl.store(chunk_count + g * chunks + j, tl.sum(is_open, 0))
+        lanes = g * slots + j * 16 + tl.arange(0, 16)
+        tl.store(sums + lanes, tl.zeros((16,), tl.float64))
+        tl.store(sums + groups * slots + lanes, tl.zeros((16,), tl.float64))
+        tl.store(totals + lanes, tl.zeros((16,), tl.float32))
+        tl.store(totals + groups * slots + lanes, tl.zeros((16,), tl.float32))
+        tl.store(arrived + g * chunks + j, 0)
 
 
 @triton.jit(do_not_specialize=SMALL)
-def _enter(row, x, sums, inputs, slots, share, pixels, H, W, TILE: tl.constexpr):
+def _enter(
+    row, x, sums, arrived, mean, rstd, gain, offset, scale, shift, inputs, consumers, chunks, share, pixels, H, W,
+    TILE: tl.constexpr, EPSILON: tl.constexpr, CONSUMERS: tl.constexpr,
+):  # fmt: skip
     """Rows ``(R or G, P, inputs)`` to chunks, and their sums. share: groups that read one row."""
     j, g, groups = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     p = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -61,30 +84,39 @@ def _enter(row, x, sums, inputs, slots, share, pixels, H, W, TILE: tl.constexpr)
     values = tl.load(row + ((g // share) * pixels + p)[:, None] * inputs + (j * 16 + c)[None, :], mask=known, other=0.0)
     q = (j * groups + g) * (pixels // H * (H + 2)) + _in_frame(p, H, W)
     tl.store(x + q[:, None] * 16 + c[None, :], values, mask=inside[:, None])
-    _add_sums(values, sums, g, groups, slots, j)
+    _add_sums(
+        values, j, g, groups, sums, arrived, mean, rstd, gain, offset, scale, shift, consumers, chunks, pixels, EPSILON, CONSUMERS
+    )  # fmt: skip
 
 
 @triton.jit
-def _add_sums(values, sums, g, groups, slots, j):
-    c = tl.arange(0, 16)
+def _add_sums(
+    values, j, g, groups, sums, arrived, mean, rstd, gain, offset, scale, shift, consumers, chunks, pixels,
+    EPSILON: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Add up a tile's values and squares. The last tile of a group to arrive turns the sums into statistics."""
+    slots = chunks * 16
     exact = values.to(tl.float32)
-    here = sums + g * slots + j * 16 + c
+    here = sums + g * slots + j * 16 + tl.arange(0, 16)
     tl.atomic_add(here, tl.sum(exact, 0).to(tl.float64), sem="relaxed")
     tl.atomic_add(here + groups * slots, tl.sum(exact * exact, 0).to(tl.float64), sem="relaxed")
+    tl.debug_barrier()  # the sums of all threads are on their way before one of them says so
+    if tl.atomic_add(arrived + g * chunks + j, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        _statistics(j, g, groups, sums, mean, rstd, gain, offset, scale, shift, consumers, chunks, pixels, EPSILON, TILE)
 
 
-@triton.jit(do_not_specialize=SMALL)
-def _normalise(
-    sums, mean, rstd, gain, offset, scale, shift, first, slots, consumers, pixels, EPSILON: tl.constexpr, TILE: tl.constexpr
-):
-    """From sums to statistics, and to what each consumer makes of them."""
-    j, g, groups = first + tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    c = j * 16 + tl.arange(0, 16)
+@triton.jit
+def _statistics(
+    j, g, groups, sums, mean, rstd, gain, offset, scale, shift, consumers, chunks, pixels,
+    EPSILON: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """From sums to mean and deviation, and to what each consumer makes of them."""
+    c, slots = j * 16 + tl.arange(0, 16), chunks * 16
     k = tl.arange(0, TILE)
-    average = tl.load(sums + g * slots + c) / pixels
-    variance = tl.load(sums + (groups + g) * slots + c) / pixels - average * average
-    m = average.to(tl.float32)
-    r = 1.0 / tl.sqrt(tl.maximum(variance.to(tl.float32), 0.0) + EPSILON)
+    average = tl.load(sums + g * slots + c, cache_modifier=".cg") / pixels
+    variance = tl.load(sums + (groups + g) * slots + c, cache_modifier=".cg") / pixels - average * average
+    m, v = average.to(tl.float32), variance.to(tl.float32)
+    r = 1.0 / tl.sqrt(tl.where(v < 0, 0.0, v) + EPSILON)  # a maximum would forget NaN
     tl.store(mean + g * slots + c, m)
     tl.store(rstd + g * slots + c, r)
     here = (g * consumers + k)[:, None] * slots + c[None, :]
@@ -96,8 +128,9 @@ def _normalise(
 
 @triton.jit(do_not_specialize=SMALL)
 def _layer(
-    x, weight, scale, shift, listed, count, sums, layer, first, consumers, chunks, samples, pixels, run_stride, H, W,
-    TILE: tl.constexpr, MANY: tl.constexpr, PRECISION: tl.constexpr,
+    x, weight, scale, shift, listed, count, sums, arrived, mean, rstd, gain, offset,
+    layer, first, consumers, chunks, samples, pixels, run_stride, H, W,
+    TILE: tl.constexpr, MANY: tl.constexpr, PRECISION: tl.constexpr, EPSILON: tl.constexpr, CONSUMERS: tl.constexpr,
 ):  # fmt: skip
     """One layer's output. A step reads MANY chunks one row up, here or one row down, normalises, gates and rectifies
     them, and multiplies by the weights of that row's three taps (and a fourth of zeros) side by side. What the taps
@@ -134,7 +167,10 @@ def _layer(
     values = tl.sum(tl.reshape(taps, (TILE, 4, 16)), 1).to(x.dtype.element_ty)
     j = first + layer
     tl.store(x + (j * groups * framed + q)[:, None] * 16 + o[None, :], values, mask=inside[:, None])
-    _add_sums(tl.where(inside[:, None], values, 0.0), sums, g, groups, chunks * 16, j)
+    _add_sums(
+        tl.where(inside[:, None], values, 0.0), j, g, groups, sums, arrived, mean, rstd, gain, offset, scale, shift,
+        consumers, chunks, pixels, EPSILON, CONSUMERS,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=SMALL)
@@ -151,7 +187,8 @@ def _pool(x, scale, shift, pooled, consumers, slots, pixels, small, H, W, POOL, 
     acc = tl.zeros((TILE, 16), tl.float32)
     for i in range(POOL * POOL):
         v = tl.load(here + ((i // POOL) * W + i % POOL) * 16, mask=inside[:, None], other=0.0).to(tl.float32)
-        acc += tl.maximum(v * s[None, :] + t[None, :], 0.0)
+        z = v * s[None, :] + t[None, :]
+        acc += tl.where(z > 0, z, z * 0)  # a maximum would forget NaN, and a diverged run has to show
     mean = acc / (POOL * POOL)
     there = pooled + (g * small + q)[:, None] * slots + (j * 16 + c)[None, :]
     tl.store(there, mean.to(pooled.dtype.element_ty), mask=inside[:, None])
@@ -159,8 +196,8 @@ def _pool(x, scale, shift, pooled, consumers, slots, pixels, small, H, W, POOL, 
 
 @triton.jit(do_not_specialize=SMALL)
 def _source(
-    x, out, weight, pooled_grad, scale, shift, gain, mean, rstd, listed, count, grad, totals, asked,
-    first, last, consumers, chunks, samples, pixels, framed, small, run_stride, H, W, POOL,
+    x, out, weight, pooled_grad, scale, shift, gain, mean, rstd, listed, count, gates, grad, totals,
+    gamma, beta, grad_stride, first, last, consumers, chunks, samples, pixels, framed, small, run_stride, H, W, POOL,
     TILE: tl.constexpr, MANY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the normalised values of MANY chunks of one source: what the tail asks, and each open layer."""
@@ -182,9 +219,11 @@ def _source(
     tail = (g * consumers + consumers - 1) * slots + lanes
     window = (image * (H // POOL) + py // POOL) * (W // POOL) + px // POOL
     ask = tl.load(pooled_grad + (g * small + window)[:, None] * slots + lanes[None, :], mask=both, other=0.0)
-    total = _pass(
-        ask.to(tl.float32) / (POOL * POOL), v, normal, both, tail, known, scale, shift, gain, asked, groups * consumers * slots
-    )
+    ask = ask.to(tl.float32) / (POOL * POOL)
+    gamma += (g // samples) * grad_stride + lanes
+    beta += (g // samples) * grad_stride + lanes
+    gate = gates + (g * consumers + consumers - 1) * chunks + j
+    total = _pass(ask, v, normal, both, tail, known, scale, shift, gain, gate, gamma, beta, (consumers - 1) * slots)
 
     # The nine taps of 16 channels as 8 + 1: the frame of zeros around an image makes every neighbour readable.
     tap = k // 16
@@ -203,7 +242,8 @@ def _source(
         w = tl.load(here + 2048 + o[:, None] * 16, mask=known[None, :], other=0.0)
         acc = tl.dot(tl.load(ninth + far), w, acc, input_precision=PRECISION)
         at = (g * consumers + layer) * slots + lanes
-        total += _pass(acc, v, normal, both, at, known, scale, shift, gain, asked, groups * consumers * slots)
+        gate = gates + (g * consumers + layer) * chunks + j
+        total += _pass(acc, v, normal, both, at, known, scale, shift, gain, gate, gamma, beta, layer * slots)
     own = p[:, None] * 16 + (chunk * pixels * 16 + n % 16)[None, :]
     tl.store(grad + own, total, mask=both)
     tl.atomic_add(totals + g * slots + lanes, tl.sum(total, 0), mask=known, sem="relaxed")
@@ -211,12 +251,13 @@ def _source(
 
 
 @triton.jit
-def _pass(ask, v, normal, both, at, known, scale, shift, gain, asked, second):
+def _pass(ask, v, normal, both, at, known, scale, shift, gain, gate, gamma, beta, row):
     """What one consumer asks, back through its ReLU, gate and scale; its sums over pixels go to beta and gamma."""
     s, t = tl.load(scale + at, mask=known, other=0.0), tl.load(shift + at, mask=known, other=0.0)
     passed = tl.where((v * s[None, :] + t[None, :] > 0) & both, ask, 0.0)
-    tl.atomic_add(asked + at, tl.sum(passed, 0), mask=known, sem="relaxed")
-    tl.atomic_add(asked + second + at, tl.sum(passed * normal, 0), mask=known, sem="relaxed")
+    bit = tl.load(gate)  # one for all chunks of a source
+    tl.atomic_add(beta + row, tl.sum(passed, 0) * bit, mask=known, sem="relaxed")
+    tl.atomic_add(gamma + row, tl.sum(passed * normal, 0) * bit, mask=known, sem="relaxed")
     return passed * tl.load(gain + at, mask=known, other=0.0)[None, :]
 
 
@@ -335,6 +376,7 @@ class Lists:
     consumer_count: Tensor  # (G, K)
     by_chunk: Tensor  # (G, C, K)
     chunk_count: Tensor  # (G, C)
+    arrived: Tensor  # (G, C): tiles whose sums are in
 
 
 @dataclass(eq=False)
@@ -344,50 +386,43 @@ class TritonOperations:
     precision: str = "ieee"
     tuning: Callable[[str, int], Tuning] = tuned
 
-    def begin(self, room: Room) -> None:
+    def begin(self, room: Room, masks: Tensor, gamma: Tensor, beta: Tensor) -> None:
         groups, consumers, chunks = room.gates.shape
         if room.lists is None:
 
             def ints(*shape: int) -> Tensor:
-                return torch.zeros(shape, dtype=torch.int32, device=room.x.device)
+                return torch.zeros(groups, *shape, dtype=torch.int32, device=masks.device)
 
             room.lists = Lists(
-                ints(groups, consumers, chunks), ints(groups, consumers), ints(groups, chunks, consumers), ints(groups, chunks)
+                ints(consumers, chunks), ints(consumers), ints(chunks, consumers), ints(chunks), ints(chunks)
             )
-        lists = room.lists
-        room.sums.zero_()
-        room.totals.zero_()
-        room.asked.zero_()
-        tile = triton.next_power_of_2(max(consumers, chunks))
-        _open[(consumers + chunks, groups)](
-            room.gates, lists.by_consumer, lists.consumer_count, lists.by_chunk, lists.chunk_count, consumers, chunks, tile
+        lists, block = room.lists, room.block
+        _begin[(consumers + chunks, groups)](
+            masks, room.bits, gamma, beta, room.gates, room.gain, room.offset, lists.by_consumer, lists.consumer_count,
+            lists.by_chunk, lists.chunk_count, room.sums, room.totals, lists.arrived, masks.shape[1], consumers, chunks,
+            room.samples, gamma.stride(0), triton.next_power_of_2(max(consumers, chunks)),
+            triton.next_power_of_2(block.slots),
         )  # fmt: skip
 
+    def _statistics(self, room: Room) -> tuple[Tensor, ...]:
+        return (room.sums, room.lists.arrived, room.mean, room.rstd, room.gain, room.offset)
 
     def enter(self, room: Room, row: Tensor) -> None:
         block, tile = room.block, self.tuning("plain", room.block.size).tile
         _enter[(triton.cdiv(room.pixels, tile), block.first, room.groups)](
-            row, room.x, room.sums, block.inputs, block.slots, room.groups // len(row), room.pixels, block.size,
-            block.size, tile,
-        )  # fmt: skip
-        self._normalise(room, 0, block.first)
-
-    def _normalise(self, room: Room, first: int, count: int) -> None:
-        block = room.block
-        _normalise[(count, room.groups)](
-            room.sums, room.mean, room.rstd, room.gain, room.offset, room.scale, room.shift, first, block.slots,
-            block.consumers, room.pixels, EPS, triton.next_power_of_2(block.consumers), num_warps=1,
+            row, room.x, *self._statistics(room), room.scale, room.shift, block.inputs, block.consumers, block.chunks,
+            room.groups // len(row), room.pixels, block.size, block.size, tile, EPS,
+            triton.next_power_of_2(block.consumers),
         )  # fmt: skip
 
     def layer(self, room: Room, layer: int) -> None:
         block, tuning = room.block, self.tuning("layer", room.block.size)
         _layer[(triton.cdiv(room.pixels, tuning.tile), room.groups)](
-            room.x, room.forward, room.scale, room.shift, room.lists.by_consumer, room.lists.consumer_count, room.sums,
-            layer, block.first, block.consumers, block.chunks, room.samples, room.pixels, room.forward.stride(0),
-            block.size, block.size, tuning.tile, tuning.many, self.precision,
-            num_warps=tuning.warps, num_stages=tuning.stages,
+            room.x, room.forward, room.scale, room.shift, room.lists.by_consumer, room.lists.consumer_count,
+            *self._statistics(room), layer, block.first, block.consumers, block.chunks, room.samples, room.pixels,
+            room.forward.stride(0), block.size, block.size, tuning.tile, tuning.many, self.precision, EPS,
+            triton.next_power_of_2(block.consumers), num_warps=tuning.warps, num_stages=tuning.stages,
         )  # fmt: skip
-        self._normalise(room, block.first + layer, 1)
 
     def pool(self, room: Room) -> None:
         block, small, tile = room.block, room.pooled.shape[1], 64
@@ -402,8 +437,8 @@ class TritonOperations:
         many = tuning.many if wide else 1
         _source[(triton.cdiv(room.pixels, tuning.tile), triton.cdiv(last - first, many), room.groups)](
             room.x, room.out, room.backward, room.pooled_grad, room.scale, room.shift, room.gain, room.mean, room.rstd,
-            lists.by_chunk, lists.chunk_count, room.grad, room.totals, room.asked,
-            first, last, block.consumers, block.chunks, room.samples, room.pixels, _framed(room), room.pooled.shape[1],
+            lists.by_chunk, lists.chunk_count, room.gates, room.grad, room.totals,
+            room.gamma_grad, room.beta_grad, room.gamma_grad.stride(0), first, last, block.consumers, block.chunks, room.samples, room.pixels, _framed(room), room.pooled.shape[1],
             room.backward.stride(0), block.size, block.size, block.pool, tuning.tile, many, self.precision,
             num_warps=tuning.warps, num_stages=tuning.stages,
         )  # fmt: skip
