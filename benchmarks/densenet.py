@@ -250,7 +250,9 @@ def profile(given: argparse.Namespace, runs: int) -> list[str]:
     return [f"{total:9.1f} us {sum(e.count for e in rows) / 5:6.0f} calls  all kernels", *shown]
 
 
-def readable(given: argparse.Namespace, dtype: torch.dtype | None, tf32: bool, capture: bool, compile_: bool) -> dict[str, Any]:
+def readable(
+    given: argparse.Namespace, dtype: torch.dtype | None, tf32: bool, capture: bool, compile_: bool
+) -> dict[str, Any]:
     case = Case(given, 1, 2, given.images, 1.1)
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = tf32
@@ -280,7 +282,11 @@ def attempt(given: argparse.Namespace, name: str, work: Callable[[], Any]) -> No
     except Exception as error:
         found[name] = f"failed: {error!r}"[:600]
         traceback.print_exc()
-    print(f"{time.monotonic() - BEGAN:6.1f} s  {name} ({time.monotonic() - begin:.1f} s): {json.dumps(found[name])}", file=sys.stderr, flush=True)
+    print(
+        f"{time.monotonic() - BEGAN:6.1f} s  {name} ({time.monotonic() - begin:.1f} s): {json.dumps(found[name])}",
+        file=sys.stderr,
+        flush=True,
+    )
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 

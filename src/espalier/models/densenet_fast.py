@@ -101,26 +101,34 @@ class FastDenseNet:
         for b in range(2):
             found |= norm(f"transitions.{b}.norm", widths[b + 1])
             found[f"transitions.{b}.conv.weight"] = (widths[b + 1], widths[b + 1], 1, 1)
-        return found | norm("norm", widths[3]) | {"head.weight": (self.classes, widths[3]), "head.bias": (self.classes,)}
+        return (
+            found | norm("norm", widths[3]) | {"head.weight": (self.classes, widths[3]), "head.bias": (self.classes,)}
+        )
 
     # ---- weights in one tensor --------------------------------------------------------------------------------------
 
     def pack(self, named: Mapping[str, Tensor]) -> Named:
         """Tensors ``(R, ...)`` by name as one, ``(R, P)``."""
         if set(named) != set(self.shapes):
-            raise BadInput(f"these are not the parameters of this DenseNet: {sorted(set(named) ^ set(self.shapes))[:4]}")
+            raise BadInput(
+                f"these are not the parameters of this DenseNet: {sorted(set(named) ^ set(self.shapes))[:4]}"
+            )
         return {FLAT: torch.cat([named[name].flatten(1) for name in self.shapes], 1)}
 
     def unpack(self, packed: Mapping[str, Tensor]) -> Named:
         """Views of the one tensor, by name."""
         flat = packed[FLAT]
         sizes = [torch.Size(shape).numel() for shape in self.shapes.values()]
-        return {name: part.unflatten(1, shape) for (name, shape), part in zip(self.shapes.items(), flat.split(sizes, 1))}
+        return {
+            name: part.unflatten(1, shape) for (name, shape), part in zip(self.shapes.items(), flat.split(sizes, 1))
+        }
 
     # ---- loss and gradient ------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def gradients(self, params: Mapping[str, Tensor], masks: Tensor, x: Tensor, y: Tensor) -> tuple[Named, Tensor, Tensor]:
+    def gradients(
+        self, params: Mapping[str, Tensor], masks: Tensor, x: Tensor, y: Tensor
+    ) -> tuple[Named, Tensor, Tensor]:
         """Of each run's mean over its finite cross entropies; the losses and the numbers of wrong classes ``(R, S)``.
 
         params: packed, or by name; masks: ``(R, S, d)``; x: ``(R, B, channels, H, H)``; y: ``(R, B)``. The gradients

@@ -43,30 +43,30 @@ def _begin(
     k, slots = tl.arange(0, TILE), chunks * 16
     masks += g * d
     if one < consumers:
-        bit = tl.load(bits + one * chunks + k, mask=k < chunks, other=d)
-        gate = tl.load(masks + bit, mask=bit < d, other=0.0)
         row = g * consumers + one
+        own = tl.load(bits + one * chunks + k, mask=k < chunks, other=d)
+        gate = tl.load(masks + own, mask=own < d, other=0.0)
         tl.store(gates + row * chunks + k, gate, mask=k < chunks)
-        is_open = (gate != 0).to(tl.int32)
-        tl.store(by_consumer + row * chunks + tl.cumsum(is_open, 0) - 1, k, mask=is_open != 0)
-        tl.store(consumer_count + row, tl.sum(is_open, 0))
+        listed = (gate != 0).to(tl.int32)
+        tl.store(by_consumer + row * chunks + tl.cumsum(listed, 0) - 1, k, mask=listed != 0)
+        tl.store(consumer_count + row, tl.sum(listed, 0))
         c = tl.arange(0, SLOTS)
-        bit = tl.load(bits + one * chunks + c // 16, mask=c < slots, other=d)
-        gate = tl.load(masks + bit, mask=bit < d, other=0.0)
+        lane = tl.load(bits + one * chunks + c // 16, mask=c < slots, other=d)
+        factor = tl.load(masks + lane, mask=lane < d, other=0.0)
         here = (g // samples) * run_stride + one * slots + c
-        tl.store(gain + row * slots + c, tl.load(gamma + here, mask=c < slots, other=0.0) * gate, mask=c < slots)
-        tl.store(offset + row * slots + c, tl.load(beta + here, mask=c < slots, other=0.0) * gate, mask=c < slots)
+        tl.store(gain + row * slots + c, tl.load(gamma + here, mask=c < slots, other=0.0) * factor, mask=c < slots)
+        tl.store(offset + row * slots + c, tl.load(beta + here, mask=c < slots, other=0.0) * factor, mask=c < slots)
     else:
         j = one - consumers
-        bit = tl.load(bits + k * chunks + j, mask=k < consumers - 1, other=d)
-        is_open = (tl.load(masks + bit, mask=bit < d, other=0.0) != 0).to(tl.int32)
-        tl.store(by_chunk + (g * chunks + j) * consumers + tl.cumsum(is_open, 0) - 1, k, mask=is_open != 0)
-        tl.store(chunk_count + g * chunks + j, tl.sum(is_open, 0))
-        lanes = g * slots + j * 16 + tl.arange(0, 16)
-        tl.store(sums + lanes, tl.zeros((16,), tl.float64))
-        tl.store(sums + groups * slots + lanes, tl.zeros((16,), tl.float64))
-        tl.store(totals + lanes, tl.zeros((16,), tl.float32))
-        tl.store(totals + groups * slots + lanes, tl.zeros((16,), tl.float32))
+        reader = tl.load(bits + k * chunks + j, mask=k < consumers - 1, other=d)
+        asks = (tl.load(masks + reader, mask=reader < d, other=0.0) != 0).to(tl.int32)
+        tl.store(by_chunk + (g * chunks + j) * consumers + tl.cumsum(asks, 0) - 1, k, mask=asks != 0)
+        tl.store(chunk_count + g * chunks + j, tl.sum(asks, 0))
+        place = g * slots + j * 16 + tl.arange(0, 16)
+        tl.store(sums + place, tl.zeros((16,), tl.float64))
+        tl.store(sums + groups * slots + place, tl.zeros((16,), tl.float64))
+        tl.store(totals + place, tl.zeros((16,), tl.float32))
+        tl.store(totals + groups * slots + place, tl.zeros((16,), tl.float32))
         tl.store(arrived + g * chunks + j, 0)
 
 
@@ -85,24 +85,33 @@ def _enter(
     q = (j * groups + g) * (pixels // H * (H + 2)) + _in_frame(p, H, W)
     tl.store(x + q[:, None] * 16 + c[None, :], values, mask=inside[:, None])
     _add_sums(
-        values, j, g, groups, sums, arrived, mean, rstd, gain, offset, scale, shift, consumers, chunks, pixels, EPSILON, CONSUMERS
+        values, inside, j, g, groups, sums, arrived, mean, rstd, gain, offset, scale, shift, consumers, chunks, pixels, EPSILON, CONSUMERS
     )  # fmt: skip
 
 
 @triton.jit
 def _add_sums(
-    values, j, g, groups, sums, arrived, mean, rstd, gain, offset, scale, shift, consumers, chunks, pixels,
+    values, inside, j, g, groups, sums, arrived, mean, rstd, gain, offset, scale, shift, consumers, chunks, pixels,
     EPSILON: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Add up a tile's values and squares. The last tile of a group to arrive turns the sums into statistics."""
+    """Add up a tile's values and squares. The last tile of a group to arrive turns the sums into statistics.
+
+    Squares are taken around the tile's own mean, and moved in float64: else a variance far below the squared mean
+    would drown in rounding.
+    """
     slots = chunks * 16
-    exact = values.to(tl.float32)
+    exact, known = values.to(tl.float32), tl.sum(inside.to(tl.float32), 0)
+    centre = tl.sum(tl.where(inside[:, None], exact, 0.0), 0) / known
+    away = tl.where(inside[:, None], exact - centre[None, :], 0.0)
+    near = centre.to(tl.float64)
     here = sums + g * slots + j * 16 + tl.arange(0, 16)
-    tl.atomic_add(here, tl.sum(exact, 0).to(tl.float64), sem="relaxed")
-    tl.atomic_add(here + groups * slots, tl.sum(exact * exact, 0).to(tl.float64), sem="relaxed")
+    tl.atomic_add(here, near * known, sem="relaxed")
+    tl.atomic_add(here + groups * slots, tl.sum(away * away, 0).to(tl.float64) + near * near * known, sem="relaxed")
     tl.debug_barrier()  # the sums of all threads are on their way before one of them says so
     if tl.atomic_add(arrived + g * chunks + j, 1, sem="acq_rel") == tl.num_programs(0) - 1:
-        _statistics(j, g, groups, sums, mean, rstd, gain, offset, scale, shift, consumers, chunks, pixels, EPSILON, TILE)
+        _statistics(
+            j, g, groups, sums, mean, rstd, gain, offset, scale, shift, consumers, chunks, pixels, EPSILON, TILE
+        )
 
 
 @triton.jit
@@ -168,7 +177,7 @@ def _layer(
     j = first + layer
     tl.store(x + (j * groups * framed + q)[:, None] * 16 + o[None, :], values, mask=inside[:, None])
     _add_sums(
-        tl.where(inside[:, None], values, 0.0), j, g, groups, sums, arrived, mean, rstd, gain, offset, scale, shift,
+        values, inside, j, g, groups, sums, arrived, mean, rstd, gain, offset, scale, shift,
         consumers, chunks, pixels, EPSILON, CONSUMERS,
     )  # fmt: skip
 
