@@ -46,15 +46,21 @@ def template(depth: int, device: torch.device) -> Any:
     return gated
 
 
+@functools.cache
+def network(depth: int, precision: str) -> FastDenseNet:
+    """One for all cases: where its weights go is worked out once."""
+    return FastDenseNet(depth, precision=precision)
+
+
 class Case:
     """R runs with synthetic inputs: S masks on B images each, or without a search one open mask on S * B images."""
 
     def __init__(self, given: argparse.Namespace, runs: int, samples: int, images: int, open_: float) -> None:
         self.device, rng = torch.device(given.device), torch.Generator().manual_seed(0)
         self.shape = {"depth": given.depth, "growth": 12}
-        shapes = FastDenseNet(**self.shape).shapes
+        shapes = network(given.depth, "bf16").shapes
         self.params = {name: self._start(name, (runs, *shape), rng) for name, shape in shapes.items()}
-        masks = (torch.rand(runs, samples, FastDenseNet(**self.shape).d, generator=rng) < open_).float()
+        masks = (torch.rand(runs, samples, network(given.depth, "bf16").d, generator=rng) < open_).float()
         self.masks = masks.to(self.device)
         self.x = torch.randn(runs, images, 3, 32, 32, generator=rng).to(self.device)
         self.y = torch.randint(0, 10, (runs, images), generator=rng).to(self.device)
@@ -66,7 +72,8 @@ class Case:
         return (value + 1 if name.endswith("norm.weight") else value).to(self.device)
 
     def fast(self, precision: str, tuning: Any = None) -> FastDenseNet:
-        fast = FastDenseNet(**self.shape, precision=precision)
+        fast = network(self.shape["depth"], precision)
+        fast._rooms.clear()
         if tuning is not None:
             from espalier.models.densenet_kernels import TritonOperations
 
