@@ -3,9 +3,9 @@
     PYTHONPATH=src python benchmarks/densenet.py --device cuda --runs 1 4 8 --time-limit 80
     PYTHONPATH=src python benchmarks/densenet.py --device cpu --depth 7 --images 4     # does it run at all
 
-An update is forward and backward for S masks on a mini-batch, and SGD. Inputs are synthetic: time does not depend on what
-they show. Measurements come in the order of their importance; what does not fit into the time limit is left out, and
-what fails says why in its place.
+An update is forward and backward for two masks on a mini-batch, and SGD. Inputs are synthetic: time does not depend on
+what they show. Measurements come in the order of their importance; what does not fit into the time limit is left out,
+and what fails says why in its place.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -27,12 +28,31 @@ from torch import Tensor
 
 import espalier
 from espalier.models import DenseNet
-from espalier.models.densenet_fast import FLAT, FastDenseNet
+from espalier.models.densenet_fast import FastDenseNet
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.optimizers import SGD
 from espalier.train.batched.stack import strip
 from espalier.train.batched.step import Differential
 
+# Ways to cut up the kernels that are worth a try: tile, many, warps, stages, splits of each.
+GRID = {
+    "layer": (
+        "128 4 4 3, 128 4 4 2, 128 4 8 3, 128 2 4 3, 128 2 4 2, 64 4 4 3, 64 2 4 3, 64 4 2 3, 256 4 8 3, "
+        "256 2 8 3, 32 4 1 3, 32 4 2 3, 32 4 4 3, 128 2 8 3, 64 2 2 3, 32 2 1 3"
+    ),
+    "source": (
+        "64 4 4 3, 64 4 4 2, 64 4 4 1, 128 4 4 3, 32 4 1 3, 128 4 8 2, 128 4 8 3, 256 4 8 2, 32 4 1 2, "
+        "32 4 2 3, 64 4 2 3, 128 4 4 1, 32 4 1 1, 64 4 1 3, 64 4 2 2, 64 4 1 2"
+    ),
+    "input": (
+        "64 4 4 3, 64 4 4 2, 64 1 2 2, 128 4 8 2, 128 4 8 3, 64 2 4 3, 32 2 1 2, 128 2 8 3, 64 1 4 3, "
+        "128 1 4 2, 32 4 4 3, 64 4 8 2, 32 1 1 2, 128 2 4 3, 32 4 2 2, 64 2 2 2"
+    ),
+    "weights": (
+        "64 4 4 3 8, 64 4 4 2 8, 64 4 4 3 16, 64 4 4 3 4, 128 4 4 2 8, 128 4 8 2 8, 64 2 4 3 8, 64 2 4 2 16, "
+        "128 2 4 2 8, 64 1 4 3 8, 32 4 4 3 8, 64 4 8 3 8, 64 4 4 2 32, 64 2 4 3 2, 32 4 4 2 16, 64 4 8 2 16"
+    ),
+}
 BEGAN = time.monotonic()
 found: dict[str, Any] = {}
 
@@ -75,7 +95,7 @@ class Case:
         fast = network(self.shape["depth"], precision)
         fast._rooms.clear()
         if tuning is not None:
-            from espalier.models.densenet_kernels import TritonOperations
+            from espalier.models.densenet_triton import TritonOperations
 
             runs, samples, _ = self.masks.shape
             rooms, _ = fast._room(runs, samples, self.x.shape[1], 32, self.device)
@@ -167,7 +187,7 @@ def worst(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, float
     }
 
 
-# ---- the measurements ----------------------------------------------------------------------------------------------------
+# ---- the measurements ------------------------------------------------------------------------------------------------
 
 
 def agreement(given: argparse.Namespace, precision: str, runs: int = 2) -> dict[str, Any]:
@@ -201,8 +221,8 @@ def steps(given: argparse.Namespace, runs: int, precision: str, tuning: Any = No
 
 
 def operations(given: argparse.Namespace, runs: int, configurations: dict[str, list[Any]]) -> dict[str, Any]:
-    """Each kernel alone, all its launches of one block in one update, for each way to cut it up."""
-    from espalier.models.densenet_kernels import TritonOperations, Tuning, tuned
+    """Each kernel alone, all its launches for one block, for each way to cut it up."""
+    from espalier.models.densenet_triton import TritonOperations, tuned
 
     case = Case(given, runs, 2, given.images, 1.1)
     fast = case.fast("bf16")
@@ -219,24 +239,35 @@ def operations(given: argparse.Namespace, runs: int, configurations: dict[str, l
                     continue
                 do = TritonOperations(tuning=lambda op, size, t=tuning, n=name: t if op == n else tuned(op, size))
                 block = room.block
-                work = {
-                    "layer": lambda: [do.layer(room, i) for i in range(block.layers)],
-                    "source": lambda: [
-                        do.source(room, block.first + i, block.first + i + 1) for i in range(block.layers)
-                    ],
-                    "input": lambda: do.source(room, 0, block.first),
-                    "weights": lambda: do.convolutions(room),
-                    "finish": lambda: [*[do.finish(room, i) for i in range(block.layers)], do.leave(room)],
-                    "pool": lambda: do.pool(room),
-                }[name]
+                work = functools.partial(launch, name, do, room)
                 key = f"{name} {block.size}x{block.size}"
                 try:
                     took: Any = round(microseconds(captured(work, 2), case.device, 0.02) / 2, 1)
                 except Exception as error:
                     took = repr(error)[:100]
-                shown = f"tile={tuning.tile} many={tuning.many} warps={tuning.warps} stages={tuning.stages} splits={tuning.splits}"
-                table.setdefault(key, {})[shown if isinstance(tuning, Tuning) else "default"] = took
+                table.setdefault(key, {})[" ".join(map(str, astuple(tuning)))] = took
     return table
+
+
+def launch(name: str, do: Any, room: Any) -> None:
+    """All launches of one kernel for one block in one update."""
+    layers, first = range(room.block.layers), room.block.first
+    if name == "layer":
+        for i in layers:
+            do.layer(room, i)
+    elif name == "source":
+        for i in layers:
+            do.source(room, first + i, first + i + 1)
+    elif name == "input":
+        do.source(room, 0, first)
+    elif name == "weights":
+        do.convolutions(room)
+    elif name == "finish":
+        for i in layers:
+            do.finish(room, i)
+        do.leave(room)
+    else:
+        do.pool(room)
 
 
 def profile(given: argparse.Namespace, runs: int) -> list[str]:
@@ -299,34 +330,15 @@ def attempt(given: argparse.Namespace, name: str, work: Callable[[], Any]) -> No
 
 
 def grid(which: str) -> dict[str, list[Any]]:
-    """Ways to cut up the kernels that are worth a try."""
-    from espalier.models.densenet_kernels import Tuning as T
+    from espalier.models.densenet_triton import Tuning
 
-    if which == "first":
-        return {
-            "layer": [
-                T(128, 4, 4, 3), T(128, 4, 4, 2), T(128, 4, 8, 3), T(128, 2, 4, 3), T(128, 2, 4, 2), T(64, 4, 4, 3), T(64, 2, 4, 3),
-                T(64, 4, 2, 3), T(256, 4, 8, 3), T(256, 2, 8, 3), T(32, 4, 1, 3), T(32, 4, 2, 3), T(32, 4, 4, 3), T(128, 2, 8, 3),
-                T(64, 2, 2, 3), T(32, 2, 1, 3),
-            ],
-            "source": [
-                T(64, 4, 4, 3), T(64, 4, 4, 2), T(64, 4, 4, 1), T(128, 4, 4, 3), T(32, 4, 1, 3), T(128, 4, 8, 2), T(128, 4, 8, 3),
-                T(256, 4, 8, 2), T(32, 4, 1, 2), T(32, 4, 2, 3), T(64, 4, 2, 3), T(128, 4, 4, 1), T(32, 4, 1, 1), T(64, 4, 1, 3),
-                T(64, 4, 2, 2), T(64, 4, 1, 2),
-            ],
-            "input": [
-                T(64, 4, 4, 3), T(64, 4, 4, 2), T(64, 1, 2, 2), T(128, 4, 8, 2), T(128, 4, 8, 3), T(64, 2, 4, 3), T(32, 2, 1, 2),
-                T(128, 2, 8, 3), T(64, 1, 4, 3), T(128, 1, 4, 2), T(32, 4, 4, 3), T(64, 4, 8, 2), T(32, 1, 1, 2), T(128, 2, 4, 3),
-                T(32, 4, 2, 2), T(64, 2, 2, 2),
-            ],
-            "weights": [
-                T(64, 4, 4, 3, 8), T(64, 4, 4, 2, 8), T(64, 4, 4, 3, 16), T(64, 4, 4, 3, 4), T(128, 4, 4, 2, 8), T(128, 4, 8, 2, 8),
-                T(64, 2, 4, 3, 8), T(64, 2, 4, 2, 16), T(128, 2, 4, 2, 8), T(64, 1, 4, 3, 8), T(32, 4, 4, 3, 8), T(64, 4, 8, 3, 8),
-                T(64, 4, 4, 2, 32), T(64, 2, 4, 3, 2), T(32, 4, 4, 2, 16), T(64, 4, 8, 2, 16),
-            ],
-            "finish": [None], "pool": [None],
-        }  # fmt: skip
-    return {name: [None] for name in ("layer", "source", "input", "weights", "finish", "pool")}
+    every = (*GRID, "finish", "pool")
+    if which == "none":
+        return {name: [None] for name in every}
+    return {
+        name: [Tuning(*map(int, way.split())) for way in GRID[name].split(", ")] if name in GRID else [None]
+        for name in every
+    }
 
 
 def compile_one(given: argparse.Namespace, number: int) -> None:
@@ -334,7 +346,7 @@ def compile_one(given: argparse.Namespace, number: int) -> None:
     ways, rest = grid(given.grid), given.precisions[number - 100 :] if number >= 100 else None
     precision = rest[0] if rest else "bf16"
     chosen = {name: options[number % len(options)] for name, options in ways.items()} if rest is None else {}
-    from espalier.models.densenet_kernels import tuned
+    from espalier.models.densenet_triton import tuned
 
     case = Case(given, 1, 2, 4, 0.5)
     tuning = (lambda op, size: chosen.get(op) or tuned(op, size)) if rest is None else None
@@ -368,7 +380,9 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, default=80, help="seconds")
     parser.add_argument("--depth", type=int, default=40)
     parser.add_argument("--images", type=int, default=32, help="of a mini-batch, read by two masks")
-    parser.add_argument("--grid", default="none", help='"first": try many ways to cut up the kernels')
+    parser.add_argument(
+        "--grid", choices=["none", "all"], default="none", help="try many ways to cut up the kernels: none, all"
+    )
     parser.add_argument("--precisions", nargs="+", default=["float32", "tf32", "bf16"])
     parser.add_argument("--compiled", action="store_true", help="also the readable step under torch.compile: minutes")
     parser.add_argument("--compile-one", type=int, help=argparse.SUPPRESS)

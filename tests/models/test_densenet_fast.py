@@ -219,7 +219,7 @@ InterpreterBuilder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.f
 sys.path.insert(0, "tests/models")
 from test_densenet_fast import Problem, compare
 from espalier.models.densenet_fast import FastDenseNet
-from espalier.models.densenet_kernels import TritonOperations, Tuning
+from espalier.models.densenet_triton import TritonOperations, Tuning
 
 problem = Problem(images=2, depth=7, dtype=torch.float32)
 theirs, losses, wrong = problem.fast("float32")

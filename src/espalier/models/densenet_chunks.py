@@ -1,9 +1,12 @@
 """A dense block in chunks of 16 channels, and what the fast step does to them, as torch has it.
 
-Activations lie as ``(chunks, groups, pixels, 16)``; a layer's 12 channels are one chunk, padded with zeros. A group is one
-mask of one run: G = R * S. The operations here work on any device in any precision; ``densenet_kernels.py`` has the same
-ones for CUDA.
+Activations lie as ``(chunks, groups, pixels, 16)``; a layer's 12 channels are one chunk, padded with zeros. A group is
+one mask of one run: G = R * S. The operations here work on any device in any precision; ``densenet_triton.py`` has the
+same ones for CUDA.
 """
+
+# mypy: disable-error-code="no-untyped-call"
+# (torch does not say what Tensor.unflatten and Tensor.split take)
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ class Block:
     """The shape of one dense block and of its tail, the transition or the classifier, which reads all of it.
 
     size: height and width of its images; inputs: channels of its input; outputs: channels (or classes) behind the tail;
-    pool: the tail averages its normalised input over windows of pool x pool pixels before it mixes channels. The readable
-    version averages afterwards; both are linear.
+    pool: the tail averages its normalised input over windows of pool x pool pixels before it mixes channels. The
+    readable version averages afterwards; both are linear.
     """
 
     size: int
@@ -60,7 +63,10 @@ class Block:
 
 @dataclass(eq=False)
 class Room:
-    """Tensors of one block, kept from call to call. C: chunks, G: groups, P: pixels of a group, K: consumers, L: layers."""
+    """Tensors of one block, kept from call to call.
+
+    C: chunks, G: groups, P: pixels of a group, K: consumers, L: layers.
+    """
 
     block: Block
     samples: int
@@ -171,7 +177,8 @@ class TorchOperations:
             t[:, consumer, : chunks * LANES].unflatten(-1, (chunks, 1, LANES)).transpose(0, 1)
             for t in (room.scale, room.shift)
         )
-        return (room.inner[:chunks].flatten(2, 4).to(scale.dtype) * scale + shift).relu()
+        read: Tensor = (room.inner[:chunks].flatten(2, 4).to(scale.dtype) * scale + shift).relu()
+        return read
 
     def layer(self, room: Room, layer: int) -> None:
         chunks = room.block.first + layer
@@ -217,7 +224,8 @@ class TorchOperations:
         rstd = room.rstd[:, None, where]
         normal = (room.inner[j].flatten(1, 3).to(room.grad.dtype) - room.mean[:, None, where]) * rstd
         mean, slope = room.totals[:, :, None, where] / room.pixels
-        return rstd * (room.grad[j] - mean - normal * slope)
+        found: Tensor = rstd * (room.grad[j] - mean - normal * slope)
+        return found
 
     def finish(self, room: Room, layer: int) -> None:
         inner = room.out[layer, :, :, 1:-1, 1:-1]
@@ -238,7 +246,8 @@ class TorchOperations:
 
 def _images(room: Room, u: Tensor) -> Tensor:
     """``(C, G, P, 16)`` as ``(C, G, B, H, W, 16)``."""
-    return u.unflatten(2, (-1, room.block.size, room.block.size))
+    images: Tensor = u.unflatten(2, (-1, room.block.size, room.block.size))
+    return images
 
 
 def _framed(u: Tensor) -> Tensor:

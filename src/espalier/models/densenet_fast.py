@@ -1,13 +1,16 @@
 """The gated DenseNet's loss and gradient written out: the numbers of the readable version in few passes over memory.
 
 Three facts make it fast. A source's batch statistics under one mask are the same for all its consumers: they are taken
-once. Normalising, scaling, gating and ReLU are one function of a value and two numbers per channel, so no consumer's input
-is ever stored: ``m relu(g x + b) = relu((g m) x + b m)``. And backwards a source gathers what all its consumers ask of it in
-one pass, because the gradients of later layers are ready when an earlier one needs them.
+once. Normalising, scaling, gating and ReLU are one function of a value and two numbers per channel, so no consumer's
+input is ever stored: ``m relu(g x + b) = relu((g m) x + b m)``. And backwards a source gathers what all its consumers
+ask of it in one pass, because the gradients of later layers are ready when an earlier one needs them.
 
 This file knows the network; what is done to a block's activations is in ``densenet_chunks.py`` (torch) and
-``densenet_kernels.py`` (the same for CUDA).
+``densenet_triton.py`` (the same for CUDA).
 """
+
+# mypy: disable-error-code="no-untyped-call"
+# (torch does not say what Tensor.unflatten and Tensor.split take)
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ class FastDenseNet:
     """Loss and gradient of R gated DenseNets under S masks each, with weights ``(R, P)`` in one tensor.
 
     precision: what activations and convolutions are computed in; weights, statistics and sums are float32 ("float64":
-    all of it float64). One call at a time: the activations of a shape lie where the last call of that shape left its own.
+    all of it float64). One call at a time: the activations of a shape lie where the last call of that shape had its own.
 
     >>> fast = FastDenseNet(depth=7, growth=4, stem=8, precision="float32")
     >>> fast.size, fast.d
@@ -149,7 +152,7 @@ class FastDenseNet:
     def grouped(self, params: Mapping[str, Tensor], masks: Tensor, x: Tensor) -> Tensor:
         """The logits ``(R, S, B, classes)``, differentiable in the parameters. Arguments as for :meth:`gradients`."""
         flat = params[FLAT] if FLAT in params else self.pack(params)[FLAT]
-        logits: Tensor = _Grouped.apply(flat, self, masks, x)  # type: ignore[no-untyped-call]
+        logits: Tensor = _Grouped.apply(flat, self, masks, x)
         return logits
 
     def _forward(self, flat: Tensor, masks: Tensor, x: Tensor) -> Tensor:
@@ -222,10 +225,10 @@ class FastDenseNet:
         if key not in self._rooms:
             do: Operations = TorchOperations()
             if device.type == "cuda":
-                from espalier.models import densenet_kernels as kernels  # needs Triton
+                from espalier.models import densenet_triton as gpu  # needs Triton
 
                 exact = "tf32" if self.precision == "tf32" else "ieee"
-                do = kernels.TritonOperations(exact, kernels.tuned if self.precision == "bf16" else kernels.careful)
+                do = gpu.TritonOperations(exact, gpu.tuned if self.precision == "bf16" else gpu.careful)
             blocks = enumerate(self._blocks(size))
             rooms = [self._make(b, block, runs * samples, samples, images, device) for b, block in blocks]
             self._rooms[key] = rooms, do
@@ -284,7 +287,8 @@ class FastDenseNet:
     def _indices(self, name: str) -> Tensor:
         """Which column of the flat weights each number of a parameter is."""
         shape = self.shapes[name]
-        return self.starts[name] + torch.arange(torch.Size(shape).numel()).view(shape)
+        found: Tensor = self.starts[name] + torch.arange(torch.Size(shape).numel()).view(shape)
+        return found
 
     def _convolutions(self, b: int, block: Block) -> tuple[Tensor, Tensor]:
         forward = torch.full((block.layers, 3, block.slots, 4, LANES), self.size)
@@ -333,7 +337,7 @@ class _Grouped(torch.autograd.Function):
         return fast._forward(flat, masks, x)
 
     @staticmethod
-    def backward(ctx: Any, logits: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, logits: Tensor) -> tuple[Tensor, None, None, None]:
         return ctx.fast._backward(logits), None, None, None
 
 

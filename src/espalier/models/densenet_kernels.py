@@ -1,22 +1,16 @@
-"""The fast step's operations as Triton kernels: one launch for all runs and masks, tensor cores on chunks of 16 channels.
+"""The fast step's operations on chunks of 16 channels as Triton kernels, for all runs and masks in one launch.
 
-A program has one tile of the pixels of one group. Closed gates cost nothing: the open ones are listed on the device, and
-loops run over the lists. Sums over pixels are added up in memory; those that statistics come from in float64, so that
+A program has one tile of the pixels of one group. Closed gates cost nothing: the open ones are listed on the device,
+and loops run over the lists. Sums over pixels are added up in memory; those that statistics come from in float64, so that
 the order of arrival does not show in them.
 """
 
+# mypy: disable-error-code="import-not-found, import-untyped, no-untyped-def, no-untyped-call, untyped-decorator, misc"
+
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from espalier.models.densenet_chunks import EPS, Room
-
 
 # Small numbers whose divisibility or being 1 would only make the compiler work more.
 SMALL = (
@@ -32,12 +26,12 @@ def _in_frame(p, H, W):
 
 
 @triton.jit(do_not_specialize=SMALL)
-def _begin(
-    masks, bits, gamma, beta, gates, gain, offset, by_consumer, consumer_count, by_chunk, chunk_count, sums, totals, arrived,
-    d, consumers, chunks, samples, run_stride, TILE: tl.constexpr, SLOTS: tl.constexpr,
+def begin(
+    masks, bits, gamma, beta, gates, gain, offset, by_consumer, consumer_count, by_chunk, chunk_count, sums, totals,
+    arrived, d, consumers, chunks, samples, run_stride, TILE: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Gates from a mask; what each consumer's gamma and beta are behind them; the open ones as lists, of each consumer its
-    chunks and of each chunk its layers (the tail is not listed). And zeros where sums will be added up.
+    """Gates from a mask; what each consumer's gamma and beta are behind them; the open ones as lists, of each consumer
+    its chunks and of each chunk its layers (the tail is not listed). And zeros where sums will be added up.
     """
     one, g, groups = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     k, slots = tl.arange(0, TILE), chunks * 16
@@ -71,7 +65,7 @@ def _begin(
 
 
 @triton.jit(do_not_specialize=SMALL)
-def _enter(
+def enter(
     row, x, sums, arrived, mean, rstd, gain, offset, scale, shift, inputs, consumers, chunks, share, pixels, H, W,
     TILE: tl.constexpr, EPSILON: tl.constexpr, CONSUMERS: tl.constexpr,
 ):  # fmt: skip
@@ -85,7 +79,8 @@ def _enter(
     q = (j * groups + g) * (pixels // H * (H + 2)) + _in_frame(p, H, W)
     tl.store(x + q[:, None] * 16 + c[None, :], values, mask=inside[:, None])
     _add_sums(
-        values, inside, j, g, groups, sums, arrived, mean, rstd, gain, offset, scale, shift, consumers, chunks, pixels, EPSILON, CONSUMERS
+        values, inside, j, g, groups, sums, arrived, mean, rstd, gain, offset, scale, shift,
+        consumers, chunks, pixels, EPSILON, CONSUMERS,
     )  # fmt: skip
 
 
@@ -136,7 +131,7 @@ def _statistics(
 
 
 @triton.jit(do_not_specialize=SMALL)
-def _layer(
+def layer(
     x, weight, scale, shift, listed, count, sums, arrived, mean, rstd, gain, offset,
     layer, first, consumers, chunks, samples, pixels, run_stride, H, W,
     TILE: tl.constexpr, MANY: tl.constexpr, PRECISION: tl.constexpr, EPSILON: tl.constexpr, CONSUMERS: tl.constexpr,
@@ -183,7 +178,7 @@ def _layer(
 
 
 @triton.jit(do_not_specialize=SMALL)
-def _pool(x, scale, shift, pooled, consumers, slots, pixels, small, H, W, POOL, TILE: tl.constexpr):
+def pool(x, scale, shift, pooled, consumers, slots, pixels, small, H, W, POOL, TILE: tl.constexpr):
     """What the tail mixes: normalised, gated, rectified, averaged over windows."""
     j, g, groups = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     q = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -204,7 +199,7 @@ def _pool(x, scale, shift, pooled, consumers, slots, pixels, small, H, W, POOL, 
 
 
 @triton.jit(do_not_specialize=SMALL)
-def _source(
+def source(
     x, out, weight, pooled_grad, scale, shift, gain, mean, rstd, listed, count, gates, grad, totals,
     gamma, beta, grad_stride, first, last, consumers, chunks, samples, pixels, framed, small, run_stride, H, W, POOL,
     TILE: tl.constexpr, MANY: tl.constexpr, PRECISION: tl.constexpr,
@@ -271,7 +266,7 @@ def _pass(ask, v, normal, both, at, known, scale, shift, gain, gate, gamma, beta
 
 
 @triton.jit(do_not_specialize=SMALL)
-def _finish(
+def finish(
     x, grad, mean, rstd, totals, target, first, slots, inputs, pixels, framed, H, W,
     FRAME: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -299,9 +294,10 @@ def _finish(
 
 
 @triton.jit(do_not_specialize=[name for name in SMALL if name not in "HW"])
-def _weights(
-    x, out, scale, shift, gates, target, first, consumers, chunks, samples, groups, pixels, framed, per_split, run_stride,
-    H: tl.constexpr, W: tl.constexpr, TILE: tl.constexpr, MANY: tl.constexpr, PRECISION: tl.constexpr, EVEN: tl.constexpr,
+def weights(
+    x, out, scale, shift, gates, target,
+    first, consumers, chunks, samples, groups, pixels, framed, per_split, run_stride, H: tl.constexpr, W: tl.constexpr,
+    TILE: tl.constexpr, MANY: tl.constexpr, PRECISION: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the weights between one layer and MANY chunks, over a part of the pixels of all its masks."""
     quads = tl.cdiv(chunks - 1, MANY)
@@ -350,133 +346,3 @@ def _weights(
             to = target + (j * 9 * 256 + i % 16)[None, :]
             tl.atomic_add(to + k[:, None] * 16, eight, mask=known[None, :] & (k >= 0)[:, None], sem="relaxed")
             tl.atomic_add(to + (128 + c)[:, None] * 16, ninth, mask=known[None, :] & (c >= 0)[:, None], sem="relaxed")
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """How a kernel is cut up: pixels of a tile, chunks at a time, warps, stages of its pipeline, splits of the pixels."""
-
-    tile: int = 128
-    many: int = 4
-    warps: int = 4
-    stages: int = 3
-    splits: int = 8
-
-
-def tuned(operation: str, size: int) -> Tuning:
-    """Measured on one H200 for images of size x size pixels, bfloat16."""
-    return {
-        "layer": Tuning(),
-        "source": Tuning(tile=128),
-        "input": Tuning(tile=64),
-        "weights": Tuning(tile=64),
-        "plain": Tuning(tile=256),
-    }[operation]
-
-
-def careful(operation: str, size: int) -> Tuning:
-    """Small enough for products of float32 without tensor cores, which take many registers."""
-    return Tuning(tile=max(32, size), many=1, stages=2)
-
-
-@dataclass(frozen=True)
-class Lists:
-    by_consumer: Tensor  # (G, K, C) int32
-    consumer_count: Tensor  # (G, K)
-    by_chunk: Tensor  # (G, C, K)
-    chunk_count: Tensor  # (G, C)
-    arrived: Tensor  # (G, C): tiles whose sums are in
-
-
-@dataclass(eq=False)
-class TritonOperations:
-    """See :class:`espalier.models.densenet_chunks.Operations`. precision: of products of float32, "ieee" or "tf32"."""
-
-    precision: str = "ieee"
-    tuning: Callable[[str, int], Tuning] = tuned
-
-    def begin(self, room: Room, masks: Tensor, gamma: Tensor, beta: Tensor) -> None:
-        groups, consumers, chunks = room.gates.shape
-        if room.lists is None:
-
-            def ints(*shape: int) -> Tensor:
-                return torch.zeros(groups, *shape, dtype=torch.int32, device=masks.device)
-
-            room.lists = Lists(
-                ints(consumers, chunks), ints(consumers), ints(chunks, consumers), ints(chunks), ints(chunks)
-            )
-        lists, block = room.lists, room.block
-        _begin[(consumers + chunks, groups)](
-            masks, room.bits, gamma, beta, room.gates, room.gain, room.offset, lists.by_consumer, lists.consumer_count,
-            lists.by_chunk, lists.chunk_count, room.sums, room.totals, lists.arrived, masks.shape[1], consumers, chunks,
-            room.samples, gamma.stride(0), triton.next_power_of_2(max(consumers, chunks)),
-            triton.next_power_of_2(block.slots),
-        )  # fmt: skip
-
-    def _statistics(self, room: Room) -> tuple[Tensor, ...]:
-        return (room.sums, room.lists.arrived, room.mean, room.rstd, room.gain, room.offset)
-
-    def enter(self, room: Room, row: Tensor) -> None:
-        block, tile = room.block, self.tuning("plain", room.block.size).tile
-        _enter[(triton.cdiv(room.pixels, tile), block.first, room.groups)](
-            row, room.x, *self._statistics(room), room.scale, room.shift, block.inputs, block.consumers, block.chunks,
-            room.groups // len(row), room.pixels, block.size, block.size, tile, EPS,
-            triton.next_power_of_2(block.consumers),
-        )  # fmt: skip
-
-    def layer(self, room: Room, layer: int) -> None:
-        block, tuning = room.block, self.tuning("layer", room.block.size)
-        _layer[(triton.cdiv(room.pixels, tuning.tile), room.groups)](
-            room.x, room.forward, room.scale, room.shift, room.lists.by_consumer, room.lists.consumer_count,
-            *self._statistics(room), layer, block.first, block.consumers, block.chunks, room.samples, room.pixels,
-            room.forward.stride(0), block.size, block.size, tuning.tile, tuning.many, self.precision, EPS,
-            triton.next_power_of_2(block.consumers), num_warps=tuning.warps, num_stages=tuning.stages,
-        )  # fmt: skip
-
-    def pool(self, room: Room) -> None:
-        block, small, tile = room.block, room.pooled.shape[1], 64
-        _pool[(triton.cdiv(small, tile), block.chunks, room.groups)](
-            room.x, room.scale, room.shift, room.pooled, block.consumers, block.slots, room.pixels, small, block.size,
-            block.size, block.pool, tile, num_warps=2,
-        )  # fmt: skip
-
-    def source(self, room: Room, first: int, last: int) -> None:
-        block, lists, wide = room.block, room.lists, last - first > 1
-        tuning = self.tuning("input" if wide else "source", block.size)
-        many = tuning.many if wide else 1
-        _source[(triton.cdiv(room.pixels, tuning.tile), triton.cdiv(last - first, many), room.groups)](
-            room.x, room.out, room.backward, room.pooled_grad, room.scale, room.shift, room.gain, room.mean, room.rstd,
-            lists.by_chunk, lists.chunk_count, room.gates, room.grad, room.totals,
-            room.gamma_grad, room.beta_grad, room.gamma_grad.stride(0), first, last, block.consumers, block.chunks, room.samples, room.pixels, _framed(room), room.pooled.shape[1],
-            room.backward.stride(0), block.size, block.size, block.pool, tuning.tile, many, self.precision,
-            num_warps=tuning.warps, num_stages=tuning.stages,
-        )  # fmt: skip
-
-    def finish(self, room: Room, layer: int) -> None:
-        self._finish(room, room.out[layer], room.block.first + layer, 1, True)
-
-    def leave(self, room: Room) -> None:
-        self._finish(room, room.row, 0, room.block.first, False)
-
-    def _finish(self, room: Room, target: Tensor, first: int, count: int, frame: bool) -> None:
-        block, tile = room.block, self.tuning("plain", room.block.size).tile
-        _finish[(triton.cdiv(room.pixels, tile), count, room.groups)](
-            room.x, room.grad, room.mean, room.rstd, room.totals, target, first, block.slots, block.inputs, room.pixels,
-            _framed(room), block.size, block.size, frame, tile,
-        )  # fmt: skip
-
-    def convolutions(self, room: Room) -> None:
-        block, tuning = room.block, self.tuning("weights", room.block.size)
-        quads = triton.cdiv(block.chunks - 1, tuning.many)
-        per_split = triton.cdiv(triton.cdiv(room.pixels, tuning.splits), tuning.tile) * tuning.tile
-        _weights[(triton.cdiv(room.pixels, per_split), block.layers * quads, room.groups // room.samples)](
-            room.x, room.out, room.scale, room.shift, room.gates, room.weights, block.first, block.consumers, block.chunks,
-            room.samples, room.groups, room.pixels, _framed(room), per_split, room.weights.stride(0), block.size, block.size,
-            tuning.tile, tuning.many, self.precision, room.pixels % tuning.tile == 0,
-            num_warps=tuning.warps, num_stages=tuning.stages,
-        )  # fmt: skip
-
-
-def _framed(room: Room) -> int:
-    """Pixels of a group with the frames of its images."""
-    return room.out[0, 0].numel() // 16
