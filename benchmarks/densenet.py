@@ -13,9 +13,10 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import multiprocessing
+import os
 import platform
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -325,7 +326,7 @@ def attempt(given: argparse.Namespace, name: str, work: Callable[[], Any]) -> No
         file=sys.stderr,
         flush=True,
     )
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
@@ -341,41 +342,62 @@ def grid(which: str) -> dict[str, list[Any]]:
     }
 
 
-def compile_one(given: argparse.Namespace, number: int) -> None:
-    """Compile the kernels of one column of the grid into the cache that all processes share."""
-    ways, rest = grid(given.grid), given.precisions[number - 100 :] if number >= 100 else None
-    precision = rest[0] if rest else "bf16"
-    chosen = {name: options[number % len(options)] for name, options in ways.items()} if rest is None else {}
-    from espalier.models.densenet_triton import tuned
+class NoGPU:
+    """Stands in for the driver of an H200 where kernels are compiled and not run."""
 
-    case = Case(given, 1, 2, 4, 0.5)
-    tuning = (lambda op, size: chosen.get(op) or tuned(op, size)) if rest is None else None
-    for way in (tuning,):
-        fast = case.fast(precision, way)
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+
+def compile_one(job: tuple[int, int, str, str]) -> str:
+    """Compile the kernels of one column of the grid into the cache on disk that all processes share. Needs no GPU."""
+    column, depth, which, precision = job
+    try:
+        import triton
+        from triton.runtime.jit import JITFunction
+
+        from espalier.models.densenet_triton import TritonOperations, careful, tuned
+
+        triton.runtime.driver.set_active(NoGPU())
+        launch = JITFunction.run
+        JITFunction.run = lambda self, *args, grid, warmup, **more: launch(self, *args, grid=grid, warmup=True, **more)
+        chosen = {name: ways[column % len(ways)] for name, ways in grid(which).items()} if column >= 0 else {}
+        usual = tuned if precision == "bf16" else careful
+        case = Case(argparse.Namespace(device="cpu", depth=depth), 1, 2, 4, 0.5)
+        fast = case.fast(precision)
+        rooms, _ = fast._room(1, 2, 4, 32, case.device)
+        do = TritonOperations(
+            "tf32" if precision == "tf32" else "ieee", lambda op, size: chosen.get(op) or usual(op, size)
+        )
+        fast._rooms[next(iter(fast._rooms))] = rooms, do
         fast.gradients(case.params, case.masks, case.x, case.y)
+    except Exception:
+        return traceback.format_exc()[-400:]
+    return ""
 
 
 def compile_all(given: argparse.Namespace) -> dict[str, Any]:
-    """In processes of their own, side by side: one after the other would take minutes."""
-    columns = max(len(options) for options in grid(given.grid).values())
-    jobs = [*range(columns), *range(100, 100 + len(given.precisions))]
-    command = [sys.executable, *sys.argv, "--compile-one"]
-    running = {n: subprocess.Popen([*command, str(n)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for n in jobs}
-    failed = {}
-    for n, process in running.items():
-        try:
-            _, said = process.communicate(timeout=max(given.time_limit / 2 - (time.monotonic() - BEGAN), 1))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            said = b"took too long"
-        if process.returncode:
-            failed[str(n)] = said.decode()[-300:]
-    return {"processes": len(jobs), "failed": failed}
+    """In processes of their own, side by side, before this one touches the GPU: in turn it would take minutes."""
+    torch.set_num_threads(1)  # a pool of threads would not survive the fork
+    columns = max(len(ways) for ways in grid(given.grid).values())
+    jobs = [(-1, given.depth, given.grid, precision) for precision in given.precisions]
+    jobs += [(column, given.depth, given.grid, "bf16") for column in range(columns if given.grid != "none" else 0)]
+    with multiprocessing.get_context("fork").Pool(min(len(jobs), os.cpu_count() or 1)) as pool:
+        said = pool.map_async(compile_one, jobs, chunksize=1).get(timeout=given.time_limit / 2)
+    return {"jobs": len(jobs), "failed": [text for text in said if text]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default="cuda")
     parser.add_argument("--runs", type=int, nargs="+", default=[1, 4, 8], help="numbers of runs at once")
     parser.add_argument("--time-limit", type=float, default=80, help="seconds")
     parser.add_argument("--depth", type=int, default=40)
@@ -385,15 +407,16 @@ def main() -> None:
     )
     parser.add_argument("--precisions", nargs="+", default=["float32", "tf32", "bf16"])
     parser.add_argument("--compiled", action="store_true", help="also the readable step under torch.compile: minutes")
-    parser.add_argument("--compile-one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--only-compile", action="store_true", help="for an H200; needs no GPU, but Triton")
     given = parser.parse_args()
     torch.backends.cudnn.allow_tf32 = False
-    if given.compile_one is not None:
-        compile_one(given, given.compile_one)
+    if given.only_compile:
+        print(json.dumps(compile_all(given)))
         return
     on_cuda = given.device == "cuda"
     found["torch"], found["python"] = torch.__version__, platform.python_version()
     if on_cuda:
+        attempt(given, "compile", lambda: compile_all(given))
         import triton
 
         found["gpu"], found["triton"] = torch.cuda.get_device_name(), triton.__version__
@@ -409,8 +432,6 @@ def main() -> None:
 
 def measure(given: argparse.Namespace, on_cuda: bool) -> None:
     first = given.runs[0]
-    if on_cuda:
-        attempt(given, "compile", lambda: compile_all(given))
     for precision in given.precisions:
         attempt(given, f"agreement {precision}", lambda p=precision: agreement(given, p, 2 if on_cuda else 1))
     attempt(given, f"fast bf16, {first} run", lambda: steps(given, first, "bf16"))

@@ -54,7 +54,7 @@ class FastDenseNet:
     """Loss and gradient of R gated DenseNets under S masks each, with weights ``(R, P)`` in one tensor.
 
     precision: what activations and convolutions are computed in; weights, statistics and sums are float32 ("float64":
-    all of it float64). One call at a time: the activations of a shape lie where the last call of that shape had its own.
+    all of it float64). One call at a time: activations lie where the last call of the same shape had its own.
 
     >>> fast = FastDenseNet(depth=7, growth=4, stem=8, precision="float32")
     >>> fast.size, fast.d

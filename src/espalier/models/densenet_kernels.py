@@ -1,8 +1,8 @@
 """The fast step's operations on chunks of 16 channels as Triton kernels, for all runs and masks in one launch.
 
 A program has one tile of the pixels of one group. Closed gates cost nothing: the open ones are listed on the device,
-and loops run over the lists. Sums over pixels are added up in memory; those that statistics come from in float64, so that
-the order of arrival does not show in them.
+and loops run over the lists. Sums over pixels are added up in memory; those that statistics come from in float64, so
+that the order of arrival does not show in them.
 """
 
 # mypy: disable-error-code="import-not-found, import-untyped, no-untyped-def, no-untyped-call, untyped-decorator, misc"
@@ -255,13 +255,19 @@ def source(
 
 
 @triton.jit
+def _add_two(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
 def _pass(ask, v, normal, both, at, known, scale, shift, gain, gate, gamma, beta, row):
     """What one consumer asks, back through its ReLU, gate and scale; its sums over pixels go to beta and gamma."""
     s, t = tl.load(scale + at, mask=known, other=0.0), tl.load(shift + at, mask=known, other=0.0)
     passed = tl.where((v * s[None, :] + t[None, :] > 0) & both, ask, 0.0)
     bit = tl.load(gate)  # one for all chunks of a source
-    tl.atomic_add(beta + row, tl.sum(passed, 0) * bit, mask=known, sem="relaxed")
-    tl.atomic_add(gamma + row, tl.sum(passed * normal, 0) * bit, mask=known, sem="relaxed")
+    plain, weighted = tl.reduce((passed, passed * normal), 0, _add_two)
+    tl.atomic_add(beta + row, plain * bit, mask=known, sem="relaxed")
+    tl.atomic_add(gamma + row, weighted * bit, mask=known, sem="relaxed")
     return passed * tl.load(gain + at, mask=known, other=0.0)[None, :]
 
 

@@ -114,7 +114,8 @@ class TritonOperations:
             room.x, room.out, room.backward, room.pooled_grad, room.scale, room.shift, room.gain, room.mean, room.rstd,
             lists.by_chunk, lists.chunk_count, room.gates, room.grad, room.totals,
             room.gamma_grad, room.beta_grad, room.gamma_grad.stride(0), first, last, block.consumers, block.chunks,
-            room.samples, room.pixels, _framed(room), room.pooled.shape[1], room.backward.stride(0), block.size, block.size, block.pool, tuning.tile, many, self.precision,
+            room.samples, room.pixels, _framed(room), room.pooled.shape[1], room.backward.stride(0),
+            block.size, block.size, block.pool, tuning.tile, many, self.precision,
             num_warps=tuning.warps, num_stages=tuning.stages,
         )  # fmt: skip
 
