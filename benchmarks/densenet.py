@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import multiprocessing
-import os
 import platform
 import signal
 import sys
@@ -35,25 +33,6 @@ from espalier.train.batched.optimizers import SGD
 from espalier.train.batched.stack import strip
 from espalier.train.batched.step import Differential
 
-# Ways to cut up the kernels that are worth a try: tile, many, warps, stages, splits of each.
-GRID = {
-    "layer": (
-        "128 4 4 3, 128 4 4 2, 128 4 8 3, 128 2 4 3, 128 2 4 2, 64 4 4 3, 64 2 4 3, 64 4 2 3, 256 4 8 3, "
-        "256 2 8 3, 32 4 1 3, 32 4 2 3, 32 4 4 3, 128 2 8 3, 64 2 2 3, 32 2 1 3"
-    ),
-    "source": (
-        "64 4 4 3, 64 4 4 2, 64 4 4 1, 128 4 4 3, 32 4 1 3, 128 4 8 2, 128 4 8 3, 256 4 8 2, 32 4 1 2, "
-        "32 4 2 3, 64 4 2 3, 128 4 4 1, 32 4 1 1, 64 4 1 3, 64 4 2 2, 64 4 1 2"
-    ),
-    "input": (
-        "64 4 4 3, 64 4 4 2, 64 1 2 2, 128 4 8 2, 128 4 8 3, 64 2 4 3, 32 2 1 2, 128 2 8 3, 64 1 4 3, "
-        "128 1 4 2, 32 4 4 3, 64 4 8 2, 32 1 1 2, 128 2 4 3, 32 4 2 2, 64 2 2 2"
-    ),
-    "weights": (
-        "64 4 4 3 8, 64 4 4 2 8, 64 4 4 3 16, 64 4 4 3 4, 128 4 4 2 8, 128 4 8 2 8, 64 2 4 3 8, 64 2 4 2 16, "
-        "128 2 4 2 8, 64 1 4 3 8, 32 4 4 3 8, 64 4 8 3 8, 64 4 4 2 32, 64 2 4 3 2, 32 4 4 2 16, 64 4 8 2 16"
-    ),
-}
 BEGAN = time.monotonic()
 found: dict[str, Any] = {}
 
@@ -221,8 +200,9 @@ def steps(given: argparse.Namespace, runs: int, precision: str, tuning: Any = No
     return row
 
 
-def operations(given: argparse.Namespace, runs: int, configurations: dict[str, list[Any]]) -> dict[str, Any]:
+def operations(given: argparse.Namespace, runs: int) -> dict[str, Any]:
     """Each kernel alone, all its launches for one block, for each way to cut it up."""
+    from densenet_compile import GRID, ways
     from espalier.models.densenet_triton import TritonOperations, tuned
 
     case = Case(given, runs, 2, given.images, 1.1)
@@ -230,23 +210,22 @@ def operations(given: argparse.Namespace, runs: int, configurations: dict[str, l
     fast.gradients(fast.pack(case.params), case.masks, case.x, case.y)
     rooms, _ = next(iter(fast._rooms.values()))
     table: dict[str, Any] = {}
-    for name, tunings in configurations.items():
+    for name in ("layer", "source", "input", "weights", "finish", "pool"):
         for room in rooms:
-            for tuning in tunings:
+            size = room.block.size
+            usual = tuned(name if name in GRID else "plain", size)
+            for tuning in [usual, *(ways(name) if given.grid and name in GRID else ())]:
                 if over(given):
                     return table
-                tuning = tuning or tuned(name, room.block.size)
-                if name != "plain" and tuning.tile % room.block.size:
+                if tuning.tile % size and name == "layer":
                     continue
                 do = TritonOperations(tuning=lambda op, size, t=tuning, n=name: t if op == n else tuned(op, size))
-                block = room.block
-                work = functools.partial(launch, name, do, room)
-                key = f"{name} {block.size}x{block.size}"
                 try:
-                    took: Any = round(microseconds(captured(work, 2), case.device, 0.02) / 2, 1)
+                    work = captured(functools.partial(launch, name, do, room), 2)
+                    took: Any = round(microseconds(work, case.device, 0.02) / 2, 1)
                 except Exception as error:
                     took = repr(error)[:100]
-                table.setdefault(key, {})[" ".join(map(str, astuple(tuning)))] = took
+                table.setdefault(f"{name} {size}x{size}", {})[" ".join(map(str, astuple(tuning)))] = took
     return table
 
 
@@ -307,6 +286,13 @@ def readable(
         torch.backends.cudnn.allow_tf32 = before
 
 
+def prepare(given: argparse.Namespace) -> dict[str, Any]:
+    from densenet_compile import compile_all
+
+    made = compile_all(given.depth, given.precisions, given.grid, given.time_limit / 2)
+    return {"failed": made["failed"], "too_large": made["too_large"], "kernels": len(made["kernels"])}
+
+
 def over(given: argparse.Namespace) -> bool:
     return time.monotonic() - BEGAN > given.time_limit
 
@@ -330,71 +316,6 @@ def attempt(given: argparse.Namespace, name: str, work: Callable[[], Any]) -> No
         torch.cuda.empty_cache()
 
 
-def grid(which: str) -> dict[str, list[Any]]:
-    from espalier.models.densenet_triton import Tuning
-
-    every = (*GRID, "finish", "pool")
-    if which == "none":
-        return {name: [None] for name in every}
-    return {
-        name: [Tuning(*map(int, way.split())) for way in GRID[name].split(", ")] if name in GRID else [None]
-        for name in every
-    }
-
-
-class NoGPU:
-    """Stands in for the driver of an H200 where kernels are compiled and not run."""
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", 90, 32)
-
-
-def compile_one(job: tuple[int, int, str, str]) -> str:
-    """Compile the kernels of one column of the grid into the cache on disk that all processes share. Needs no GPU."""
-    column, depth, which, precision = job
-    try:
-        import triton
-        from triton.runtime.jit import JITFunction
-
-        from espalier.models.densenet_triton import TritonOperations, careful, tuned
-
-        triton.runtime.driver.set_active(NoGPU())
-        launch = JITFunction.run
-        JITFunction.run = lambda self, *args, grid, warmup, **more: launch(self, *args, grid=grid, warmup=True, **more)
-        chosen = {name: ways[column % len(ways)] for name, ways in grid(which).items()} if column >= 0 else {}
-        usual = tuned if precision == "bf16" else careful
-        case = Case(argparse.Namespace(device="cpu", depth=depth), 1, 2, 4, 0.5)
-        fast = case.fast(precision)
-        rooms, _ = fast._room(1, 2, 4, 32, case.device)
-        do = TritonOperations(
-            "tf32" if precision == "tf32" else "ieee", lambda op, size: chosen.get(op) or usual(op, size)
-        )
-        fast._rooms[next(iter(fast._rooms))] = rooms, do
-        fast.gradients(case.params, case.masks, case.x, case.y)
-    except Exception:
-        return traceback.format_exc()[-400:]
-    return ""
-
-
-def compile_all(given: argparse.Namespace) -> dict[str, Any]:
-    """In processes of their own, side by side, before this one touches the GPU: in turn it would take minutes."""
-    torch.set_num_threads(1)  # a pool of threads would not survive the fork
-    columns = max(len(ways) for ways in grid(given.grid).values())
-    jobs = [(-1, given.depth, given.grid, precision) for precision in given.precisions]
-    jobs += [(column, given.depth, given.grid, "bf16") for column in range(columns if given.grid != "none" else 0)]
-    with multiprocessing.get_context("fork").Pool(min(len(jobs), os.cpu_count() or 1)) as pool:
-        said = pool.map_async(compile_one, jobs, chunksize=1).get(timeout=given.time_limit / 2)
-    return {"jobs": len(jobs), "failed": [text for text in said if text]}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
@@ -402,21 +323,15 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, default=80, help="seconds")
     parser.add_argument("--depth", type=int, default=40)
     parser.add_argument("--images", type=int, default=32, help="of a mini-batch, read by two masks")
-    parser.add_argument(
-        "--grid", choices=["none", "all"], default="none", help="try many ways to cut up the kernels: none, all"
-    )
+    parser.add_argument("--grid", action="store_true", help="try many ways to cut up the kernels")
     parser.add_argument("--precisions", nargs="+", default=["float32", "tf32", "bf16"])
     parser.add_argument("--compiled", action="store_true", help="also the readable step under torch.compile: minutes")
-    parser.add_argument("--only-compile", action="store_true", help="for an H200; needs no GPU, but Triton")
     given = parser.parse_args()
     torch.backends.cudnn.allow_tf32 = False
-    if given.only_compile:
-        print(json.dumps(compile_all(given)))
-        return
     on_cuda = given.device == "cuda"
     found["torch"], found["python"] = torch.__version__, platform.python_version()
     if on_cuda:
-        attempt(given, "compile", lambda: compile_all(given))
+        attempt(given, "compile", lambda: prepare(given))
         import triton
 
         found["gpu"], found["triton"] = torch.cuda.get_device_name(), triton.__version__
@@ -438,12 +353,11 @@ def measure(given: argparse.Namespace, on_cuda: bool) -> None:
     if not on_cuda:
         return
     attempt(given, f"profile of fast bf16, {first} run", lambda: profile(given, first))
-    ways = grid(given.grid)
-    attempt(given, f"operations, {first} run", lambda: operations(given, first, ways))
+    attempt(given, f"operations, {first} run", lambda: operations(given, first))
     for runs in given.runs[1:]:
         attempt(given, f"fast bf16, {runs} runs", lambda n=runs: steps(given, n, "bf16"))
     last = given.runs[-1]
-    attempt(given, f"operations, {last} runs", lambda: operations(given, last, ways))
+    attempt(given, f"operations, {last} runs", lambda: operations(given, last))
     attempt(given, f"profile of fast bf16, {last} runs", lambda: profile(given, last))
     attempt(given, "readable tf32, eager", lambda: readable(given, None, True, False, False))
     attempt(given, "readable tf32, graph", lambda: readable(given, None, True, True, False))

@@ -1,9 +1,5 @@
 """The fast DenseNet step computes what the readable version computes: loss, errors and gradient."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.func import functional_call
@@ -15,7 +11,6 @@ from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.stack import strip
 from espalier.train.batched.step import Differential
 
-cuda = pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 SMALL = {"depth": 10, "growth": 4, "classes": 5, "stem": 20}  # a block input of more than one chunk from the start
 
 
@@ -210,63 +205,3 @@ def test_images_that_do_not_halve_twice_are_refused():
     problem.x = problem.x[..., :6, :6]
     with pytest.raises(espalier.BadInput, match="divisible by 4, not 6"):
         problem.fast()
-
-
-INTERPRETED = """
-import numpy as np, sys, torch
-from triton.runtime.interpreter import InterpreterBuilder
-InterpreterBuilder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)  # as a GPU has it
-sys.path.insert(0, "tests/models")
-from test_densenet_fast import Problem, compare
-from espalier.models.densenet_fast import FastDenseNet
-from espalier.models.densenet_triton import TritonOperations, Tuning
-
-problem = Problem(images=2, depth=7, dtype=torch.float32)
-theirs, losses, wrong = problem.fast("float32")
-fast = FastDenseNet(**problem.shape, precision="float32")
-rooms, _ = fast._room(2, 2, 2, 8, problem.x.device)
-fast._rooms[next(iter(fast._rooms))] = rooms, TritonOperations(tuning=lambda *_: Tuning(tile=32, many=2, splits=3))
-for _ in range(2):  # the second call finds what the first one left
-    mine, fast_losses, fast_wrong = fast.gradients(problem.params, problem.masks, problem.x, problem.y)
-    assert torch.allclose(fast_losses, losses, rtol=1e-5)
-    assert torch.equal(fast_wrong, wrong)
-    compare(mine, theirs, 1e-4)
-"""
-
-
-@pytest.mark.long
-def test_kernels_without_a_gpu():
-    """Triton's interpreter runs the kernels program by program."""
-    pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", INTERPRETED],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-    )
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
-
-
-def on_gpu(precision, **more):
-    problem = Problem(
-        images=32, size=32, dtype=torch.float32, device="cuda", depth=40, growth=12, classes=10, stem=16, **more
-    )
-    theirs, losses, _ = problem.readable()
-    mine, fast_losses, _ = problem.fast(precision)
-    a, b = (torch.cat([grads[name].flatten() for name in theirs]) for grads in (mine, theirs))
-    return float((fast_losses - losses).abs().max()), float((a - b).norm() / b.norm())
-
-
-@cuda[0]
-@cuda[1]
-@pytest.mark.parametrize(
-    ("precision", "loss", "gradient"), [("float32", 1e-4, 1e-3), ("tf32", 2e-2, 5e-2), ("bf16", 5e-2, 0.3)]
-)
-def test_kernels_on_a_gpu(precision, loss, gradient):
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        found = on_gpu(precision)
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
-    assert found[0] < loss
-    assert found[1] < gradient

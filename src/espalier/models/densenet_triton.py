@@ -30,13 +30,13 @@ class Tuning:
 
 
 def tuned(operation: str, size: int) -> Tuning:
-    """Measured on one H200 for images of size x size pixels, bfloat16."""
+    """For bfloat16 and images of size x size pixels, chosen by counting, not yet by measuring (docs/performance.md)."""
     return {
-        "layer": Tuning(),
-        "source": Tuning(tile=128),
-        "input": Tuning(tile=64),
-        "weights": Tuning(tile=64),
-        "plain": Tuning(tile=256),
+        "layer": Tuning(128, 2, 4, 3) if size > 8 else Tuning(64, 4, 4, 3),
+        "source": Tuning(32, 1, 1, 1),
+        "input": Tuning(32, 4, 4, 1),
+        "weights": Tuning(64, 4, 8, 1, splits=max(size // 2, 1)),
+        "plain": Tuning(256),
     }[operation]
 
 
