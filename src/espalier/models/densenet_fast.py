@@ -223,16 +223,21 @@ class FastDenseNet:
     ) -> tuple[list[Room], Operations]:
         key = (runs, samples, images, size, device)
         if key not in self._rooms:
-            do: Operations = TorchOperations()
-            if device.type == "cuda":
-                from espalier.models import densenet_triton as gpu  # needs Triton
-
-                exact = "tf32" if self.precision == "tf32" else "ieee"
-                do = gpu.TritonOperations(exact, gpu.tuned if self.precision == "bf16" else gpu.careful)
+            do = self._on_gpu(size) if device.type == "cuda" else TorchOperations()
             blocks = enumerate(self._blocks(size))
             rooms = [self._make(b, block, runs * samples, samples, images, device) for b, block in blocks]
             self._rooms[key] = rooms, do
         return self._rooms[key]
+
+    def _on_gpu(self, size: int) -> Operations:
+        try:
+            from espalier.models import densenet_triton as gpu
+        except ImportError as error:
+            raise BadInput("the fast step on a GPU needs Triton; install it, or use the readable step") from error
+        if size & (size - 1):
+            raise BadInput(f"the fast step on a GPU reads images of 4, 8, 16, 32 ... pixels, not {size}")
+        exact = "tf32" if self.precision == "tf32" else "ieee"
+        return gpu.TritonOperations(exact, gpu.tuned if self.precision == "bf16" else gpu.careful)
 
     def _make(self, b: int, block: Block, groups: int, samples: int, images: int, device: torch.device) -> Room:
         def zeros(*shape: int, dtype: torch.dtype = self.wide) -> Tensor:
