@@ -162,7 +162,7 @@ class FastDenseNet:
         padded = torch.nn.functional.pad(flat, (0, 1))
         *convolutions, stem = mixing.read(padded.to(self.dtype))
         affine = norms.read(padded.to(self.wide))
-        by_group = masks.flatten(0, 1).to(self.wide)
+        by_group = masks.flatten(0, 1).to(self.wide).contiguous()  # a kernel knows no strides
         columns = _windows(x.to(self.dtype))  # (R, B * H * W, 9 * channels)
         row = torch.bmm(columns, stem)
         for i, room in enumerate(rooms):
@@ -223,7 +223,8 @@ class FastDenseNet:
     ) -> tuple[list[Room], Operations]:
         key = (runs, samples, images, size, device)
         if key not in self._rooms:
-            do = self._on_gpu(size) if device.type == "cuda" else TorchOperations()
+            by_kernels = device.type == "cuda" and self.wide == torch.float32
+            do = self._on_gpu(size) if by_kernels else TorchOperations()
             blocks = enumerate(self._blocks(size))
             rooms = [self._make(b, block, runs * samples, samples, images, device) for b, block in blocks]
             self._rooms[key] = rooms, do
