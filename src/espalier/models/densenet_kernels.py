@@ -136,8 +136,8 @@ def layer(
     layer, first, consumers, chunks, samples, pixels, run_stride, H, W,
     TILE: tl.constexpr, MANY: tl.constexpr, PRECISION: tl.constexpr, EPSILON: tl.constexpr, CONSUMERS: tl.constexpr,
 ):  # fmt: skip
-    """One layer's output. A step reads MANY chunks one row up, here or one row down, normalises, gates and rectifies
-    them, and multiplies by the weights of that row's three taps (and a fourth of zeros) side by side. What the taps
+    """One layer's output. A step reads MANY chunks one row up, here and one row down, normalises, gates and rectifies
+    them, and multiplies by the weights of each row's three taps (and a fourth of zeros) side by side. What the taps
     found is added up at the end, each shifted to its pixel: a tile holds whole rows, so no neighbour is missing.
     """
     g, groups = tl.program_id(1), tl.num_programs(1)
@@ -153,17 +153,18 @@ def layer(
     here = x + q[:, None] * 16 + lane[None, :]
     weight += (g // samples) * run_stride + layer * 3 * chunks * 1024
     acc = tl.zeros((TILE, 64), tl.float32)
-    for step in range(tl.cdiv(total, MANY) * 3):
-        dy = step % 3
-        place = (step // 3) * MANY + k // 16
+    for start in range(0, total, MANY):
+        place = start + k // 16
         known = place < total
         j = tl.load(listed + row * chunks + place, mask=known, other=0)
         s = tl.load(scale + (row * chunks + j) * 16 + lane, mask=known, other=0.0)
         t = tl.load(shift + (row * chunks + j) * 16 + lane, mask=known, other=0.0)
-        v = tl.load(here + (j * (groups * framed * 16) + (dy - 1) * W * 16)[None, :], mask=known[None, :], other=0.0)
-        u = tl.maximum(v.to(tl.float32) * s[None, :] + t[None, :], 0.0).to(v.dtype)  # the frame's NaN becomes 0
-        w = tl.load(weight + ((dy * chunks + j) * 1024 + lane * 64)[:, None] + n[None, :])
-        acc = tl.dot(u, w, acc, input_precision=PRECISION)
+        above = here + (j * (groups * framed * 16) - W * 16)[None, :]
+        here_weight = weight + (j * 1024 + lane * 64)[:, None] + n[None, :]
+        for dy in tl.static_range(3):
+            v = tl.load(above + dy * W * 16, mask=known[None, :], other=0.0)
+            u = tl.maximum(v.to(tl.float32) * s[None, :] + t[None, :], 0.0).to(v.dtype)  # the frame's NaN becomes 0
+            acc = tl.dot(u, tl.load(here_weight + dy * chunks * 1024), acc, input_precision=PRECISION)
     dx = n // 16 - 1
     column = (p % W)[:, None] + dx[None, :]
     source = tl.minimum(tl.maximum(own[:, None] + dx[None, :], 0), TILE - 1)

@@ -32,7 +32,7 @@ class Tuning:
 def tuned(operation: str, size: int) -> Tuning:
     """For bfloat16 and images of size x size pixels, chosen by counting, not yet by measuring (docs/performance.md)."""
     return {
-        "layer": Tuning(max(128, size), 2, 4, 3) if size > 8 else Tuning(64, 4, 4, 3),  # whole rows
+        "layer": Tuning(max(128, size), 1, 4, 2) if size > 8 else Tuning(64, 1, 4, 2),  # whole rows
         "source": Tuning(32, 1, 1, 1),
         "input": Tuning(32, 4, 4, 1),
         "weights": Tuning(64, 4, 8, 1, splits=max(size // 2, 1)),
