@@ -88,7 +88,7 @@ class Room:
     # of the present call:
     forward: Tensor = None  # type: ignore[assignment]  # (R, L, 3 rows, C, 16 in, 3 columns + 1, 16 out): convolutions
     backward: Tensor = None  # type: ignore[assignment]  # (R, L, C, 9 mirrored, 16 out, 16 in): the same
-    weights: Tensor = None  # type: ignore[assignment]  # like backward: their gradient
+    weights: Tensor = None  # type: ignore[assignment]  # (R, L, C, 16 in, 9 mirrored, 16 out): their gradient
     gamma_grad: Tensor = None  # type: ignore[assignment]  # (R, K, slots)
     beta_grad: Tensor = None  # type: ignore[assignment]  # (R, K, slots)
     pooled_grad: Tensor = None  # type: ignore[assignment]  # like pooled
@@ -241,7 +241,7 @@ class TorchOperations:
             chunks = block.first + layer
             u = self._read(room, layer, chunks).to(room.x.dtype).unflatten(1, (-1, room.samples))
             dy = _columns(room.out[layer].unsqueeze(0))[:, 0].unflatten(1, (-1, room.samples))
-            room.weights[:, layer, :chunks] += torch.einsum("crspi,trspo->rctoi", u, dy).to(room.weights.dtype)
+            room.weights[:, layer, :chunks] += torch.einsum("crspi,trspo->rcito", u, dy).to(room.weights.dtype)
 
 
 def _images(room: Room, u: Tensor) -> Tensor:

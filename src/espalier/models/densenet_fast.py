@@ -277,7 +277,7 @@ class FastDenseNet:
                 gain, offset = (self._norms(b, block, part) for part in ("weight", "bias"))
                 mixing += [forward, backward, tail]
                 norms += [gain, offset]
-                collected += [backward, tail, gain, offset]
+                collected += [backward.permute(0, 1, 4, 2, 3), tail, gain, offset]
             stem = self._indices("stem.weight").flatten(1).T
             mixing.append(stem)
             bias = torch.nn.functional.pad(self._indices("head.bias"), (0, -self.classes % LANES), value=self.size)

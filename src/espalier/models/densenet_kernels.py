@@ -317,8 +317,8 @@ def weights(
         known = j < reads
         tap = k // 16
         near = ((tap // 3 - 1) * (W + 2) + tap % 3 - 1) * 16 + k % 16
-        eight = tl.zeros((128, MANY * 16), tl.float32)
-        ninth = tl.zeros((16, MANY * 16), tl.float32)
+        eight = tl.zeros((MANY * 16, 128), tl.float32)
+        ninth = tl.zeros((MANY * 16, 16), tl.float32)
         found = 0
         start = tl.program_id(0) * per_split
         for sample in range(samples):
@@ -346,10 +346,11 @@ def weights(
                         u = tl.where(both, tl.maximum(v.to(tl.float32) * s[None, :] + t[None, :], 0.0), 0.0).to(v.dtype)
                     first_eight = tl.load(there + corner[:, None] * 16 + near[None, :])
                     last = tl.load(there + (corner + W + 3)[:, None] * 16 + c[None, :])
-                    eight = tl.dot(tl.trans(first_eight), u, eight, input_precision=PRECISION)
-                    ninth = tl.dot(tl.trans(last), u, ninth, input_precision=PRECISION)
+                    turned = tl.trans(u)
+                    eight = tl.dot(turned, first_eight, eight, input_precision=PRECISION)
+                    ninth = tl.dot(turned, last, ninth, input_precision=PRECISION)
         if found > 0:
             target += r * run_stride + layer * chunks * 9 * 256
-            to = target + (j * 9 * 256 + i % 16)[None, :]
-            tl.atomic_add(to + k[:, None] * 16, eight, mask=known[None, :] & (k >= 0)[:, None], sem="relaxed")
-            tl.atomic_add(to + (128 + c)[:, None] * 16, ninth, mask=known[None, :] & (c >= 0)[:, None], sem="relaxed")
+            to = target + ((j * 16 + i % 16) * 144)[:, None]
+            tl.atomic_add(to + k[None, :], eight, mask=known[:, None] & (k >= 0)[None, :], sem="relaxed")
+            tl.atomic_add(to + 128 + c[None, :], ninth, mask=known[:, None] & (c >= 0)[None, :], sem="relaxed")

@@ -35,7 +35,7 @@ def tuned(operation: str, size: int) -> Tuning:
         "layer": Tuning(max(128, size), 1, 4, 2) if size > 8 else Tuning(64, 1, 4, 2),  # whole rows
         "source": Tuning(32, 1, 1, 1),
         "input": Tuning(32, 4, 4, 1),
-        "weights": Tuning(64, 4, 8, 1, splits=max(size // 2, 1)),
+        "weights": Tuning(64, 4, 4, 1, splits=max(size // 2, 1)),
         "plain": Tuning(256),
     }[operation]
 
