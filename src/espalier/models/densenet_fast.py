@@ -56,9 +56,9 @@ class FastDenseNet:
     precision: what activations and convolutions are computed in; weights, statistics and sums are float32 ("float64":
     all of it float64). One call at a time: activations lie where the last call of the same shape had its own.
 
-    >>> fast = FastDenseNet(depth=7, growth=4, stem=8, precision="float32")
+    >>> fast = FastDenseNet(depth=40, growth=12)
     >>> fast.size, fast.d
-    (3758, 9)
+    (1019722, 273)
     """
 
     def __init__(
