@@ -66,6 +66,21 @@ for precision in ("float32", "bf16"):
             "gradient": apart(mine),
             "gradient_by_torch": apart(rounded),
         }
+
+fast = FastDenseNet(**problem.shape, precision="float32")
+rooms, _ = fast._room(2, 2, 2, 8, problem.x.device)
+fast._rooms[next(iter(fast._rooms))] = rooms, TritonOperations(tuning=lambda *_: Tuning(32, 2, splits=3))
+_, losses, _ = fast.gradients(problem.params, torch.ones_like(problem.masks), problem.x, problem.y)
+for name in ("stem.weight", "blocks.1.0.conv.weight", "blocks.2.0.norm.weight", "transitions.0.norm.bias"):
+    params = {key: p.clone() for key, p in problem.params.items()}
+    params[name].flatten(1)[0, 0] = torch.inf
+    # All gates open: weights behind a closed one are not even read.
+    grads, spoilt, _ = fast.gradients(params, torch.ones_like(problem.masks), problem.x, problem.y)
+    found[f"diverged {name}"] = {
+        "shows": not bool(spoilt[0].isfinite().any()),
+        "apart": float((spoilt[1] - losses[1]).abs().max()),
+        "finite": all(bool(g[1].isfinite().all()) for g in grads.values()),
+    }
 print(json.dumps(found))
 """
 
@@ -76,6 +91,12 @@ def test_interpreted_kernels_compute_what_torch_computes():
     if tuple(map(int, np.__version__.split(".")[:2])) >= (2, 4):
         pytest.skip("Triton's interpreter reads numbers in a way that NumPy 2.4 has ended")
     found = finished("-c", INTERPRETED, str(Path(__file__).parent), TRITON_INTERPRET="1")
+    diverged = {name: row for name, row in found.items() if name.startswith("diverged")}
+    assert len(diverged) == 4
+    for name, row in diverged.items():  # the run itself, and not the one beside it
+        assert row["shows"], name
+        assert row["apart"] < 1e-5, name
+        assert row["finite"], name
     for call in ("first", "second"):
         assert found[f"float32 {call}"]["losses"] < 1e-5
         assert found[f"float32 {call}"]["gradient"] < 1e-5

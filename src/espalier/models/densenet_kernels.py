@@ -126,8 +126,10 @@ def _statistics(
     here = (g * consumers + k)[:, None] * slots + c[None, :]
     there = (k < consumers)[:, None] & (c >= 0)[None, :]
     s = tl.load(gain + here, mask=there, other=0.0) * r[None, :]
-    tl.store(scale + here, s, mask=there)
-    tl.store(shift + here, tl.load(offset + here, mask=there, other=0.0) - s * m[None, :], mask=there)
+    t = tl.load(offset + here, mask=there, other=0.0) - s * m[None, :]
+    spoilt = tl.sum(tl.sum((s + t) * 0, 0), 0)  # 0, or NaN for all consumers: the tail, which keeps it, is among them
+    tl.store(scale + here, s + spoilt, mask=there)
+    tl.store(shift + here, t + spoilt, mask=there)
 
 
 @triton.jit(do_not_specialize=SMALL)
