@@ -161,23 +161,24 @@ class FastDenseNet:
         mixing, norms, _, _ = self._map(x.device)
         padded = torch.nn.functional.pad(flat, (0, 1))
         *convolutions, stem = mixing.read(padded.to(self.dtype))
-        affine = norms.read(padded.to(self.wide))
+        *affine, head = norms.read(padded.to(self.wide))
+        tails = [convolutions[2], convolutions[5], head]
         by_group = masks.flatten(0, 1).to(self.wide).contiguous()  # a kernel knows no strides
         columns = _windows(x.to(self.dtype))  # (R, B * H * W, 9 * channels)
         row = torch.bmm(columns, stem)
         for i, room in enumerate(rooms):
             block = room.block
-            room.forward, room.backward, tail = convolutions[3 * i : 3 * i + 3]
+            room.forward, room.backward = convolutions[3 * i : 3 * i + 2]
             do.begin(room, by_group, *affine[2 * i : 2 * i + 2])
             do.enter(room, row)
             for layer in range(block.layers):
                 do.layer(room, layer)
             do.pool(room)
-            row = torch.bmm(room.pooled.view(runs, -1, block.slots), tail)
+            row = torch.bmm(room.pooled.view(runs, -1, block.slots), tails[i])
             row = row.view(runs * samples, -1, block.outputs)
-        self._kept = rooms, do, columns, [convolutions[3 * i + 2] for i in range(3)], runs
+        self._kept = rooms, do, columns, tails, runs
         bias = flat[:, self.starts["head.bias"] :][:, : self.classes]
-        return row.to(self.wide).view(runs, samples, images, self.classes) + bias[:, None, None]
+        return row.view(runs, samples, images, self.classes) + bias[:, None, None]
 
     def _backward(self, logits: Tensor) -> Tensor:
         """logits: the gradient with respect to them. Returns the one with respect to the parameters, ``(R, P)``."""
@@ -186,7 +187,7 @@ class FastDenseNet:
         buffer = torch.zeros(runs, len(collected.index), dtype=self.wide, device=logits.device)
         *parts, bias, stem = collected.parts(buffer)
         bias[:, : self.classes] = logits.sum((1, 2))
-        row = logits.to(self.dtype).flatten(1, 2)  # (R, S * pixels behind the tail, outputs)
+        row = logits.flatten(1, 2)  # (R, S * pixels behind the tail, outputs)
         for i in (2, 1, 0):
             room, block = rooms[i], rooms[i].block
             room.weights, tail, room.gamma_grad, room.beta_grad = parts[4 * i : 4 * i + 4]
@@ -256,7 +257,7 @@ class FastDenseNet:
             rstd=zeros(*per_slot),
             scale=zeros(*per_consumer),
             shift=zeros(*per_consumer),
-            pooled=zeros(groups, pixels // block.pool**2, block.slots, dtype=self.dtype),
+            pooled=zeros(groups, pixels // block.pool**2, block.slots, dtype=self.dtype if b < 2 else self.wide),
             grad=zeros(*chunked),
             totals=zeros(2, *per_slot),
             out=zeros(block.layers, groups, images, framed, framed, LANES, dtype=self.dtype),
@@ -275,11 +276,12 @@ class FastDenseNet:
                 forward, backward = self._convolutions(b, block)
                 tail = self._tail(b, block)
                 gain, offset = (self._norms(b, block, part) for part in ("weight", "bias"))
-                mixing += [forward, backward, tail]
+                mixing += [forward, backward, tail] if b < 2 else [forward, backward]
                 norms += [gain, offset]
                 collected += [backward.permute(0, 1, 4, 2, 3), tail, gain, offset]
             stem = self._indices("stem.weight").flatten(1).T
             mixing.append(stem)
+            norms.append(tail)  # the classifier's: losses are compared, and products of few numbers cost nothing
             bias = torch.nn.functional.pad(self._indices("head.bias"), (0, -self.classes % LANES), value=self.size)
             collected += [bias, stem]
             every = Spread.of(collected)
