@@ -289,7 +289,7 @@ def readable(
 def prepare(given: argparse.Namespace) -> dict[str, Any]:
     from densenet_compile import compile_all
 
-    made = compile_all(given.depth, given.precisions, given.grid, given.time_limit / 2)
+    made = compile_all(given.depth, given.precisions, given.grid, False, given.time_limit / 2)
     return {"failed": made["failed"], "too_large": made["too_large"], "kernels": len(made["kernels"])}
 
 

@@ -3,9 +3,9 @@
     PYTHONPATH=src python benchmarks/densenet_compile.py            # as they are used
     PYTHONPATH=src python benchmarks/densenet_compile.py --grid     # and all ways to cut them up that are worth a try
 
-Needs Triton. Says for each kernel how many registers and how much shared memory it takes and what it spills, and fails
-where one does not compile or does not fit. What was compiled stays in Triton's cache, so that a process with a GPU then
-starts at once.
+Needs Triton. Says for each kernel how many registers and how much shared memory it takes, what it spills and how many
+instructions a warp has in its inner loop (for tile x many pixels and chunks of all its warps). Fails where one does
+not compile or does not fit. What was compiled stays in Triton's cache, and a process with a GPU then starts at once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ GRID = {
         "64 8 8 1 8, 64 8 8 2 8, 32 4 4 1 8, 64 4 8 1 8, 32 4 4 1 32, 32 8 8 1 8, 32 4 4 2 16, 64 4 8 2 16"
     ),
 }
-Job = tuple[int, int, str]  # column of the grid or -1, depth, precision
+Job = tuple[int, int, str, bool]  # column of the grid or -1, depth, precision, whether to look into what was made
 
 
 def ways(name: str) -> list[Any]:
@@ -72,7 +72,7 @@ class NoGPU:
 
 def compile_one(job: Job) -> dict[str, Any]:
     """All kernels of one update with one choice for each. The process is of no other use afterwards."""
-    column, depth, precision = job
+    column, depth, precision, look = job
     rows: dict[str, Any] = {}
     try:
         import triton
@@ -86,7 +86,9 @@ def compile_one(job: Job) -> dict[str, Any]:
         def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
             kernel = launch(self, *args, grid=grid, warmup=True, **options)
             tile = [a for a, p in zip(args, self.params) if p.is_constexpr]
-            rows[f"{precision} {self.__name__} {tile} {options}"] = resources(kernel)
+            name = f"{precision} {self.__name__} {tile} {options}"
+            if name not in rows:
+                rows[name] = resources(kernel) if look else {"shared_bytes": kernel.metadata.shared}
 
         JITFunction.run = compiled
         usual = tuned if precision == "bf16" else careful
@@ -105,22 +107,42 @@ def compile_one(job: Job) -> dict[str, Any]:
 def resources(kernel: Any) -> dict[str, int]:
     import triton
 
-    tool = Path(triton.__path__[0]) / "backends" / "nvidia" / "bin" / "cuobjdump"
+    tools = Path(triton.__path__[0]) / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=False).stdout
-    used = re.search(r"REG:(\d+) STACK:(\d+)", said)
-    registers, stack = map(int, used.groups()) if used else (-1, -1)
-    return {"registers": registers, "spilt_bytes": stack, "shared_bytes": kernel.metadata.shared}
+        used, code = (
+            subprocess.run([*command, file.name], capture_output=True, text=True, check=False).stdout
+            for command in ((tools / "cuobjdump", "-res-usage"), (tools / "nvdisasm", "-c"))
+        )
+    taken = re.search(r"REG:(\d+) STACK:(\d+)", used)
+    registers, stack = map(int, taken.groups()) if taken else (-1, -1)
+    found = {"registers": registers, "spilt_bytes": stack, "shared_bytes": kernel.metadata.shared}
+    return found | {"instructions_in_loop": loop(code)}
 
 
-def compile_all(depth: int, precisions: list[str], with_grid: bool, seconds: float) -> dict[str, Any]:
+def loop(code: str) -> int:
+    """Instructions of the shortest loop with a matrix product in it, 0 where there is none."""
+    seen: list[str] = []
+    labels: dict[str, int] = {}
+    lengths = []
+    for line in code.splitlines():
+        if label := re.match(r"(\.L_x_\d+):", line):
+            labels[label[1]] = len(seen)
+        elif instruction := re.search(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", line):
+            seen.append(instruction[1])
+            back = re.search(r"BRA.*?(\.L_x_\d+)", instruction[1])
+            if back and back[1] in labels and any("MMA" in one for one in seen[labels[back[1]] :]):
+                lengths.append(len(seen) - labels[back[1]])
+    return min(lengths, default=0)
+
+
+def compile_all(depth: int, precisions: list[str], with_grid: bool, look: bool, seconds: float) -> dict[str, Any]:
     """In processes of their own, side by side, before this one touches a GPU: in turn it would take minutes."""
     torch.set_num_threads(1)  # a pool of threads would not survive the fork
-    jobs: list[Job] = [(-1, depth, precision) for precision in precisions]
+    jobs: list[Job] = [(-1, depth, precision, look) for precision in precisions]
     if with_grid:
-        jobs += [(column, depth, "bf16") for column in range(len(GRID["layer"].split(", ")))]
+        jobs += [(column, depth, "bf16", look) for column in range(len(GRID["layer"].split(", ")))]
     # One job for each process: compiling is set up in it once and for all.
     with multiprocessing.get_context("fork").Pool(min(len(jobs), os.cpu_count() or 1), maxtasksperchild=1) as pool:
         rows = pool.map_async(compile_one, jobs, chunksize=1).get(timeout=seconds)
@@ -135,7 +157,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=40)
     parser.add_argument("--precisions", nargs="+", default=["bf16", "tf32", "float32"])
     given = parser.parse_args()
-    found = compile_all(given.depth, given.precisions, given.grid, 3600)
+    found = compile_all(given.depth, given.precisions, given.grid, True, 3600)
     print(json.dumps(found, indent=1))
     sys.exit(1 if found["failed"] or found["too_large"] else 0)
 
