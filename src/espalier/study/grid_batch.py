@@ -94,6 +94,8 @@ class GridBatch:
         self.points = points(self.total, settings.points, self.batch.compute.updates_at_once)
         self.curves: list[list[Row]] = [[] for _ in runs]
         self.seconds, self.calls = 0.0, 0
+        state = sum(p.nbytes for p in self.batch.state.params.values()) * 2
+        self.saving = state / 1e8  # seconds that a checkpoint may take, until one has been written
         together = settings.describe(self.method) | {"runs": described, "widths": list(widths)}
         together |= {"data": data.fingerprint(), "device": device.type}
         self.checkpoint = None if folder is None else Checkpoint(folder, together)
@@ -149,7 +151,7 @@ class GridBatch:
         self.calls += 1
         before = self.seconds
         progress.start(self.batch.done, self.total)
-        while not self.finished and not stop.now():
+        while not self.finished and not stop.now(spare=self.saving):
             self._advance()
             self.seconds = before + time.monotonic() - began
             progress.update(self.batch.done)
@@ -241,7 +243,9 @@ class GridBatch:
         state |= {"seconds": self.seconds, "reached": None if self.reached is None else list(self.reached)}
         if self.search is not None:
             state["search"] = self.search.state_dict()
+        began = time.monotonic()
         self.checkpoint.save(state, self.batch.done)
+        self.saving = time.monotonic() - began
 
     def _resume(self) -> None:
         state = self.checkpoint.load() if self.checkpoint is not None else None
