@@ -114,7 +114,7 @@ class Study(Generic[Settings]):
             began = time.monotonic()
             folder = self.out / "state" / self.settings.folder / label
             batch = StudyBatch(self.settings, self.network, self.data, runs, self.device, folder, self.compute)
-            batch.seconds["setup"] += time.monotonic() - began
+            batch.course.seconds["setup"] += time.monotonic() - began
             which = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
             progress.say(f"{label}: {len(runs)} runs of {batch.total:,} updates as one batch{which} on {self.device}")
             if not batch.train(stop, progress):
@@ -124,11 +124,11 @@ class Study(Generic[Settings]):
                 return False
             self._record(batch)
             if self.keep_state:
-                batch.save()
+                batch.course.save()
                 self._ship(batch)
             else:
                 shutil.rmtree(folder, ignore_errors=True)
-            took = sum(batch.seconds.values())
+            took = sum(batch.course.seconds.values())
             progress.say(f"{label}: {len(runs)} runs done in {took:,.1f} s, {took / len(runs):,.1f} s each")
         return True
 
