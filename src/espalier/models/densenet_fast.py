@@ -246,6 +246,10 @@ class FastDenseNet:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         pixels, framed = images * block.size**2, block.size + 2
+        if max(block.chunks, block.layers) * groups * images * framed**2 * LANES >= 2**31:  # kernels count in 32 bits
+            raise BadInput(
+                f"the fast step holds fewer runs at once than {groups // samples}; use a smaller runs_at_once"
+            )
         chunked = (block.chunks, groups, pixels, LANES)
         per_slot, per_consumer = (groups, block.slots), (groups, block.consumers, block.slots)
         return Room(

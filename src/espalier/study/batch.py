@@ -161,6 +161,13 @@ class StudyBatch:
             text += f"; median share {last[share].median():.1%}, error {last['test_error'].median():.2%}"
         return text
 
+    def ships(self) -> list[dict[str, Tensor]] | None:
+        """All tensors of each run's module as it was evaluated last, where the network knows them."""
+        if self.shipped is None:  # it was evaluated by a process that is gone
+            masks = self.network.canonical(self.masks())
+            self.shipped = self.network.evaluate(self.batch, masks, self.test, True).shipped
+        return self.shipped
+
     def results(self) -> list[Row]:
         """What came out of each run, of its last update."""
         masks = self.masks()

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from espalier.search import Search
+from espalier.space import BadInput
 from espalier.train.batched.batch import Batch
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.progress import Progress
@@ -177,6 +178,9 @@ class Course:
         if self.search is not None:
             self.search.load_state_dict(state["search"])
         self.batch.load_state_dict(state["batch"])
+        if "own" not in state:
+            folder = None if self.checkpoint is None else self.checkpoint.folder
+            raise BadInput(f"the checkpoint in {folder} is of an earlier version; use another folder to start anew")
         self.stretches, self.measured = int(state["stretches"]), int(state["measured"])
         self.seconds = dict(state["seconds"])
         self.traveller.load_state_dict(state["own"])
