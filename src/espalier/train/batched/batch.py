@@ -111,9 +111,10 @@ class Batch:
             rates = torch.full((self.runs,), optimizer.lr, dtype=first.dtype, device=self.device)
         self.state = Stacked.start(params, fixed, optimizer, rates)
         tf32 = self.compute.precision == "tf32"
-        classes = self.feed.targets.ndim == 1 and not self.feed.targets.is_floating_point()
-        alike = loss in (cross_entropy, nn.functional.cross_entropy) and classes and dtype is None and not fixed
+        alike = loss in (cross_entropy, nn.functional.cross_entropy) and dtype is None and not fixed
         known = chain if alike and gradient is None else None
+        if known is not None and not self._classes(params[known.layers[-1][0]].shape[1]):
+            known = None
         self.gradient = gradient or self.differential
         self.step = Step(self.state, self.gradient, optimizer, schedule, total, self.feed, known, tf32)
         self.done = 0  # the same as state.done, known without asking the device
