@@ -47,6 +47,15 @@ def test_the_command_runs_and_reports(tmp_path):
     assert {head["commit"] for head in heads(tmp_path)} == {"abc"}
 
 
+def test_fixed_penalties_alone_are_reported_beside_a_readme_of_one_s_own(tmp_path):
+    (tmp_path / "README.md").write_text("mine")
+    done = invoke("--out", tmp_path, "--methods", "penalty", "--penalties", "2^-3")
+    assert done.exit_code == 0, done.output
+    assert "REPORT.md" in done.output
+    assert (tmp_path / "README.md").read_text() == "mine"
+    assert "| 2^-3 | 2 |" in (tmp_path / "REPORT.md").read_text()
+
+
 def test_a_limit_of_time_stops_it_and_the_same_command_goes_on(tmp_path):
     stopped = invoke("--out", tmp_path, "--methods", "search", "--time-limit", "1e-6")
     assert stopped.exit_code == 0, stopped.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from espalier.report import recipe
+from espalier.report.files import NotWritten
 from espalier.space import BadInput, Corrupt
 
 HEAD = {
@@ -105,6 +107,77 @@ def test_a_run_above_its_target_is_counted(tmp_path: Path) -> None:
     recipe.write(tmp_path)
     target = (tmp_path / "tables" / "digits-20_epochs-target.csv").read_text().splitlines()
     assert target[1].split(",")[6] == "2"
+
+
+def test_fixed_penalties_without_a_search_have_no_target_beside_them(tmp_path: Path) -> None:
+    plain = [story("penalty", 0.1, 0, seed, 0.2) for seed in range(3)]
+    for one in plain:
+        del one["run"]["target"]
+        one["run"]["penalty"] = 0.25
+    save(tmp_path, "penalty", plain)
+    recipe.write(tmp_path)
+    (row,) = csv.DictReader((tmp_path / "tables" / "digits-20_epochs-penalty.csv").read_text().splitlines())
+    assert (row["penalty"], row["runs"], float(row["mean error %"])) == ("2^-2", "3", pytest.approx(20))
+    assert [row[name] for name in ("nearest target %", "ours there: mean error %", "ours minus plain [95%]")] == [
+        ""
+    ] * 3
+
+
+def test_a_readme_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    study(tmp_path)
+    own = tmp_path / "README.md"
+    own.write_text("# My notes\n")
+    assert own not in recipe.write(tmp_path)
+    assert own.read_text() == "# My notes\n"
+    report = (tmp_path / "REPORT.md").read_text()
+    own.unlink()
+    recipe.write(tmp_path)
+    assert own.read_text() == report
+    recipe.write(tmp_path)  # its own is made anew
+    for page in (own, tmp_path / "REPORT.md"):
+        page.write_text("# My notes\n")
+    with pytest.raises(BadInput, match=r"README.md and a REPORT.md"):
+        recipe.write(tmp_path)
+
+
+@pytest.mark.parametrize("text", [None, "no marks\n", "{end}\n{begin}\n", "{begin}\n{begin}\n{end}\n", "{begin}\n"])
+def test_a_page_without_a_place_for_the_tables_is_refused(tmp_path: Path, text: str | None) -> None:
+    study(tmp_path)
+    docs = tmp_path / "page.md"
+    if text is not None:
+        begin, end = (mark.format(name="digits-20_epochs") for mark in (recipe.BEGIN, recipe.END))
+        docs.write_text(text.format(begin=begin, end=end))
+    before = docs.read_text() if docs.exists() else None
+    with pytest.raises(BadInput, match=r"page.md (cannot be read|has no place for generated text)"):
+        recipe.write(tmp_path, docs)
+    assert (docs.read_text() if docs.exists() else None) == before
+
+
+def test_a_page_with_room_for_only_some_sections_is_left_as_it_is(tmp_path: Path) -> None:
+    study(tmp_path)
+    (tmp_path / "runs" / "digits-20_epochs").rename(tmp_path / "runs" / "a-20_epochs")
+    study(tmp_path)
+    docs = tmp_path / "page.md"
+    docs.write_text("".join(mark.format(name="a-20_epochs") + "\n" for mark in (recipe.BEGIN, recipe.END)))
+    before = docs.read_text()
+    with pytest.raises(BadInput, match="recipe digits-20_epochs"):
+        recipe.write(tmp_path, docs)
+    assert docs.read_text() == before
+
+
+def test_what_cannot_be_put_in_place_leaves_the_old_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study(tmp_path)
+    recipe.write(tmp_path)
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    save(tmp_path, "found", [story("found", 0.1, fold, 0, 0.5) for fold in range(5)])
+
+    def full(number: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("espalier.report.files.os.fsync", full)
+    with pytest.raises(NotWritten, match="the disk is full"):
+        recipe.write(tmp_path)
+    assert {path: path.read_bytes() for path in files} == files
 
 
 def test_what_is_not_whole_is_refused(tmp_path: Path) -> None:

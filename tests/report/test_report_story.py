@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import synthetic
 import torch
+from matplotlib.text import Text
 from studies import grid, grid_run, run_directory
 from torch import nn
 
 import espalier
+from espalier.report.plots import figures
+from espalier.report.run_tables import trade_off
 from espalier.report.sections import read
 from espalier.report.story import Setting
 from espalier.space import BadInput, Corrupt
@@ -214,6 +217,57 @@ def test_a_diverged_run_counts_as_an_error_of_one_and_says_so(tmp_path):
     assert (run.state, run.error, run.loss) == ("diverged", 1.0, None)
 
 
+def test_a_diverged_run_that_ended_with_an_error_counts_with_it(tmp_path):
+    path = grid_run(tmp_path, "search", 0.25, 0)
+    story = json.loads(path.read_text())
+    story["result"] |= {"test_error": 0.4, "diverged_at": 7}
+    path.write_text(json.dumps(story))
+    (run,) = read(tmp_path).runs
+    assert (run.state, run.error) == ("diverged", 0.4)
+
+
+def test_sections_that_a_study_keeps_apart_have_titles_of_their_own(tmp_path):
+    common = {"dataset": "digits", "epochs": 4}
+    for part, rate in (("-rate_0.1", 0.1), ("-held_out", 0.05), ("", 0.05)):
+        grid_run(tmp_path, "search", 0.25, 0, settings=common | {"learning_rate": rate})
+        if part:
+            (tmp_path / "runs" / "digits-4_epochs").rename(tmp_path / "runs" / f"digits{part}-4_epochs")
+    sections = read(tmp_path).sections
+    assert sorted(section.title for section in sections) == [
+        "digits, 4 epochs", "digits, 4 epochs, held-out images", "digits, 4 epochs, learning rate 0.1",
+    ]  # fmt: skip
+    assert len({section.name for section in sections}) == 3
+
+
+def folded(folder, pairs):
+    """A run of search at 0.25 for each fold and seed."""
+    for fold, seed in pairs:
+        path = grid_run(folder, "search", 0.25, seed)
+        story = json.loads(path.read_text())
+        story["run"]["fold"] = fold
+        path.write_text(json.dumps(story))
+        path.rename(path.with_name(f"fold_{fold}-{path.name}"))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "trials", "over"),
+    [
+        ([(fold, seed) for fold in range(2) for seed in range(3)], "3 seeds on 2 folds", "seeds and folds"),
+        ([(0, 0), (0, 1), (1, 0)], "3 runs", "seeds and folds"),
+        ([(fold, 7) for fold in range(2)], "1 seed on 2 folds", "seeds and folds"),
+        ([(None, seed) for seed in range(4)], "4 seeds", "seeds"),
+        ([(None, 0)], "1 seed", "seeds"),
+    ],
+)
+def test_seeds_and_folds_are_counted_apart(tmp_path, pairs, trials, over):
+    folded(tmp_path, pairs)
+    (section,) = read(tmp_path).sections
+    assert (section.trials, section.over) == (trials, over)
+    words = " ".join(text.get_text() for figure in figures(section).values() for text in figure.findobj(Text))
+    assert (f"median and quartiles of {trials}" in words) == (len(pairs) > 1)
+    assert f"medians over {over})" in trade_off(section).caption
+
+
 def test_values_of_the_wrong_kind_are_not_known(tmp_path):
     path = grid_run(tmp_path, "search", 0.25, 0)
     story = json.loads(path.read_text())
@@ -230,6 +284,10 @@ def test_mixed_studies_are_refused(tmp_path):
     grid_run(tmp_path, "search", 0.25, 0)
     grid_run(tmp_path, "search", 0.25, 1, settings={"dataset": "digits", "epochs": 4, "batch_size": 64})
     with pytest.raises(BadInput, match=r"a mixed study: batch_size is 32 in .*seed_0.json and 64 in .*seed_1.json"):
+        read(tmp_path)
+    rate = {"dataset": "digits", "epochs": 4, "batch_size": 32, "learning_rate": 0.1}
+    grid_run(tmp_path, "search", 0.25, 1, settings=rate)
+    with pytest.raises(BadInput, match=r"a mixed study: learning_rate is null in .*seed_0.json and 0.1 in "):
         read(tmp_path)
     grid_run(tmp_path, "search", 0.25, 1, study="another")
     with pytest.raises(BadInput, match=r'a mixed study: study is "digits-grid" in .* and "another" in '):

@@ -104,13 +104,14 @@ def study(
         complete = all(grid.run(stop, shown) for grid in grids)
     if report and any(out.glob("runs/*/*/*.jsonl")):
         from espalier.report import recipe as tables
+        from espalier.report.generated import PAGES
         from espalier.report.write import write
 
         written, notes = write(out, page)
         for section in tables.read(out):
             for line in tables.lines(section):
                 typer.echo(line)
-        typer.echo(f"wrote {len(written)} files: tables and figures, see {out / 'README.md'}")
+        typer.echo(f"wrote {len(written)} files: tables and figures, see {next(p for p in written if p.name in PAGES)}")
         for note in notes:
             typer.echo(f"note: {note}", err=True)
     if stop.interrupted:

@@ -67,7 +67,7 @@ def trade_off(section: Section, styles: Mapping[str, int]) -> Chart | None:
         return None
     views = {axis: _trade_off(section, axis, styles) for axis in section.axes}
     control = Control("Size counted in", "radio", tuple((axis, axis[0].upper() + axis[1:]) for axis in section.axes))
-    lead = "Each mark is the median over seeds; its arms reach to the quartiles, and faint dots are single runs."
+    lead = f"Each mark is the median over {section.over}; its arms reach to the quartiles, faint dots are single runs."
     front = "Rings mark the Pareto front: nothing here is both smaller and better."
     return Chart(
         "trade-off",
@@ -216,7 +216,7 @@ def learning(section: Section, styles: Mapping[str, int]) -> Chart | None:
         Control("Method", "select", tuple(methods.items())),
         Control("Shown", "select", tuple((name, measures[name]) for name in MEASURES if name in measures)),
     )
-    lead = "One line for each setting, the median over seeds, in a band from quartile to quartile."
+    lead = f"One line for each setting, the median over {section.over}, in a band from quartile to quartile."
     return Chart("learning", "Over the training", lead, controls, views)
 
 

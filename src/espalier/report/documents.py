@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from espalier.report import picture
 from espalier.report.claims import UNDECIDED, Verdict
+from espalier.report.files import put
+from espalier.report.generated import MARK, into, place
 from espalier.report.graph import Drawing
 from espalier.report.runs import Section, read
 from espalier.report.table import Table, escaped
@@ -18,8 +20,6 @@ from espalier.space import BadInput
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-MARK = "Made from the files under `runs/`; edits are overwritten."
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def write(
         raise BadInput(f"{root} holds runs of the study {found}, not of {report.study}")
     can_draw = importlib.util.find_spec("matplotlib") is not None
     written = list[Path]()
-    page = _page(root)
+    page = place(root)
     pieces = [f"# {report.title}", "", MARK, ""]
     if figures and not can_draw:
         pieces += ["There are no figures: matplotlib was not installed.", ""]
@@ -78,22 +78,10 @@ def write(
                 written += [picture.save(drawing, stem.with_name(f"{stem.name}.{kind}")) for kind in ("svg", "png")]
                 names.append(name)
         pieces += [_section(report, section, made, names)]
-    page.write_text("\n".join(pieces), encoding="utf-8")
-    written.append(page)
+    written.append(put(page, "\n".join(pieces)))
     if reproduction is not None:
-        written.append(_into(Path(reproduction), reproduced(report, sections), report.marks))
+        written.append(into(Path(reproduction), [(report.marks, reproduced(report, sections))]))
     return written
-
-
-def _page(root: Path) -> Path:
-    """Where the page goes: README.md, unless somebody else has written that."""
-    for page in (root / "README.md", root / "REPORT.md"):
-        if not page.exists() or MARK in page.read_text(encoding="utf-8", errors="replace").splitlines()[:5]:
-            return page
-    raise BadInput(
-        f"{root} has a README.md and a REPORT.md that no report has made (their first lines would say so); move one of "
-        "them away"
-    )
 
 
 def reproduced(report: Report, sections: Iterable[Section]) -> str:
@@ -150,18 +138,3 @@ def trials(section: Section, lacks: list[str], epochs: int) -> str:
     if section.epochs != epochs:
         short = f" The paper trains for {epochs} epochs, these runs for {section.epochs}."
     return whole + partial + short
-
-
-def _into(page: Path, text: str, marks: tuple[str, str]) -> Path:
-    """Replace what stands between the marks; the rest of the page is written by people."""
-    try:
-        before = page.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"{page} cannot be read: {error.strerror}") from None
-    begin, end = marks
-    if before.count(begin) != 1 or before.count(end) != 1 or before.index(begin) > before.index(end):
-        raise BadInput(f"{page} has no place for generated text: it needs the lines {begin!r} and {end!r} once each")
-    head, rest = before.split(begin)
-    tail = rest.split(end)[1]
-    page.write_text(f"{head}{begin}\n\n{text.strip()}\n\n{end}{tail}", encoding="utf-8")
-    return page

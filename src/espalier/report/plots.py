@@ -213,8 +213,8 @@ def _arms(found: np.ndarray) -> np.ndarray:
 
 def _finished(figure: Figure, title: str, section: Section) -> Figure:
     figure.suptitle(_text(f"{title}: {section.title}"), x=0.01, ha="left", fontsize=12, fontweight="bold")
-    trials = max(len(point.runs) for point in section.points())
-    note = f"median and quartiles of {trials} seeds" if trials > 1 else "one seed"
+    several = max(len(point.runs) for point in section.points()) > 1
+    note = f"median and quartiles of {section.trials}" if several else "one seed"
     figure.supxlabel(_text(f"{section.note}; {note}"), x=0.01, ha="left", fontsize=7.5, color="#555555")
     return figure
 

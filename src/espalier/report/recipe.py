@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from espalier.report.files import put
+from espalier.report.generated import MARK, into, place
 from espalier.report.statistics import median
 from espalier.report.table import Table, power
 from espalier.space import BadInput, Corrupt
 
 FORMAT = 1
 DRAWS = 10_000
-MARK = "Made from the files under `runs/`; edits are overwritten."
 SEED = 0
 RIVALS = {
     "scratch": "equal layers from scratch",
@@ -54,7 +55,7 @@ class Run:
 
     @property
     def error(self) -> float:
-        """Share of wrong test images; 1 where training diverged."""
+        """Share of wrong test images; 1 where none could be told, as training diverged."""
         found = self.story["result"]["test_error"]
         return 1.0 if found is None else float(found)
 
@@ -257,14 +258,15 @@ def _widths(section: Section) -> Table:
 
 
 def _penalties(section: Section) -> Table:
-    """Every fixed penalty with the size it came to, beside the search whose target is next above that size."""
+    """Every fixed penalty with the size it came to, beside the search whose target is nearest to that size."""
     rows = list[tuple[Any, ...]]()
     plain = [run for run in section.runs if run.method == "penalty"]
     for penalty in sorted({run.penalty for run in plain if run.penalty is not None}, reverse=True):
         runs = {run.pairing: run for run in plain if run.penalty == penalty}
         shares = [100 * run.result("weight_share") for run in runs.values()]
-        near = min(section.targets, key=lambda t: abs(np.log(t) - np.log(max(median(shares), 1e-3) / 100)))
-        ours = section.of("search", near)
+        size = max(median(shares), 1e-3) / 100
+        near = min(section.targets, key=lambda t: abs(np.log(t) - np.log(size)), default=None)
+        ours = {} if near is None else section.of("search", near)
         found = compare(ours, runs)
         row = (
             power(penalty),
@@ -274,7 +276,7 @@ def _penalties(section: Section) -> Table:
             max(shares),
             _mean(runs),
             _median(runs),
-            100 * near,
+            None if near is None else 100 * near,
         )
         rows.append((*row, _mean(ours), _median(ours), None if found is None else _told(found)))
     columns = (
@@ -332,39 +334,26 @@ BEGIN, END = "<!-- generated: recipe {name} -->", "<!-- end of generated: recipe
 
 
 def write(folder: str | os.PathLike[str], page: str | os.PathLike[str] | None = None) -> list[Path]:
-    """The tables of every section as Markdown and CSV, under ``tables/``, and a README of all of them.
+    """The tables of every section as Markdown and CSV, under ``tables/``, and a README (or REPORT) of all of them.
 
-    page: a page of the documentation; between its marks for a section the main tables of it are put.
+    page: a page of the documentation; between its marks for a section the tables of that are put.
     """
     root = Path(folder)
     sections = read(root)
-    (root / "tables").mkdir(exist_ok=True)
+    readme = place(root)
     written = list[Path]()
-    pieces = ["# " + ", ".join(section.name for section in sections), "", MARK, ""]
+    parts = dict[str, list[str]]()
     for section in sections:
         made = tables(section)
         for table in made:
-            for ending, text in (("md", table.markdown()), ("csv", table.csv())):
-                path = root / "tables" / f"{table.name}.{ending}"
-                path.write_text(text, encoding="utf-8")
-                written.append(path)
-        told = [
-            "Made by:",
-            "",
-            *[f"    {c}" for c in dict.fromkeys(str(run.head["command"]) for run in section.runs)],
-            "",
-        ]
-        pieces += [table.markdown() for table in made] + told
-        if page is not None:
-            _into(Path(page), section.name, [table.markdown() for table in made] + told)
-    (root / "README.md").write_text("\n".join(pieces), encoding="utf-8")
-    return [*written, root / "README.md", *([] if page is None else [Path(page)])]
-
-
-def _into(page: Path, name: str, pieces: list[str]) -> None:
-    text = page.read_text(encoding="utf-8")
-    begin, end = (mark.format(name=name) for mark in (BEGIN, END))
-    before, found, rest = text.partition(begin)
-    _, closed, after = rest.partition(end)
-    if found and closed:
-        page.write_text(f"{before}{begin}\n\n" + "\n".join(pieces) + f"\n{end}{after}", encoding="utf-8")
+            written += table.write(root / "tables" / table.name)
+        commands = dict.fromkeys(str(run.head["command"]) for run in section.runs)
+        told = ["Made by:", "", *[f"    {command}" for command in commands], ""]
+        parts[section.name] = [table.markdown() for table in made] + told
+    title = "# " + ", ".join(parts)
+    pieces = [piece for part in parts.values() for piece in part]
+    written.append(put(readme, "\n".join([title, "", MARK, "", *pieces])))
+    if page is not None:
+        marks = {name: (BEGIN.format(name=name), END.format(name=name)) for name in parts}
+        written.append(into(Path(page), [(marks[name], "\n".join(part)) for name, part in parts.items()]))
+    return written

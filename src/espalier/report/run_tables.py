@@ -31,7 +31,7 @@ def trade_off(section: Section) -> Table:
     marked = [id(point) in front for point in section.points()]
     columns.append(("Pareto front", ""))
     rows = [(*row, "yes" if mark else "") for row, mark in zip(rows, marked, strict=True)]
-    caption = f"Size against {measure} ({section.error_of}; medians over seeds): {section.title}"
+    caption = f"Size against {measure} ({section.error_of}; medians over {section.over}): {section.title}"
     return Table("trade-off", caption, tuple(columns), tuple(rows), section.note)
 
 

@@ -31,7 +31,7 @@ NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-1
 # What runs of one variant may differ in: the machine, and what a section, a setting or a seed tells.
 FREE = {
     "precision", "points", "device", "model", "settle_at", "seed", "target", "penalty", "mask", "all_open", "permuted",
-    "dropout", "learning_rate", "size", "rate", "full_cost",
+    "dropout", "size", "rate", "full_cost",
 }  # fmt: skip
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -120,6 +120,20 @@ class Section:
     def middle(self) -> str:
         """ "median ", or nothing where no number is one: every setting has a single run."""
         return "median " if any(len(point.done) > 1 for point in self.points()) else ""
+
+    @cached_property
+    def over(self) -> str:
+        """What a median is taken over."""
+        return "seeds and folds" if len({run.fold for run in self.runs}) > 1 else "seeds"
+
+    @cached_property
+    def trials(self) -> str:
+        """The runs that a median is of, at most, in words: "20 seeds on 5 folds"."""
+        runs = max((point.runs for point in self.points()), key=len)
+        seeds, folds = len({run.seed for run in runs}), len({run.fold for run in runs})
+        if seeds * folds != len(runs):
+            return f"{len(runs)} runs"
+        return f"{seeds} seed{'s' * (seeds > 1)}" + (f" on {folds} folds" if folds > 1 else "")
 
     def points(self) -> list[Point]:
         return [point for one in self.series for point in one.points]
@@ -249,6 +263,11 @@ def _title(story: Story) -> str:
         words[0] = f"{data[0][1]} examples"
     if settings.get("epochs"):
         words.append(f"{settings['epochs']} epochs")
+    # A study keeps other rates of the weights, and held-out images, in folders of their own.
+    if "-rate_" in story.place[0] and number(settings.get("learning_rate")) is not None:
+        words.append(f"learning rate {settings['learning_rate']:g}")
+    if "-held_out" in story.place[0]:
+        words.append("held-out images")
     shape = str(settings.get("model") or settings.get("network") or "").partition(" ")[0]
     if isinstance(widths, list):
         shape = "-".join(map(str, widths))

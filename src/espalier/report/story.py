@@ -49,7 +49,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Story:
-    """One run. What its writer did not tell is None or empty; error is 1 where training diverged.
+    """One run. What its writer did not tell is None or empty; error is 1 where training diverged and left none.
 
     place: what runs must share to stand in one chart. error_of: the examples that error and loss are of.
     shares: of the full network, by what is counted. kept: for each group of gates those that ship, and all.

@@ -99,7 +99,7 @@ def kept(section: Section, styles: Mapping[str, int]) -> Chart | None:
             views[str(i)], methods[str(i)] = view, one.label
     if not views:
         return None
-    how = ": medians over seeds, with quartiles." if section.middle else "."
+    how = f": medians over {section.over}, with quartiles." if section.middle else "."
     lead = f"The gates that ship, of all that a layer has{how}"
     return Chart("kept", "What each layer keeps", lead, (Control("Method", "select", tuple(methods.items())),), views)
 
