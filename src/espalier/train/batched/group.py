@@ -21,6 +21,7 @@ from espalier.train.batched import stack
 from espalier.train.batched.batch import Batch, Compute, searched
 from espalier.train.batched.chain import Chain, chain_of
 from espalier.train.batched.feed import Pair, held_out, read_data
+from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given, Source
 from espalier.train.batched.measure import Measure, Row
 from espalier.train.batched.plan import Plan
@@ -62,6 +63,7 @@ class Group:
         # Gates are found by watching the model compute: what it computes of is to be finite, whatever the data are.
         self.example = standardise(inputs[:4].cpu(), gain, shift).nan_to_num(0.0, 0.0, 0.0)
         self.gated, params, fixed = stack.stacked(factory, [run.seed for run in runs], self.example, device)
+        self._check_classes(params, fixed, targets)
         dtype = next(iter(params.values())).dtype
         self.inputs, _, self.gain, self.shift = read_data(data, dtype)
         self.seed = zlib.crc32(json.dumps([run.describe() for run in runs]).encode())
@@ -97,6 +99,24 @@ class Group:
         self.settings["model"] = f"{identity.network(self.gated.model)} {identity.weights(built)}"
         together = self.settings | {"runs": [run.describe() for run in runs]}
         self.checkpoint = None if folder is None else Checkpoint(folder, together)
+
+    def _check_classes(self, params: dict[str, Tensor], fixed: dict[str, Tensor], targets: Tensor) -> None:
+        """The default loss picks a class by comparison: one that is not there would be trained on in silence."""
+        if self.plan.loss is not cross_entropy or targets.ndim != 1 or targets.is_floating_point():
+            return
+        first = {name: t[0] for name, t in (params | fixed).items()}
+        dtype = next(iter(params.values())).dtype
+        example = self.example.to(self.device)
+        example = example.to(dtype) if example.is_floating_point() else example
+        with torch.no_grad():
+            mask = torch.ones(self.gated.space.d, device=self.device, dtype=dtype)
+            classes = self.gated.call(first, mask, example).shape[-1]
+        low, high = int(targets.min()), int(targets.max())
+        if low < 0 or high >= classes:
+            raise BadInput(
+                f"targets are classes from {low} to {high}, but the network tells {classes} apart, from 0 to "
+                f"{classes - 1}; number them so, or give a loss that knows them"
+            )
 
     def _chain(self, params: dict[str, Tensor], fixed: dict[str, Tensor]) -> Chain | None:
         if fixed:
