@@ -68,6 +68,23 @@ def test_the_demo_shows_and_writes_all_of_its_parts(espal, tmp_path, narrow):
     assert json.loads((out / "demo.json").read_text())["finished"] is True
 
 
+def test_small_networks_are_trained_by_one_thread(espal, tmp_path, monkeypatch):
+    before, seen = torch.get_num_threads(), []
+
+    def stopped(*_):
+        seen.append(torch.get_num_threads())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demonstration, "_sizes", stopped)
+    torch.set_num_threads(2)
+    try:
+        assert espal("demo", "--out", tmp_path / "d").code == 130
+        assert seen == [1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_stopped_demo_goes_on_and_a_finished_one_starts_anew(espal, tmp_path, narrow, monkeypatch):
     words = ("demo", "--epochs", 1, "--seeds", 1, "--out", tmp_path / "d", "--quiet")
     monkeypatch.setattr(demonstration, "_can_export", lambda console: False)

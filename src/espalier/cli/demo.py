@@ -6,11 +6,14 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -56,8 +59,9 @@ def demo(
     settings = {"epochs": epochs, "seeds": seeds}
     _prepare(out, settings)
     try:
-        rows = _sizes(console, out, epochs, range(seeds), quiet)
-        shipped = [_single(console, single, out, quiet) for single in _singles(epochs)]
+        with _one_thread():
+            rows = _sizes(console, out, epochs, range(seeds), quiet)
+            shipped = [_single(console, single, out, quiet) for single in _singles(epochs)]
     except KeyboardInterrupt:
         typer.echo("espalier: stopped; the same command goes on from the last checkpoint", err=True)
         raise typer.Exit(130) from None
@@ -77,6 +81,18 @@ def demo(
     )
     if page is not None:
         console.print(f"The page: {page}")
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Networks this small are not worth sharing: on two busy cores two threads that wait for each other took five
+    times the processor time of one. And the numbers then do not depend on how many cores there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _singles(epochs: int) -> list[Single]:
