@@ -103,6 +103,9 @@ def nothing():
 def alone():
     return torch.rand(50, 64)
 
+def one():
+    return nn.Sequential(nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 1))
+
 def lists():
     return [[1.0, 2.0], [3.0, 4.0]], [0, 1]
 """

@@ -36,7 +36,16 @@ REFUSED = {
     "no such arrays": (["--data", "none.npz"], ["none.npz"]),
     "arrays of other names": (["--data", "odd.npz"], ["odd.npz", "images", "x_train"]),
     "pickled arrays": (["--data", "pickled.npz"], ["pickled.npz"]),
-    "what is no file of arrays": (["--data", "text.npz"], ["text.npz"]),
+    "what is no file of arrays": (["--data", "text.npz"], ["text.npz", "numpy.savez"]),
+    "an input that is no number": (["--data", "hole.npz", "--scale", "0.5"], ["hole.npz", "inputs", "not finite"]),
+    "a target that is no number": (["--data", "hole_y.npz"], ["hole_y.npz", "targets", "not finite"]),
+    "no examples": (["--data", "empty.npz"], ["empty.npz", "no training examples"]),
+    "a scale of nothing": (["--data", "high.npz", "--scale", "0"], ["--scale", "0"]),
+    "a scale of a set by name": (["--scale", "0.5"], ["--scale", "digits"]),
+    "a row of numbers to predict": (
+        ["--data", "row.npz", "--model", "net.py:one", "--batch-size", "2"],
+        ["(4, 1)", "(4,)", "y[:, None]"],
+    ),
     "classes beyond the outputs": (
         ["--data", "high.npz", "--model", "net.py:build", "--batch-size", "2"],
         ["to 10", "10 scores"],
@@ -75,6 +84,12 @@ def test_bad_input_is_one_clear_line(espal, own, name):
     (own / "text.npz").write_text("not arrays")
     np.savez(own / "odd.npz", images=np.zeros((4, 4)))
     np.savez(own / "pickled.npz", x=np.array([{}], dtype=object), y=np.zeros(1, int))
+    rows, row = np.zeros((11, 64), np.float32), np.zeros(11, np.float32)
+    hole = np.where(np.arange(11) == 3, np.nan, row)
+    np.savez(own / "hole.npz", x=rows + hole[:, None], y=np.arange(11))
+    np.savez(own / "hole_y.npz", x=rows, y=hole)
+    np.savez(own / "empty.npz", x=rows[:0], y=row[:0])
+    np.savez(own / "row.npz", x=rows, y=row)
     np.savez(own / "high.npz", x=np.zeros((11, 64), np.float32), y=np.arange(11))
     given = {"--model": "mlp", "--data": "digits", "--out": "run"} | dict(zip(words[::2], words[1::2]))
     flat = [word for flag, value in given.items() for word in (flag, value)]
