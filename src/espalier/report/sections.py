@@ -181,6 +181,9 @@ def read(folder: str | os.PathLike[str]) -> Study:
             "(settings.json, metrics.jsonl, result.json); run the study first, or give its folder"
         )
     notes += [f"{story.name}: {note}" for story in stories for note in story.notes]
+    others = sum(story.raw.get("standard_data") is False for story in stories)
+    if others:
+        notes.append(f"{others} of {len(stories)} runs read files of other content than the published data sets")
     kinds = grouped((s for s in stories if s.study), lambda s: s.study or "")
     if len(kinds) > 1:
         _refuse("study", {json.dumps(kind): group[0].path for kind, group in kinds.items()})
