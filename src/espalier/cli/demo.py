@@ -155,7 +155,7 @@ def _single(console: Console, single: Single, out: Path, quiet: bool) -> tuple[S
         f"--cost {asked.cost} --epochs {asked.epochs} --device cpu --out {place}"
     )
     number = 2 + [one.run for one in _singles(asked.epochs)].index(single.run)
-    console.print(f"{number}. {asked.target:.0%} of the {asked.cost} asked for, {single.what}:", highlight=False)
+    console.print(f"{number}. {asked.target:.0%} of the {_told(asked.cost)} asked for, {single.what}:", highlight=False)
     console.print(f"   {command}", highlight=False, soft_wrap=True)
     result, ships = training.run(asked, place, command, time_limit=None, quiet=quiet)
     small = out / f"{single.run}-small"
@@ -190,21 +190,21 @@ def _single_table(shipped: list[tuple[Single, dict[str, Any], Shipped]]) -> Tabl
     def row(name: str, *cells: str) -> None:
         table.add_row(name, *cells)
 
-    row("asked for", *(f"{one.training.target:.0%} of the {one.training.cost}" for one, _, _ in shipped))
+    row("asked for", *(f"{one.training.target:.0%} of the {_told(one.training.cost)}" for one, _, _ in shipped))
     row("before the selection", *(f"{story['share_before']:.1%}" for _, story, _ in shipped))
     row("after it, what ships", *(f"{story['share_after']:.1%}" for _, story, _ in shipped))
     row("test error", *(f"{story['validation_error']:.1%}" for _, story, _ in shipped))
     for kind in ("weights", "macs", "parameters"):
-        row(f"{kind} kept", *("{:,} of {:,}".format(*story["sizes"][kind]) for _, story, _ in shipped))
+        row(f"{_told(kind)} kept", *("{:,} of {:,}".format(*story["sizes"][kind]) for _, story, _ in shipped))
     for batch in shipped[0][2].speed:
         times = [ships.speed[batch] for _, _, ships in shipped]
         row(
-            f"{batch} at once, uncut: small",
-            *(f"{t['full']:.2f}: {t['small']:.2f} ms, {t['full'] / t['small']:.1f} x" for t in times),
+            f"{batch} at once: uncut, small",
+            *(f"{t['full']:.2f}, {t['small']:.2f} ms ({t['full'] / t['small']:.1f} x)" for t in times),
         )
     row(
-        "onnxruntime: torch",
-        *(f"differs by {s.checks['onnx']['difference']:.0e}" if "onnx" in s.checks else "-" for _, _, s in shipped),
+        "onnxruntime and torch",
+        *(f"differ by {s.checks['onnx']['difference']:.0e}" if "onnx" in s.checks else "-" for _, _, s in shipped),
     )
     return table
 
@@ -216,6 +216,10 @@ def _page(out: Path) -> Path | None:
     write(out)
     page = out / "report.html"
     return page if page.exists() else None
+
+
+def _told(cost: str) -> str:
+    return "MACs" if cost == "macs" else cost
 
 
 def _shape(widths: tuple[int, ...]) -> str:
