@@ -56,6 +56,8 @@ REFUSED = {
     "a loss of other arguments": (["--loss", "net.py:broken"], ["net.py:broken", "(4, 10)", "(4,)"]),
     "a loss for other targets": (["--loss", "mse"], ["(4, 10)", "(4,)", "cross-entropy"]),
     "an unknown penalty": (["--penalty", "strong"], ["'strong'", "2^-6"]),
+    "a power of nothing": (["--penalty", "0^-1"], ["'0^-1'", "2^-6"]),
+    "a power beyond all numbers": (["--penalty", "2^9999"], ["'2^9999'", "2^-6"]),
     "an unknown target": (["--target", "half"], ["'half'", "25%"]),
     "a target of nothing": (["--target", "0"], ["target", "0"]),
     "a target nobody can reach": (["--target", "1e-6"], ["target"]),
