@@ -108,6 +108,11 @@ def one():
 
 def lists():
     return [[1.0, 2.0], [3.0, 4.0]], [0, 1]
+
+class Picky(Net):
+    def forward(self, x):
+        assert x.shape[1] == 3, "three channels\\nand more"
+        return self.body(x)
 """
 
 

@@ -29,6 +29,10 @@ REFUSED = {
     "a network itself": (["--model", "net.py:model"], ["net.py:model", "function"]),
     "a factory that fails": (["--model", "net.py:broken"], ["TypeError", "width"]),
     "a factory that fails inside": (["--model", "net.py:broken", "--model-arg", "width=3"], ["no width 3", "line 46"]),
+    "a network that asks for something else": (
+        ["--model", "net.py:Picky"],
+        ["AssertionError", "three", "net.py, line 62"],
+    ),
     "a factory of something else": (["--model", "net.py:nothing"], ["int", "torch.nn.Module"]),
     "a file with a mistake": (["--model", "wrong.py:build"], ["wrong.py", "line 2"]),
     "a strange argument": (["--model-arg", "width"], ["'width'", "name=value"]),
