@@ -30,7 +30,7 @@ def _own_modules(monkeypatch):
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
-        if name in {"net", "neighbour"} or name.startswith("espalier_own_"):
+        if name in {"net", "neighbour", "mine"} or name.startswith("espalier_own_"):
             del sys.modules[name]
 
 

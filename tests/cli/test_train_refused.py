@@ -13,6 +13,7 @@ import pytest
 from espalier.train import checkpoint as checkpoints
 
 pytest.importorskip("typer")
+from espalier.cli import main
 
 FAST = ("--epochs", 1, "--quiet", "--device", "cpu")
 
@@ -103,6 +104,39 @@ def test_bad_input_is_one_clear_line(espal, own, name):
     for part in said:
         assert part in line, line
     assert not (own / "run" / "settings.json").exists()
+
+
+def test_code_of_ones_own_that_fails_in_the_training_is_one_line_with_its_place(espal, own):
+    (own / "mine.py").write_text(
+        "from torch import nn\nfrom net import absolute\n"
+        "class Norm(nn.Sequential):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x)\n"
+        "def late(outputs, targets):\n"
+        "    if outputs.requires_grad:\n"
+        "        raise KeyError('late')\n"
+        "    return absolute(outputs, targets)\n"
+    )
+    words = ("train", "--data", "net.py:data", "--target", 0.5, *FAST)
+    line = espal(*words, "--model", "mine.py:Norm", "--batch-size", 1, "--out", "a").line
+    assert "'mine.py:Norm' failed: ValueError: Expected more than 1 value per channel" in line
+    assert "(mine.py, line 7)" in line
+    line = espal(*words, "--model", "net.py:build", "--loss", "mine:late", "--out", "b").line
+    assert "'mine:late' failed: KeyError: 'late' (mine.py, line 10)" in line
+
+
+def test_a_fault_of_ours_is_not_blamed_on_the_user(espal, own, monkeypatch):
+    def broken(*_, **__):
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("espalier.fit", broken)
+    monkeypatch.setattr(
+        "sys.argv", ["espalier", "train", "--model", "net.py:build", "--data", "net.py:data", "--out", "r"]
+    )
+    with pytest.raises(ZeroDivisionError):
+        main()
 
 
 def test_after_a_refusal_the_right_call_is_taken(espal, tmp_path):
