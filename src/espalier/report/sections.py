@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from espalier.report.run_directory import from_folder
 from espalier.report.run_files import from_file
 from espalier.report.statistics import median, quartiles
-from espalier.report.story import AXES, Setting, Story, number
+from espalier.report.story import AXES, Setting, Story, mapping, number
 from espalier.space import BadInput, Corrupt
 
 LABELS = {
@@ -245,7 +245,8 @@ def _order(group: Sequence[Story]) -> tuple[Any, ...]:
 def _title(story: Story) -> str:
     settings = story.settings
     data, widths = settings.get("data"), settings.get("widths")
-    words = [NAMES.get(str(settings.get("dataset")), str(settings.get("dataset") or ""))]
+    told = settings.get("dataset") or mapping(story.raw.get("settings")).get("dataset")  # of a run of `espalier train`
+    words = [NAMES.get(str(told), str(told or ""))]
     if not words[0] and isinstance(data, dict) and data.get("examples"):
         words[0] = f"{data['examples']} examples"
     elif not words[0] and isinstance(data, list) and data and isinstance(data[0], list) and len(data[0]) > 1:
