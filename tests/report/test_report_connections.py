@@ -73,6 +73,17 @@ def test_what_is_refuted(tmp_path):
     assert {claim: v.verdict for claim, v in found.items()} == dict.fromkeys(("C6", "C7", "C8", "C9"), "refuted")
 
 
+def test_times_of_unlike_batches_are_not_compared(tmp_path):
+    """Where closed gates save time, a batch of full networks says nothing of a search at a sixth of the weights."""
+    write(tmp_path, "search", 2**-2, 0, error=0.08, share=0.158, runs_in_batch=1)
+    write(tmp_path, "full", 1.0, 0, error=0.05, share=1.0, runs_in_batch=1, seconds=9000)
+    assert judged(tmp_path)["C9"].verdict == "undecided"
+    write(tmp_path, "search", -1.0, 0, error=0.05, share=1.0, runs_in_batch=1, seconds=9100)
+    assert "ratio 1.01" in judged(tmp_path)["C9"].found
+    write(tmp_path, "full", 1.0, 0, error=0.05, share=1.0, runs_in_batch=8, seconds=9000)
+    assert judged(tmp_path)["C9"].verdict == "undecided"
+
+
 def test_what_lacks_runs_is_undecided(tmp_path):
     write(tmp_path, "search", 2**-4, 0, error=0.06, share=0.42)
     found = judged(tmp_path)

@@ -65,7 +65,7 @@ def test_an_interval_covers_about_as_often_as_it_says() -> None:
     rng = np.random.default_rng(0)
     inside = 0
     for _ in range(200):
-        low, high = recipe.paired_interval((0.3 + rng.normal(0, 1, 50)).tolist())
+        low, high = recipe.paired_interval((0.3 + rng.normal(0, 1, 50)).tolist(), [None] * 50)
         inside += low <= 0.3 <= high
     assert 180 <= inside <= 199
 

@@ -11,6 +11,7 @@ from study_helpers import SMALL, StopAfter, run, stories, study
 
 from espalier.data import load
 from espalier.space import BadInput, Corrupt
+from espalier.study import record
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,43 @@ def test_every_run_has_its_file_and_its_story(whole):
 
 def test_nothing_is_left_of_a_finished_batch_but_its_files(whole):
     assert not list(whole.glob("state/**/*.safetensors"))
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("files", [1, 4])
+def test_killed_between_two_run_files_the_others_say_the_same(whole, tmp_path, monkeypatch, files):
+    """The masks of a batch come from one generator: its runs stay together, whichever of them are told already."""
+    save, left = record.save, [files]
+
+    def dies(path, story):
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        save(path, story)
+
+    monkeypatch.setattr(record, "save", dies)
+    with pytest.raises(Killed):
+        run(tmp_path, methods=("search",))
+    monkeypatch.undo()
+    assert len(stories(tmp_path)) == files
+    assert run(tmp_path, methods=("search",))
+    ours, theirs = stories(tmp_path), stories(whole)
+    assert len(ours) == 6
+    assert all(story == theirs[name] for name, story in ours.items())
+    assert not list(tmp_path.glob("state/**/*.safetensors"))
+
+
+def test_further_trials_train_what_is_missing_alone(whole, tmp_path):
+    assert run(tmp_path, methods=("search",), trials=1)
+    before = stories(tmp_path)
+    made = study(tmp_path, methods=("search",))
+    assert [[r.seed for r in runs] for _, runs in made.parts()] == [[1, 1, 1]]
+    assert run(tmp_path, methods=("search",))
+    assert len(stories(tmp_path)) == 6
+    assert all(stories(tmp_path)[name] == story for name, story in before.items())
 
 
 def test_dropout_and_fixed_networks_keep_what_they_are_given(whole):

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from espalier.search.arguments import ramp_length
 from espalier.space import BadInput, BadType, Space
 from espalier.train import Recipe
 from espalier.train.presets import PRESETS, read, settle_update, settled
@@ -73,3 +74,9 @@ def test_what_settle_is_not() -> None:
         settle_update(Recipe(ramp=0.8, settle=0.5), 100, 0.5)
     assert settle_update(Recipe(ramp=0.8, settle=0.5), 100, None) == 50  # without a target there is no ramp
     assert set(PRESETS) == {"default", "paper", "finetune"}
+
+
+@pytest.mark.parametrize("updates", range(1, 30))
+def test_the_ramp_ends_before_the_structure_settles(updates: int) -> None:
+    recipe = Recipe()
+    assert settle_update(recipe, updates, 0.3) >= ramp_length(updates, recipe.ramp)

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import espalier
+from espalier.train.batched import SGD, Steps
+from espalier.train.batched.batch import Batch
 from espalier.train.batched.chain import Chain, Factors, chain_of
 from espalier.train.batched.losses import cross_entropy
+from espalier.train.batched.masks import Given
 from espalier.train.batched.step import Differential
 from espalier.train.batched.sweep import sweep
 
@@ -129,3 +132,15 @@ def test_a_sweep_by_hand_is_a_sweep_by_derivation(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(group, "chain_of", lambda *_: None)
     for one, other in zip(by_hand, trained(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_targets_that_are_left_out_are_left_to_the_loss_that_knows_them() -> None:
+    """torch's cross entropy ignores -100; a chain's own does not, so such data are not its."""
+    params, masks, x, y = case(0, False)
+    given = {"call": CHAIN.outputs, "params": params, "fixed": {}, "seeds": [0, 1, 2], "schedule": Steps(), "total": 4}
+    given |= {"source": Given(masks[:, 0], torch.zeros(R)), "optimizer": SGD(), "batch_size": 2, "samples": 2}
+    left_out, beyond = y[0].clone(), y[0].clone()
+    left_out[0], beyond[-1] = -100, WIDTHS[-1]
+    for targets, known in ((y[0], True), (left_out, False), (beyond, False)):
+        batch = Batch(**given, data=(x[0], targets), loss=nn.functional.cross_entropy, chain=CHAIN)
+        assert (batch.step.chain is not None) == known

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -166,24 +167,38 @@ def dropout(section: Section) -> Verdict:
     return Verdict("C5", words, verdict, test, f"{found}, p = {p:.2g}; unit share 100% by construction", n)
 
 
-def time(section: Section, rivals: tuple[str, ...] = ("fixed",)) -> Verdict:
-    """rivals: the methods that train a given network."""
+def time(section: Section, rivals: tuple[str, ...] = ("fixed",), *, apart: float | None = None) -> Verdict:
+    """rivals: the methods that train a given network. apart: how far the mean weight shares of two batches may be
+    from each other to be compared, where time depends on what is open; None where it does not."""
     words = "The search costs about as much time as training the fixed network."
     name = " or ".join(rivals)
-    test = f"time of one update of one run, search over {name}, in batches on the same hardware, is at most {ABOUT}"
-    found = batches(section)
-    ours = next((runs for runs in found if runs[0].variant == "search"), None)
-    theirs = next((runs for runs in found if any(r.method in rivals for r in runs)), None)
-    if ours is None or theirs is None or ours[0].hardware != theirs[0].hardware:
-        return lacking("C9", words, test, "a batch of each on one machine", 0)
+    alike = "" if apart is None else f" and mean weight shares at most {100 * apart:g} points apart"
+    test = f"time of one update of one run, search over {name}, in batches of as many runs of the same revision on the"
+    test += f" same hardware{alike}, is at most {ABOUT}"
+    pairs = [
+        (abs(_mean_share(ours) - _mean_share(theirs)), ours, theirs)
+        for ours in batches(section)
+        for theirs in batches(section)
+        if ours[0].variant == "search" and any(r.method in rivals for r in theirs) and _made(ours) == _made(theirs)
+    ]
+    pairs = [pair for pair in pairs if apart is None or pair[0] <= apart]
+    if not pairs:
+        return lacking("C9", words, test, "such batches", 0)
+    _, ours, theirs = min(pairs, key=lambda pair: pair[0])
     ratio = update_time(ours[0].story) / update_time(theirs[0].story)
-    counts = ours[0].story["runs_in_batch"], theirs[0].story["runs_in_batch"]
     what = " and ".join(dict.fromkeys(r.method for r in theirs))
     told = f"{1e6 * update_time(ours[0].story):.1f} against {1e6 * update_time(theirs[0].story):.1f} us"
-    told += (
-        f", ratio {ratio:.2f} (batches of {counts[0]} search runs and {counts[1]} runs of {what}; {ours[0].hardware})"
-    )
+    told += f", ratio {ratio:.2f} (batches of {len(ours)} search runs and as many of {what}; {ours[0].hardware})"
     return Verdict("C9", words, CONFIRMED if ratio <= ABOUT else REFUTED, test, told, len(ours) + len(theirs))
+
+
+def _made(runs: list[Run]) -> tuple[Any, ...]:
+    """What two batches must share for their times to be compared."""
+    return runs[0].hardware, runs[0].story["runs_in_batch"], runs[0].story.get("commit")
+
+
+def _mean_share(runs: list[Run]) -> float:
+    return sum(r.weight_share for r in runs) / len(runs)
 
 
 def once(section: Section) -> Verdict:

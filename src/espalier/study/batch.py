@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +14,7 @@ from torch import Tensor
 from espalier.data import Dataset
 from espalier.search import Search
 from espalier.space import BadInput
+from espalier.study.course import Course, points
 from espalier.study.record import mask_to_hex
 from espalier.study.spec import PAIR, RunSpec
 from espalier.study.subject import Evaluation, Plan, Row, Subject
@@ -28,11 +27,6 @@ from espalier.train.checkpoint import Checkpoint
 from espalier.train.progress import Progress
 from espalier.train.stop import Stop
 
-SLICE = 2000  # most updates between looks at the clock: the only times the host waits for the device
-LOOK = 5.0  # seconds between looks, about
-SAVE_EVERY = 300.0  # seconds at most between checkpoints; the state of 35 networks is half a gigabyte
-SAVING = 0.01  # share of the time that may go into them, where they are small
-SAVE_AFTER = 30.0
 BINS = 20
 
 
@@ -89,19 +83,14 @@ class StudyBatch:
             chain=network.chain,
         )
         self.test = data.test_inputs.to(device), data.test_labels.to(device)
-        self.points = points(self.total, settings.points, self.batch.compute.updates_at_once)
         self.curves: list[list[Row]] = [[] for _ in runs]
-        self.seconds = {"setup": 0.0, "first_updates": 0.0, "updates": 0.0, "measuring": 0.0, "saving": 0.0}
-        self.stretches = 0  # calls it took
-        self.rate: float | None = None  # updates in a second
-        self.reading = 0.0  # seconds to evaluate on one image, of all runs
         self.shipped: list[dict[str, Tensor]] | None = None
-        state = sum(p.nbytes for p in self.batch.state.params.values()) * 2
-        self.saving = state / 1e8  # seconds that a checkpoint may take, until one has been written
         methods = dict.fromkeys(run.method for run in runs)
         together: dict[str, Any] = {method: settings.describe(method) for method in methods}
         together |= {"runs": described, "data": data.fingerprint()} | network.describe() | network.layout()
-        self.checkpoint = None if folder is None else Checkpoint(folder, together | {"device": device.type})
+        checkpoint = None if folder is None else Checkpoint(folder, together | {"device": device.type})
+        due = points(self.total, settings.points, self.batch.compute.updates_at_once)
+        self.course = Course(self, self.batch, self.search, points=due, settle_at=self.settle_at, checkpoint=checkpoint)
 
     def _search(self, samples: int) -> Search:
         settings = self.settings
@@ -124,15 +113,6 @@ class StudyBatch:
         rates = torch.tensor([run.rate or 0.0 for run in self.runs])
         return Given(given.to(self.device), rates.to(self.device), self.seed)
 
-    @property
-    def finished(self) -> bool:
-        return self.batch.done >= self.total and not self._due_to_measure
-
-    @property
-    def _due_to_measure(self) -> bool:
-        measured = self.curves[0][-1]["update"] if self.curves[0] else 0
-        return self.batch.done in self.points and measured < self.batch.done
-
     def masks(self) -> Tensor:
         """What each run would ship now ``(R, d)``: M* of a search, the given mask of the others."""
         if self.search is not None:
@@ -141,67 +121,17 @@ class StudyBatch:
 
     def train(self, stop: Stop, progress: Progress) -> bool:
         """Go on to the end, or until told to stop. Returns whether it is the end."""
-        with self._timed("setup"):
-            self._resume()
-            self.stretches += 1
-        progress.start(self.batch.done, self.total)
-        saved = time.monotonic()
-        while not self.finished and not stop.now(spare=self.saving + self._ahead()):
-            if self._due_to_measure:
-                with self._timed("measuring"):
-                    self._measure()
-                progress.epoch(self._line())
-            else:
-                self._go_on(progress)
-            # What a kill may cost: a few minutes, and never a run that only had to be evaluated.
-            since, last = time.monotonic() - saved, self.batch.done >= self.total and not self.finished
-            due = min(max(self.saving / SAVING, SAVE_AFTER), SAVE_EVERY)
-            if since > (SAVE_AFTER if last else due):
-                self.save()
-                saved = time.monotonic()
-        progress.stop()
-        if not self.finished:
-            self.save()
-        return self.finished
+        return self.course.run(stop, progress)
 
-    def _ahead(self) -> float:
-        """Seconds that what comes next will take, about."""
-        if self._due_to_measure:
-            return self.reading * self.network.reads(self.test, self.batch.done >= self.total)
-        return 0.0 if self.rate is None else self._slice() / self.rate
+    def settle(self) -> None:
+        assert self.search is not None
+        self.search.settle()
+        self.batch.settle(self.network.canonical(self.search.select()))
 
-    def _slice(self) -> int:
-        """Updates until the next look at the clock; a new process compiles and records in its first ones.
+    def reads(self, last: bool) -> int:
+        return self.network.reads(self.test, last)
 
-        It ends where a whole CUDA graph can, so that no updates are left to be done one by one.
-        """
-        whole, done = self.batch.compute.updates_at_once, self.batch.done
-        if self.rate is None:
-            most = 2 * whole if self.device.type == "cuda" else whole
-        else:
-            most = max(int(min(LOOK * self.rate, SLICE)), 1)
-        aligned = (done + most) // whole * whole
-        return aligned - done if aligned > done else most
-
-    def _go_on(self, progress: Progress) -> None:
-        """On to where something is due: a measurement, settling, a look at the clock."""
-        began, done, first = time.monotonic(), self.batch.done, self.rate is None
-        with self._timed("first_updates" if first else "updates"):
-            if self.search is not None and done == self.settle_at and not self.search.settled:
-                self.search.settle()
-                self.batch.settle(self.network.canonical(self.search.select()))
-                first = True  # another step is compiled and recorded
-            due = [point for point in (*self.points, self.settle_at, done + self._slice()) if point > done]
-            self.batch.advance(min(due) - done)
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)  # the clock is to know what is done, not what is asked for
-        rate = (self.batch.done - done) / (time.monotonic() - began)
-        self.rate = rate if self.rate is None or not first else self.rate
-        progress.update(self.batch.done)
-        progress.epoch(self._line())
-
-    def _measure(self) -> None:
-        began, last = time.monotonic(), self.batch.done >= self.total
+    def measure(self, last: bool) -> None:
         masks = self.masks()
         train_loss, train_error = self.batch.read_sums()
         found: Evaluation = self.network.evaluate(self.batch, self.network.canonical(masks), self.test, last)
@@ -216,7 +146,6 @@ class StudyBatch:
             if histograms is not None:
                 row["theta_histogram"] = histograms[i]
             curve.append(row)
-        self.reading = (time.monotonic() - began) / self.network.reads(self.test, last)
 
     def _histograms(self, theta: Tensor) -> Tensor:
         """Counts ``(R, groups, BINS)`` of theta in equal parts of [0, 1]."""
@@ -224,27 +153,32 @@ class StudyBatch:
         counts = [torch.nn.functional.one_hot(bins[:, where], BINS).sum(1) for where in self.network.groups]
         return torch.stack(counts, 1)
 
-    def _line(self) -> str:
-        text = f"{len(self.runs)} runs, {self.batch.done:,} of {self.total:,} updates"
-        if self.rate is not None:
-            text += f", {self.rate:,.0f}/s" if self.rate >= 20 else f", {self.rate:.2g}/s"
+    def line(self, pace: str) -> str:
+        text = f"{len(self.runs)} runs, {pace}"
         if self.curves[0]:
             share = self.network.share
             last = {name: torch.tensor([c[-1][name] for c in self.curves]) for name in (share, "test_error")}
             text += f"; median share {last[share].median():.1%}, error {last['test_error'].median():.2%}"
         return text
 
+    def ships(self) -> list[dict[str, Tensor]] | None:
+        """All tensors of each run's module as it was evaluated last, where the network knows them."""
+        if self.shipped is None:  # it was evaluated by a process that is gone
+            masks = self.network.canonical(self.masks())
+            self.shipped = self.network.evaluate(self.batch, masks, self.test, True).shipped
+        return self.shipped
+
     def results(self) -> list[Row]:
         """What came out of each run, of its last update."""
         masks = self.masks()
         drawn = None
         if self.search is not None and not self.search.settled:
-            with self._timed("measuring"):
+            with self.course.timed("measuring"):
                 drawn = self.network.stochastic(self.batch, self.search.theta, self.test, self.seed)
         found = self.network.found(self.network.canonical(masks))
         broken, skipped = self.batch.state.broken.tolist(), self.batch.state.skipped.tolist()
-        took = {name: round(value, 3) for name, value in self.seconds.items()}
-        total = round(sum(self.seconds.values()), 3)
+        took = {name: round(value, 3) for name, value in self.course.seconds.items()}
+        total = round(sum(self.course.seconds.values()), 3)
         results = list[Row]()
         for i, run in enumerate(self.runs):
             last = {k: v for k, v in self.curves[i][-1].items() if k not in ("update", "train_loss", "train_error")}
@@ -257,50 +191,11 @@ class StudyBatch:
             result["skipped_updates"] = skipped[i]
             seconds = {"batch": total, "per_run": round(total / len(self.runs), 3), "parts": took}
             story: Row = {"run": run.describe(), "result": result, "curve": self.curves[i], "seconds": seconds}
-            results.append(story | {"runs_in_batch": len(self.runs), "calls": self.stretches})
+            results.append(story | {"runs_in_batch": len(self.runs), "calls": self.course.stretches})
         return results
 
-    def save(self) -> None:
-        """Write a checkpoint of where the runs are."""
-        if self.checkpoint is None:
-            return
-        began = time.monotonic()
-        state: Row = {"batch": self.batch.state_dict(), "curves": self.curves, "stretches": self.stretches}
-        state["seconds"] = self.seconds
-        if self.search is not None:
-            state["search"] = self.search.state_dict()
-        self.checkpoint.save(state, self.batch.done)
-        self.saving = time.monotonic() - began
-        self.seconds["saving"] += self.saving
+    def state_dict(self) -> Row:
+        return {"curves": self.curves}
 
-    def _resume(self) -> None:
-        state = self.checkpoint.load() if self.checkpoint is not None else None
-        if state is None:
-            return
-        if self.search is not None:
-            self.search.load_state_dict(state["search"])
-        self.batch.load_state_dict(state["batch"])
-        self.curves, self.stretches = state["curves"], state["stretches"]
-        self.seconds = dict(state["seconds"])
-
-    @contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[part] += time.monotonic() - began
-
-
-def points(total: int, count: int, whole: int = 50) -> tuple[int, ...]:
-    """Updates after which the runs are measured: evenly spaced, the last one the end.
-
-    whole: updates in one CUDA graph; points are multiples of it where there is room.
-
-    >>> points(937_500, 20)[:2], points(937_500, 20)[-1], points(7, 3)
-    ((46850, 93750), 937500, (2, 5, 7))
-    """
-    exact = [round(total * k / count) for k in range(1, count + 1)]
-    if total >= count * whole:
-        exact = [point // whole * whole for point in exact[:-1]] + [total]
-    return tuple(sorted({point for point in exact if point > 0}))
+    def load_state_dict(self, state: Row) -> None:
+        self.curves = state["curves"]

@@ -127,15 +127,16 @@ class Grid:
         if not batch.train(stop, progress):
             progress.say(f"{label}: stopped after {batch.batch.done:,} updates; the same command goes on from there")
             return False
+        took = sum(batch.course.seconds.values())
         head = {
             "study": STUDY,
             "settings": self.described(runs[0].method),
             "evaluated_on": self.settings.evaluated_on,
             "examples": {"train": len(data.train_labels), "test": len(data.test_labels)},
             "standard_data": self.given.standard,
-            "seconds": {"batch": round(batch.seconds, 3), "per_run": round(batch.seconds / len(runs), 4)},
+            "seconds": {"batch": round(took, 3), "per_run": round(took / len(runs), 4)},
             "runs_in_batch": len(runs),
-            "calls": batch.calls,
+            "calls": batch.course.stretches,
             "hardware": hardware(self.device),
             "versions": versions(),
             "commit": self.commit,
@@ -145,9 +146,7 @@ class Grid:
         }
         grid_record.save(self.place(runs[0].method) / f"{name}.jsonl", head, batch.results())
         shutil.rmtree(folder, ignore_errors=True)
-        progress.say(
-            f"{label}: {len(runs)} runs done in {batch.seconds:,.1f} s, {batch.seconds / len(runs):,.2f} s each"
-        )
+        progress.say(f"{label}: {len(runs)} runs done in {took:,.1f} s, {took / len(runs):,.2f} s each")
         return True
 
 

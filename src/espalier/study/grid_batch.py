@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from espalier.cost import Cost, Form
 from espalier.data import Dataset
 from espalier.search import Search
 from espalier.space import BadInput, Bits, Space
-from espalier.study.batch import points
+from espalier.study.course import Course, points
 from espalier.study.grid_spec import PAIR, GridRun, GridSettings
 from espalier.study.network import Network
 from espalier.train import presets
@@ -29,8 +28,6 @@ from espalier.train.checkpoint import Checkpoint
 from espalier.train.progress import Progress
 from espalier.train.stop import Stop
 
-SLICE = 2000  # updates between looks at the clock: the only times the host waits for the device
-SAVE_EVERY = 120.0  # seconds
 CHUNK = 1000  # test images at once
 
 Row = dict[str, Any]
@@ -91,12 +88,12 @@ class GridBatch:
             chain=self.network.chain,
         )
         self.test = data.test_inputs.to(device), data.test_labels.to(device)
-        self.points = points(self.total, settings.points, self.batch.compute.updates_at_once)
         self.curves: list[list[Row]] = [[] for _ in runs]
-        self.seconds, self.calls = 0.0, 0
         together = settings.describe(self.method) | {"runs": described, "widths": list(widths)}
         together |= {"data": data.fingerprint(), "device": device.type}
-        self.checkpoint = None if folder is None else Checkpoint(folder, together)
+        checkpoint = None if folder is None else Checkpoint(folder, together)
+        due = points(self.total, settings.points, self.batch.compute.updates_at_once)
+        self.course = Course(self, self.batch, self.search, points=due, settle_at=self.settle_at, checkpoint=checkpoint)
 
     def _shape(self) -> Network:
         inputs, *hidden, classes = self.full.widths
@@ -131,10 +128,6 @@ class GridBatch:
             **own.search_arguments(space, self.settle_at),
         )
 
-    @property
-    def finished(self) -> bool:
-        return self.batch.done >= self.total
-
     def masks(self) -> Tensor:
         """What each run would ship now ``(R, d)``."""
         if self.search is not None:
@@ -144,38 +137,16 @@ class GridBatch:
 
     def train(self, stop: Stop, progress: Progress) -> bool:
         """Go on to the end, or until told to stop. Returns whether it is the end."""
-        began = saved = time.monotonic()
-        self._resume()
-        self.calls += 1
-        before = self.seconds
-        progress.start(self.batch.done, self.total)
-        while not self.finished and not stop.now():
-            self._advance()
-            self.seconds = before + time.monotonic() - began
-            progress.update(self.batch.done)
-            if self.batch.done in self.points:
-                self._measure()
-                progress.epoch(self._line())
-            if time.monotonic() - saved > SAVE_EVERY and not self.finished:
-                self.save()
-                saved = time.monotonic()
-        progress.stop()
-        self.seconds = before + time.monotonic() - began
-        if not self.finished:
-            self.save()
-        return self.finished
+        return self.course.run(stop, progress)
 
-    def _advance(self) -> None:
-        """On to where something is due: a measurement, settling, a look at the clock."""
-        done = self.batch.done
-        if self.search is not None and done == self.settle_at and not self.search.settled:
-            self._look()
-            self.search.settle()
-            self.batch.settle(self.masks())
-        due = [point for point in (*self.points, self.settle_at, done + SLICE) if point > done]
-        self.batch.advance(min(due) - done)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # the clock is to know what is done, not what is asked for
+    def settle(self) -> None:
+        assert self.search is not None
+        self._look()
+        self.search.settle()
+        self.batch.settle(self.masks())
+
+    def reads(self, last: bool) -> int:
+        return len(self.test[1])
 
     def _look(self) -> None:
         """What the search has come to, before and after the selection."""
@@ -183,7 +154,7 @@ class GridBatch:
         before = self.search.cost(self.search.mode()) / self.search.full_cost
         self.reached = before, self.search.usage()
 
-    def _measure(self) -> None:
+    def measure(self, last: bool) -> None:
         train_loss, _ = self.batch.read_sums()
         loss, error = self.batch.evaluate(self.masks(), *self.test, chunk=CHUNK)
         columns = {"train_loss": train_loss, "test_loss": loss, "test_error": error}
@@ -194,11 +165,12 @@ class GridBatch:
             rounded = {name: float(f"{value:.4g}") for name, value in zip(columns, row, strict=True)}
             curve.append({"update": self.batch.done} | rounded)
 
-    def _line(self) -> str:
+    def line(self, pace: str) -> str:
+        text = f"{len(self.runs)} runs, {pace}"
+        if not self.curves[0]:
+            return text
         errors = torch.tensor([curve[-1]["test_error"] for curve in self.curves])
-        return (
-            f"{len(self.runs)} runs, {self.batch.done:,} of {self.total:,} updates; median error {errors.median():.2%}"
-        )
+        return f"{text}; median error {errors.median():.2%}"
 
     def results(self) -> list[Row]:
         """What came out of each run, of its last update."""
@@ -233,24 +205,11 @@ class GridBatch:
                 mask[where.start : where.start + count] = 1.0
         return masks
 
-    def save(self) -> None:
-        """Write a checkpoint of where the runs are."""
-        if self.checkpoint is None:
-            return
-        state: Row = {"batch": self.batch.state_dict(), "curves": self.curves, "calls": self.calls}
-        state |= {"seconds": self.seconds, "reached": None if self.reached is None else list(self.reached)}
-        if self.search is not None:
-            state["search"] = self.search.state_dict()
-        self.checkpoint.save(state, self.batch.done)
+    def state_dict(self) -> Row:
+        return {"curves": self.curves, "reached": None if self.reached is None else list(self.reached)}
 
-    def _resume(self) -> None:
-        state = self.checkpoint.load() if self.checkpoint is not None else None
-        if state is None:
-            return
-        if self.search is not None:
-            self.search.load_state_dict(state["search"])
-        self.batch.load_state_dict(state["batch"])
-        self.curves, self.calls, self.seconds = state["curves"], state["calls"], state["seconds"]
+    def load_state_dict(self, state: Row) -> None:
+        self.curves = state["curves"]
         self.reached = None if state["reached"] is None else (state["reached"][0], state["reached"][1])
 
 

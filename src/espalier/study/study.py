@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -25,6 +26,7 @@ from espalier.train.progress import Progress
 from espalier.train.record import hardware, versions
 from espalier.train.stop import Stop
 
+RUNS = "runs.json"  # in the folder of a batch's state: which runs it is made of
 Settings = TypeVar("Settings", bound=Plan)
 
 
@@ -86,21 +88,36 @@ class Study(Generic[Settings]):
     def parts(self) -> list[tuple[str, list[RunSpec]]]:
         """The batches there are to train: a name for the folder of each one's state, and its runs.
 
-        Which runs stand together does not depend on which are done: the same command finds its checkpoints.
+        A batch that was begun stays what it was, whichever of its files are there: its masks come from one generator,
+        and the same command finds its checkpoints. Else it is made of the runs without a file.
         """
         found = list[tuple[str, list[RunSpec]]]()
         for methods in self.experiment.sharing:
             wanted = self.wanted(methods)
             size = self.runs_at_once or max(len(wanted), 1)
             for start in range(0, len(wanted), size):
-                runs = self._without_file(wanted[start : start + size])
-                if not runs:
+                near = wanted[start : start + size]
+                missing = self._without_file(near)
+                if not missing:
                     continue
-                label = runs[0].variant if methods == ("search",) else "+".join(dict.fromkeys(r.method for r in runs))
+                label = near[0].variant if methods == ("search",) else "+".join(dict.fromkeys(r.method for r in near))
                 if size < len(wanted):
-                    label += f"-{runs[0].setting}-seed_{runs[0].seed}-{len(runs)}_runs"
-                found.append((label, runs))
+                    label += f"-{near[0].setting}-seed_{near[0].seed}-{len(near)}_runs"
+                found.append((label, self._begun(label, wanted) or missing))
         return found
+
+    def state(self, label: str) -> Path:
+        return self.out / "state" / self.settings.folder / label
+
+    def _begun(self, label: str, wanted: list[RunSpec]) -> list[RunSpec] | None:
+        """The runs of a batch that has been begun in this folder, if all of them are wanted."""
+        try:
+            begun = json.loads((self.state(label) / RUNS).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        known = {json.dumps(run.describe()): run for run in wanted}
+        runs = [known.get(json.dumps(one)) for one in begun]
+        return None if None in runs else [run for run in runs if run is not None]
 
     def run(self, stop: Stop, progress: Progress) -> bool:
         """Train what is missing, batch by batch, until told to stop. Returns whether the study is complete."""
@@ -112,9 +129,10 @@ class Study(Generic[Settings]):
             if stop.now():
                 return False
             began = time.monotonic()
-            folder = self.out / "state" / self.settings.folder / label
+            folder = self.state(label)
+            write(folder / RUNS, json.dumps([run.describe() for run in runs]).encode())
             batch = StudyBatch(self.settings, self.network, self.data, runs, self.device, folder, self.compute)
-            batch.seconds["setup"] += time.monotonic() - began
+            batch.course.seconds["setup"] += time.monotonic() - began
             which = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
             progress.say(f"{label}: {len(runs)} runs of {batch.total:,} updates as one batch{which} on {self.device}")
             if not batch.train(stop, progress):
@@ -122,13 +140,13 @@ class Study(Generic[Settings]):
                     f"{label}: stopped after {batch.batch.done:,} updates; the same command goes on from there"
                 )
                 return False
+            batch.course.save()  # a kill between two files must not change what the others will say
             self._record(batch)
             if self.keep_state:
-                batch.save()
                 self._ship(batch)
             else:
                 shutil.rmtree(folder, ignore_errors=True)
-            took = sum(batch.seconds.values())
+            took = sum(batch.course.seconds.values())
             progress.say(f"{label}: {len(runs)} runs done in {took:,.1f} s, {took / len(runs):,.1f} s each")
         return True
 
@@ -137,7 +155,7 @@ class Study(Generic[Settings]):
         return self.out / "state" / self.settings.folder / run.variant / f"{run.setting}-seed_{run.seed}.safetensors"
 
     def _ship(self, batch: StudyBatch) -> None:
-        for run, tensors in zip(batch.runs, batch.shipped or []):
+        for run, tensors in zip(batch.runs, batch.ships() or []):
             kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
             write(self.weights(run), safetensors.torch.save(kept))
 
@@ -158,7 +176,8 @@ class Study(Generic[Settings]):
             "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         for run, story in zip(batch.runs, batch.results(), strict=True):
-            record.save(self.path(run), story | {"settings": self._described(run)} | common)
+            if not record.done(self.path(run), self._described(run)):
+                record.save(self.path(run), story | {"settings": self._described(run)} | common)
 
 
 def _device(device: str | torch.device) -> torch.device:

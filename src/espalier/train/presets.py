@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from espalier.search.arguments import ramp_length
 from espalier.space import BadInput, BadType, Space
 
 
@@ -122,6 +123,7 @@ FINETUNE = Recipe(
     theta_way=0.0,
     theta_cap=0.2,
     ramp=0.4,
+    even=0.0,
     settle=0.5,
     learning_rate=0.03,
     drops=(0.6, 0.85),
@@ -166,4 +168,5 @@ def settle_update(recipe: Recipe, updates: int, target: float | None) -> int:
             f"the ramp to the target takes {recipe.ramp:g} of the run and settle={recipe.settle:g} fixes the structure "
             f"before it ends; use settle of at most {1 - recipe.ramp:g}, or a recipe with a shorter ramp"
         )
-    return updates - round(recipe.settle * updates)
+    at = updates - round(recipe.settle * updates)
+    return at if target is None else max(at, ramp_length(updates, recipe.ramp))  # halves are rounded to both sides

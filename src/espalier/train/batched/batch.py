@@ -119,6 +119,11 @@ class Batch:
         self.done = 0  # the same as state.done, known without asking the device
         self._start(source)
 
+    def _classes(self, outputs: int) -> bool:
+        """Whether every target is one of so many classes: none is left out, and none is a probability."""
+        y = self.feed.targets
+        return y.ndim == 1 and not y.is_floating_point() and bool(((y >= 0) & (y < outputs)).all())
+
     def _start(self, source: Source) -> None:
         self.source = source
         on_gpu = self.device.type == "cuda"

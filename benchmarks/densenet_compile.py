@@ -1,0 +1,166 @@
+"""Compile the kernels of the DenseNet step for an H200, where there need not be one. Prints one JSON object.
+
+    PYTHONPATH=src python benchmarks/densenet_compile.py            # as they are used
+    PYTHONPATH=src python benchmarks/densenet_compile.py --grid     # and all ways to cut them up that are worth a try
+
+Needs Triton. Says for each kernel how many registers and how much shared memory it takes, what it spills and how many
+instructions a warp has in its inner loop (for tile x many pixels and chunks of all its warps). Fails where one does
+not compile or does not fit. What was compiled stays in Triton's cache, and a process with a GPU then starts at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from espalier.models.densenet_fast import FastDenseNet
+
+SHARED = 227 * 1024  # bytes that one program of an H200 may have
+# Ways to cut up the kernels: tile, many, warps, stages, splits of each. A column is compiled by one process.
+GRID = {
+    "layer": (
+        "128 1 4 3, 128 4 4 2, 128 1 8 2, 128 2 4 3, 128 2 4 2, 64 1 4 2, 64 2 4 2, 64 1 2 2, 256 1 8 2, 256 2 8 2, "
+        "32 1 1 2, 32 2 4 2, 128 2 4 1, 128 2 8 2, 64 4 4 2, 128 1 4 1"
+    ),
+    "source": (
+        "64 1 4 3, 64 1 4 2, 64 1 4 1, 128 1 4 3, 32 1 1 3, 128 1 8 2, 128 1 8 1, 256 1 8 2, 32 1 1 2, 32 1 2 3, "
+        "64 1 2 3, 128 1 4 1, 32 1 1 1, 32 1 2 1, 64 1 2 2, 64 1 2 1"
+    ),
+    "input": (
+        "64 4 4 3, 64 4 4 2, 64 1 2 2, 128 4 8 2, 64 2 4 1, 64 2 4 3, 32 2 2 1, 128 2 8 3, 64 1 4 1, 32 4 4 1, "
+        "32 4 4 3, 64 4 8 2, 32 1 1 1, 128 2 4 3, 64 4 8 1, 64 2 2 2"
+    ),
+    "weights": (
+        "64 4 4 3 8, 64 4 4 2 8, 64 4 4 1 4, 64 4 4 1 8, 64 4 4 1 32, 128 4 8 1 8, 128 4 4 1 8, 64 2 4 1 16, "
+        "64 8 8 1 8, 64 8 8 2 8, 32 4 4 1 8, 64 4 8 1 8, 32 4 4 1 32, 32 8 8 1 8, 32 4 4 2 16, 64 4 8 2 16"
+    ),
+}
+Job = tuple[int, int, str, bool]  # column of the grid or -1, depth, precision, whether to look into what was made
+
+
+def ways(name: str) -> list[Any]:
+    from espalier.models.densenet_triton import Tuning
+
+    return [Tuning(*map(int, way.split())) for way in GRID[name].split(", ")]
+
+
+class NoGPU:
+    """Stands in for the driver of an H200 where kernels are compiled and not run."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+
+def compile_one(job: Job) -> dict[str, Any]:
+    """All kernels of one update with one choice for each. The process is of no other use afterwards."""
+    column, depth, precision, look = job
+    rows: dict[str, Any] = {}
+    try:
+        import triton
+        from triton.runtime.jit import JITFunction
+
+        from espalier.models.densenet_triton import TritonOperations, careful, tuned
+
+        triton.runtime.driver.set_active(NoGPU())
+        launch = JITFunction.run
+
+        def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+            kernel = launch(self, *args, grid=grid, warmup=True, **options)
+            tile = [a for a, p in zip(args, self.params) if p.is_constexpr]
+            name = f"{precision} {self.__name__} {tile} {options}"
+            if name not in rows:
+                rows[name] = resources(kernel) if look else {"shared_bytes": kernel.metadata.shared}
+
+        JITFunction.run = compiled
+        usual = tuned if precision == "bf16" else careful
+        chosen = {name: ways(name)[column] for name in GRID} if column >= 0 else {}
+        fast = FastDenseNet(depth, precision=precision)
+        rooms, _ = fast._room(1, 2, 4, 32, torch.device("cpu"))
+        do = TritonOperations("tf32" if precision == "tf32" else "ieee", lambda *at: chosen.get(at[0]) or usual(*at))
+        fast._rooms[next(iter(fast._rooms))] = rooms, do
+        params = {"flat": torch.zeros(1, fast.size)}
+        fast.gradients(params, torch.ones(1, 2, fast.d), torch.zeros(1, 4, 3, 32, 32), torch.zeros(1, 4).long())
+    except Exception:
+        rows["failed"] = traceback.format_exc()[-600:]
+    return rows
+
+
+def resources(kernel: Any) -> dict[str, int]:
+    import triton
+
+    tools = Path(triton.__path__[0]) / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        used, code = (
+            subprocess.run([*command, file.name], capture_output=True, text=True, check=False).stdout
+            for command in ((tools / "cuobjdump", "-res-usage"), (tools / "nvdisasm", "-c"))
+        )
+    taken = re.search(r"REG:(\d+) STACK:(\d+)", used)
+    registers, stack = map(int, taken.groups()) if taken else (-1, -1)
+    found = {"registers": registers, "spilt_bytes": stack, "shared_bytes": kernel.metadata.shared}
+    return found | {"instructions_in_loop": loop(code)}
+
+
+def loop(code: str) -> int:
+    """Instructions of the shortest loop with a matrix product in it, 0 where there is none."""
+    seen: list[str] = []
+    labels: dict[str, int] = {}
+    lengths = []
+    for line in code.splitlines():
+        if label := re.match(r"(\.L_x_\d+):", line):
+            labels[label[1]] = len(seen)
+        elif instruction := re.search(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", line):
+            seen.append(instruction[1])
+            back = re.search(r"BRA.*?(\.L_x_\d+)", instruction[1])
+            if back and back[1] in labels and any("MMA" in one for one in seen[labels[back[1]] :]):
+                lengths.append(len(seen) - labels[back[1]])
+    return min(lengths, default=0)
+
+
+def compile_all(depth: int, precisions: list[str], with_grid: bool, look: bool, seconds: float) -> dict[str, Any]:
+    """In processes of their own, side by side, before this one touches a GPU: in turn it would take minutes."""
+    torch.set_num_threads(1)  # a pool of threads would not survive the fork
+    jobs: list[Job] = [(-1, depth, precision, look) for precision in precisions]
+    if with_grid:
+        jobs += [(column, depth, "bf16", look) for column in range(len(GRID["layer"].split(", ")))]
+    # One job for each process: compiling is set up in it once and for all.
+    with multiprocessing.get_context("fork").Pool(min(len(jobs), os.cpu_count() or 1), maxtasksperchild=1) as pool:
+        rows = pool.map_async(compile_one, jobs, chunksize=1).get(timeout=seconds)
+    kernels = {name: used for part in rows for name, used in part.items() if name != "failed"}
+    too_large = [name for name, used in kernels.items() if used["shared_bytes"] > SHARED]
+    return {"failed": [part["failed"] for part in rows if "failed" in part], "too_large": too_large, "kernels": kernels}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--grid", action="store_true")
+    parser.add_argument("--depth", type=int, default=40)
+    parser.add_argument("--precisions", nargs="+", default=["bf16", "tf32", "float32"])
+    given = parser.parse_args()
+    found = compile_all(given.depth, given.precisions, given.grid, True, 3600)
+    print(json.dumps(found, indent=1))
+    sys.exit(1 if found["failed"] or found["too_large"] else 0)
+
+
+if __name__ == "__main__":
+    main()

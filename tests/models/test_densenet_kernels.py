@@ -1,0 +1,163 @@
+"""The fast DenseNet step's kernels: interpreted and compiled where there is no GPU, and run where there is one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from test_densenet_fast import Problem
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def finished(*command, **environment):
+    """What a process of its own printed: neither mode of Triton can be left again."""
+    pytest.importorskip("triton")
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")} | environment
+    done = subprocess.run([sys.executable, "-W", "ignore", *command], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]
+    return json.loads(done.stdout)
+
+
+INTERPRETED = """
+import json, sys
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+# As a GPU has it: the maximum with NaN is the other number, and bfloat16 is multiplied as what it stands for.
+InterpreterBuilder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)
+product = InterpreterBuilder.create_dot
+
+def widened(t):
+    if t.dtype.scalar != tl.bfloat16:
+        return t
+    return TensorHandle((t.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+InterpreterBuilder.create_dot = lambda self, a, b, *more: product(self, widened(a), widened(b), *more)
+
+sys.path.insert(0, sys.argv[1])
+from test_densenet_fast import Problem
+from espalier.models.densenet_fast import FastDenseNet
+from espalier.models.densenet_triton import TritonOperations, Tuning
+
+problem = Problem(images=2, depth=7, dtype=torch.float32)
+exact, losses, wrong = problem.fast("float32")
+
+def apart(grads):
+    a, b = (torch.cat([g[name].flatten() for name in exact]) for g in (grads, exact))
+    return float((a - b).norm() / b.norm())
+
+found = {}
+for precision in ("float32", "bf16"):
+    rounded, _, _ = problem.fast(precision)
+    fast = FastDenseNet(**problem.shape, precision=precision)
+    rooms, _ = fast._room(2, 2, 2, 8, problem.x.device)
+    fast._rooms[next(iter(fast._rooms))] = rooms, TritonOperations(tuning=lambda *_: Tuning(32, 2, splits=3))
+    for call in ("first", "second"):  # which finds what the first one left
+        mine, fast_losses, fast_wrong = fast.gradients(problem.params, problem.masks, problem.x, problem.y)
+        found[f"{precision} {call}"] = {
+            "losses": float((fast_losses - losses).abs().max()),
+            "wrong": int((fast_wrong - wrong).abs().max()),
+            "gradient": apart(mine),
+            "gradient_by_torch": apart(rounded),
+        }
+
+fast = FastDenseNet(**problem.shape, precision="float32")
+rooms, _ = fast._room(2, 2, 2, 8, problem.x.device)
+fast._rooms[next(iter(fast._rooms))] = rooms, TritonOperations(tuning=lambda *_: Tuning(32, 2, splits=3))
+_, losses, _ = fast.gradients(problem.params, torch.ones_like(problem.masks), problem.x, problem.y)
+for name in ("stem.weight", "blocks.1.0.conv.weight", "blocks.2.0.norm.weight", "transitions.0.norm.bias"):
+    params = {key: p.clone() for key, p in problem.params.items()}
+    params[name].flatten(1)[0, 0] = torch.inf
+    # All gates open: weights behind a closed one are not even read.
+    grads, spoilt, _ = fast.gradients(params, torch.ones_like(problem.masks), problem.x, problem.y)
+    found[f"diverged {name}"] = {
+        "shows": not bool(spoilt[0].isfinite().any()),
+        "apart": float((spoilt[1] - losses[1]).abs().max()),
+        "finite": all(bool(g[1].isfinite().all()) for g in grads.values()),
+    }
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.long
+def test_interpreted_kernels_compute_what_torch_computes():
+    np = pytest.importorskip("numpy")
+    if tuple(map(int, np.__version__.split(".")[:2])) >= (2, 4):
+        pytest.skip("Triton's interpreter reads numbers in a way that NumPy 2.4 has ended")
+    found = finished("-c", INTERPRETED, str(Path(__file__).parent), TRITON_INTERPRET="1")
+    diverged = {name: row for name, row in found.items() if name.startswith("diverged")}
+    assert len(diverged) == 4
+    for name, row in diverged.items():  # the run itself, and not the one beside it
+        assert row["shows"], name
+        assert row["apart"] < 1e-5, name
+        assert row["finite"], name
+    for call in ("first", "second"):
+        assert found[f"float32 {call}"]["losses"] < 1e-5
+        assert found[f"float32 {call}"]["gradient"] < 1e-5
+        assert found[f"float32 {call}"]["wrong"] == 0
+        assert found[f"bf16 {call}"]["losses"] < 0.05
+        assert found[f"bf16 {call}"]["gradient"] < 1.5 * found[f"bf16 {call}"]["gradient_by_torch"] < 0.5
+
+
+@pytest.mark.long
+def test_kernels_compile_for_an_h200_and_fit():
+    made = finished(str(ROOT / "benchmarks" / "densenet_compile.py"))
+    assert not made["failed"]
+    assert not made["too_large"]
+    names = {name.split()[1] for name in made["kernels"]}
+    assert names == {"begin", "enter", "layer", "pool", "source", "finish", "weights"}
+    assert not [name for name, used in made["kernels"].items() if used["spilt_bytes"]]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    ("precision", "loss", "gradient"), [("float32", 1e-4, 1e-3), ("tf32", 2e-2, 5e-2), ("bf16", 5e-2, 0.3)]
+)
+def test_kernels_on_a_gpu(precision, loss, gradient):
+    sizes = {"images": 32, "size": 32, "depth": 40, "growth": 12, "classes": 10, "stem": 16}
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        problem = Problem(dtype=torch.float32, device="cuda", **sizes)
+        theirs, losses, _ = problem.readable()
+        mine, fast_losses, _ = problem.fast(precision)
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+    a, b = (torch.cat([grads[name].flatten() for name in theirs]) for grads in (mine, theirs))
+    assert float((fast_losses - losses).abs().max()) < loss
+    assert float((a - b).norm() / b.norm()) < gradient
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_recorded_update_is_the_update():
+    """In a CUDA graph, replayed with other masks and images."""
+    from espalier.models.densenet_fast import FastDenseNet
+
+    problem = Problem(dtype=torch.float32, device="cuda", images=8, size=32, growth=12, stem=16)
+    fast = FastDenseNet(**problem.shape, precision="bf16")
+    packed = fast.pack(problem.params)
+    masks, x = problem.masks.clone(), problem.x.clone()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        fast.gradients(packed, masks, x, problem.y)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        grads, losses, _ = fast.gradients(packed, masks, x, problem.y)
+    masks.copy_(1 - problem.masks)
+    masks[..., -4:] = 1
+    x.copy_(problem.x.flip(1))
+    graph.replay()
+    again = FastDenseNet(**problem.shape, precision="bf16")
+    theirs, their_losses, _ = again.gradients(packed, masks, x, problem.y)
+    assert torch.allclose(losses, their_losses, rtol=1e-3)
+    assert float((grads["flat"] - theirs["flat"]).norm() / theirs["flat"].norm()) < 1e-2
