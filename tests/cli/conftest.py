@@ -30,7 +30,7 @@ def _own_modules(monkeypatch):
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
-        if name in {"net", "neighbour"} or name.startswith("espalier_own_"):
+        if name in {"net", "neighbour", "mine"} or name.startswith("espalier_own_"):
             del sys.modules[name]
 
 
@@ -103,8 +103,16 @@ def nothing():
 def alone():
     return torch.rand(50, 64)
 
+def one():
+    return nn.Sequential(nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 1))
+
 def lists():
     return [[1.0, 2.0], [3.0, 4.0]], [0, 1]
+
+class Picky(Net):
+    def forward(self, x):
+        assert x.shape[1] == 3, "three channels\\nand more"
+        return self.body(x)
 """
 
 

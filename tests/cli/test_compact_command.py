@@ -114,6 +114,7 @@ def test_the_small_network_its_card_and_its_onnx_file(espal, trained, monkeypatc
     assert f"| MACs per example | {macs:,} | {12 * 9 * 64 + 480:,} |" in card
     assert f"error {ships['validation_error']:.2%}, loss" in card
     assert "net.py:build" in card
+    assert "with `net.py` beside it or its folder in `PYTHONPATH`" in card
     assert '"seed": 0' in card
     assert "torch 2" in card
 

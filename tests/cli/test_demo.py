@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from espalier.train.batched.batch import Batch
 
 pytest.importorskip("typer")
 from espalier.cli import demo as demonstration
-from espalier.cli.sizes import network, uniform, weights
+from espalier.cli.sizes import Size, network, uniform, weights
 
 WIDTHS = (64, 64, 64, 10)
 
@@ -34,9 +35,9 @@ def test_the_demo_shows_and_writes_all_of_its_parts(espal, tmp_path, narrow):
     shown = " ".join(done.out.split())
     assert "0 of 2 networks of the batch exceed their target" in shown
     assert "25% of the weights" in shown
-    assert "30% of the macs" in shown
+    assert "30% of the MACs" in shown
     assert "uncut" in shown
-    assert "64 at once, uncut: small" in shown
+    assert "64 at once: uncut, small" in shown
 
     files = sorted(path.relative_to(out / "runs").as_posix() for path in (out / "runs").rglob("*.json"))
     assert files == [
@@ -66,6 +67,23 @@ def test_the_demo_shows_and_writes_all_of_its_parts(espal, tmp_path, narrow):
         assert (out / f"{name}-small" / "model.onnx").exists()
     assert not (out / ".state").exists()
     assert json.loads((out / "demo.json").read_text())["finished"] is True
+
+
+def test_small_networks_are_trained_by_one_thread(espal, tmp_path, monkeypatch):
+    before, seen = torch.get_num_threads(), []
+
+    def stopped(*_):
+        seen.append(torch.get_num_threads())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demonstration, "_sizes", stopped)
+    torch.set_num_threads(2)
+    try:
+        assert espal("demo", "--out", tmp_path / "d").code == 130
+        assert seen == [1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_stopped_demo_goes_on_and_a_finished_one_starts_anew(espal, tmp_path, narrow, monkeypatch):
@@ -101,6 +119,12 @@ def test_folders_of_somebody_else_are_left_alone(espal, tmp_path):
     (tmp_path / "demo.json").write_text("[]")
     assert "demo.json" in espal("demo", "--epochs", 1, "--out", tmp_path).line
     assert (tmp_path / "runs" / "mine").read_text() == "mine"
+
+
+def test_the_structure_shown_is_of_the_run_of_the_middle_error_as_on_the_page():
+    errors = {5: 0.4, 6: 0.2, 7: 0.1}
+    found = [SimpleNamespace(model=network((64, width, 8, 10))(), validation_error=e) for width, e in errors.items()]
+    assert Size(0.25, found, WIDTHS, []).example == (64, 6, 8, 10)
 
 
 def test_uniform_networks_are_the_widest_that_fit():

@@ -28,6 +28,12 @@ def heads(folder: Path):
     return [json.loads(path.read_text().splitlines()[0]) for path in sorted(folder.rglob("*.jsonl"))]
 
 
+def test_a_target_may_be_given_in_per_cent_as_to_train(tmp_path):
+    done = invoke("--out", tmp_path, "--methods", "search", "--targets", "20%", "--seeds", "1", "--no-report")
+    assert done.exit_code == 0, done.output
+    assert [path.name for path in tmp_path.rglob("*.jsonl")] == ["target_0.2-seed_0.jsonl"]
+
+
 def test_the_command_runs_and_reports(tmp_path):
     done = invoke("--out", tmp_path, "--methods", "search,scratch,found,permuted,penalty", "--penalties", "2^-3")
     assert done.exit_code == 0, done.output

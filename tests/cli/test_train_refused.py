@@ -13,6 +13,7 @@ import pytest
 from espalier.train import checkpoint as checkpoints
 
 pytest.importorskip("typer")
+from espalier.cli import main
 
 FAST = ("--epochs", 1, "--quiet", "--device", "cpu")
 
@@ -29,6 +30,10 @@ REFUSED = {
     "a network itself": (["--model", "net.py:model"], ["net.py:model", "function"]),
     "a factory that fails": (["--model", "net.py:broken"], ["TypeError", "width"]),
     "a factory that fails inside": (["--model", "net.py:broken", "--model-arg", "width=3"], ["no width 3", "line 46"]),
+    "a network that asks for something else": (
+        ["--model", "net.py:Picky"],
+        ["AssertionError", "three", "net.py, line 62"],
+    ),
     "a factory of something else": (["--model", "net.py:nothing"], ["int", "torch.nn.Module"]),
     "a file with a mistake": (["--model", "wrong.py:build"], ["wrong.py", "line 2"]),
     "a strange argument": (["--model-arg", "width"], ["'width'", "name=value"]),
@@ -36,7 +41,16 @@ REFUSED = {
     "no such arrays": (["--data", "none.npz"], ["none.npz"]),
     "arrays of other names": (["--data", "odd.npz"], ["odd.npz", "images", "x_train"]),
     "pickled arrays": (["--data", "pickled.npz"], ["pickled.npz"]),
-    "what is no file of arrays": (["--data", "text.npz"], ["text.npz"]),
+    "what is no file of arrays": (["--data", "text.npz"], ["text.npz", "numpy.savez"]),
+    "an input that is no number": (["--data", "hole.npz", "--scale", "0.5"], ["hole.npz", "inputs", "not finite"]),
+    "a target that is no number": (["--data", "hole_y.npz"], ["hole_y.npz", "targets", "not finite"]),
+    "no examples": (["--data", "empty.npz"], ["empty.npz", "no training examples"]),
+    "a scale of nothing": (["--data", "high.npz", "--scale", "0"], ["--scale", "0"]),
+    "a scale of a set by name": (["--scale", "0.5"], ["--scale", "digits"]),
+    "a row of numbers to predict": (
+        ["--data", "row.npz", "--model", "net.py:one", "--batch-size", "2"],
+        ["(4, 1)", "(4,)", "y[:, None]"],
+    ),
     "classes beyond the outputs": (
         ["--data", "high.npz", "--model", "net.py:build", "--batch-size", "2"],
         ["to 10", "10 scores"],
@@ -47,6 +61,8 @@ REFUSED = {
     "a loss of other arguments": (["--loss", "net.py:broken"], ["net.py:broken", "(4, 10)", "(4,)"]),
     "a loss for other targets": (["--loss", "mse"], ["(4, 10)", "(4,)", "cross-entropy"]),
     "an unknown penalty": (["--penalty", "strong"], ["'strong'", "2^-6"]),
+    "a power of nothing": (["--penalty", "0^-1"], ["'0^-1'", "2^-6"]),
+    "a power beyond all numbers": (["--penalty", "2^9999"], ["'2^9999'", "2^-6"]),
     "an unknown target": (["--target", "half"], ["'half'", "25%"]),
     "a target of nothing": (["--target", "0"], ["target", "0"]),
     "a target nobody can reach": (["--target", "1e-6"], ["target"]),
@@ -75,6 +91,12 @@ def test_bad_input_is_one_clear_line(espal, own, name):
     (own / "text.npz").write_text("not arrays")
     np.savez(own / "odd.npz", images=np.zeros((4, 4)))
     np.savez(own / "pickled.npz", x=np.array([{}], dtype=object), y=np.zeros(1, int))
+    rows, row = np.zeros((11, 64), np.float32), np.zeros(11, np.float32)
+    hole = np.where(np.arange(11) == 3, np.nan, row)
+    np.savez(own / "hole.npz", x=rows + hole[:, None], y=np.arange(11))
+    np.savez(own / "hole_y.npz", x=rows, y=hole)
+    np.savez(own / "empty.npz", x=rows[:0], y=row[:0])
+    np.savez(own / "row.npz", x=rows, y=row)
     np.savez(own / "high.npz", x=np.zeros((11, 64), np.float32), y=np.arange(11))
     given = {"--model": "mlp", "--data": "digits", "--out": "run"} | dict(zip(words[::2], words[1::2]))
     flat = [word for flag, value in given.items() for word in (flag, value)]
@@ -82,6 +104,39 @@ def test_bad_input_is_one_clear_line(espal, own, name):
     for part in said:
         assert part in line, line
     assert not (own / "run" / "settings.json").exists()
+
+
+def test_code_of_ones_own_that_fails_in_the_training_is_one_line_with_its_place(espal, own):
+    (own / "mine.py").write_text(
+        "from torch import nn\nfrom net import absolute\n"
+        "class Norm(nn.Sequential):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x)\n"
+        "def late(outputs, targets):\n"
+        "    if outputs.requires_grad:\n"
+        "        raise KeyError('late')\n"
+        "    return absolute(outputs, targets)\n"
+    )
+    words = ("train", "--data", "net.py:data", "--target", 0.5, *FAST)
+    line = espal(*words, "--model", "mine.py:Norm", "--batch-size", 1, "--out", "a").line
+    assert "'mine.py:Norm' failed: ValueError: Expected more than 1 value per channel" in line
+    assert "(mine.py, line 7)" in line
+    line = espal(*words, "--model", "net.py:build", "--loss", "mine:late", "--out", "b").line
+    assert "'mine:late' failed: KeyError: 'late' (mine.py, line 10)" in line
+
+
+def test_a_fault_of_ours_is_not_blamed_on_the_user(espal, own, monkeypatch):
+    def broken(*_, **__):
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("espalier.fit", broken)
+    monkeypatch.setattr(
+        "sys.argv", ["espalier", "train", "--model", "net.py:build", "--data", "net.py:data", "--out", "r"]
+    )
+    with pytest.raises(ZeroDivisionError):
+        main()
 
 
 def test_after_a_refusal_the_right_call_is_taken(espal, tmp_path):

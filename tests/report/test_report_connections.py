@@ -11,6 +11,7 @@ from synthetic_connections import TABLE, as_the_paper_says, write
 from espalier.report import connection_selection
 from espalier.report.connection_claims import at_least, random_errors, verdicts
 from espalier.report.runs import read
+from espalier.report.write import write as write_report
 from espalier.space import BadInput
 
 
@@ -143,6 +144,15 @@ def test_the_page_says_what_is_missing_and_figures_are_drawn(tmp_path):
     svg = (tmp_path / "figures" / "cifar10-60_epochs-error.svg").read_text()
     assert "random selection" in svg
     assert "13 runs (8 search, 5 random), 60 epochs" in svg
+
+
+@pytest.mark.parametrize("standard", [True, False])
+def test_data_that_are_not_the_published_ones_are_told(tmp_path, standard):
+    write(tmp_path, "search", 0.25, 0, error=0.5, share=0.5, standard_data=standard)
+    _, notes = write_report(tmp_path, figures=False, page=False)
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert ("The data are not the published ones" in text) == (not standard)
+    assert any("other content than the published" in note for note in notes) == (not standard)
 
 
 def test_two_studies_in_one_folder_are_refused(tmp_path):

@@ -189,6 +189,18 @@ def test_what_runs_are_called_is_text_wherever_it_stands(tmp_path):
             ]
 
 
+def test_the_headline_names_its_section_where_another_holds_a_lower_error(tmp_path):
+    run_directory(tmp_path / "a", error=0.05)
+    run_directory(tmp_path / "b", error=0.06, seed=1)
+    write(tmp_path, figures=False)
+    alone = re.search(r'class="headline">(.*?)<', (tmp_path / NAME).read_text(encoding="utf-8"))[1]
+    assert alone == "The lowest median error is 5.50%, at 30.0% of the weights."
+    run_directory(tmp_path / "longer", error=0.01, epochs=50)
+    write(tmp_path, figures=False)
+    named = re.search(r'class="headline">(.*?)<', (tmp_path / NAME).read_text(encoding="utf-8"))[1]
+    assert named == f"100 examples, 5 epochs, Sequential: t{alone[1:]}"
+
+
 def test_an_unfinished_run_is_on_the_page_but_in_no_median(tmp_path):
     run_directory(tmp_path / "whole", error=0.05)
     (run_directory(tmp_path / "half", seed=1, error=0.5) / "result.json").unlink()
@@ -196,7 +208,7 @@ def test_an_unfinished_run_is_on_the_page_but_in_no_median(tmp_path):
     _, notes = write(tmp_path, figures=False)
     text = (tmp_path / NAME).read_text(encoding="utf-8")
     assert notes == ["torn: result.json is not whole, so the run is shown as unfinished"]
-    assert "Not everything is whole" in text
+    assert "To know first" in text
     assert "1 finished, 2 unfinished" in text or "2 unfinished, 1 finished" in text
     (medians, _front) = views(text)["s0-trade-off"]["weights"]["traces"]
     assert medians["y"] == [0.05]

@@ -235,3 +235,15 @@ def test_the_numbers_of_an_epoch_fit_on_a_terminal(width: int) -> None:
     shown = console.file.getvalue()
     assert all(part in shown for part in ("40%", "left", "epoch 3", "loss 1.0021", "14.89%", "share 29.94%"))
     assert ("━━" in shown) == (width == 140)
+
+
+def test_on_a_narrow_terminal_the_percent_and_the_time_left_stay_whole() -> None:
+    console = pytest.importorskip("rich.console").Console(
+        file=io.StringIO(), width=80, force_terminal=True, color_system=None
+    )
+    bar = Bar(console)
+    bar.start(0, 100)
+    bar.update(100)
+    bar.epoch("epoch 140  loss 0.0069  error 10.00%  validation 11.78%  share 29.79%  settled")
+    bar.stop()
+    assert "100% 0 s left" in console.file.getvalue().splitlines()[-2]

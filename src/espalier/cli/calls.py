@@ -45,10 +45,11 @@ def begin(out: Path, settings: Mapping[str, Any], network: Network, command: str
 
 
 def tell(out: Path) -> None:
-    """The command that began the run into its settings, where reports look for it."""
-    path = out / "settings.json"
+    """The command that began the run, and the name of its data, into its settings, where reports look for them."""
+    path, call = out / "settings.json", read(out)
     story = json.loads(path.read_text(encoding="utf-8"))
-    write(path, (json.dumps(story | {"command": read(out)["command"]}, indent=2) + "\n").encode())
+    story |= {"command": call["command"], "dataset": Path(call["settings"]["data"]).name}
+    write(path, (json.dumps(story, indent=2) + "\n").encode())
 
 
 def read(folder: Path) -> dict[str, Any]:

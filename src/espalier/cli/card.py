@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from espalier.cli.networks import Network
@@ -75,9 +76,13 @@ def _speed(speed: Mapping[int, Mapping[str, float]], here: Mapping[str, Any]) ->
 
 def _loading(network: Network, checks: Mapping[str, Any], ships: Mapping[str, Any]) -> str:
     imported, called = network.code()
+    where, _, _ = network.reference.rpartition(":")  # "" of a network known by name
+    beside = f", where Python can import `{where}`" if where else ""
+    if where.endswith(".py"):
+        beside = f", with `{Path(where).name}` beside it or its folder in `PYTHONPATH`"
     text = (
         "## Loading it\n\n"
-        f"In torch, from the folder that holds this card. Inputs are {ships['inputs']}.\n\n"
+        f"In torch, from the folder that holds this card{beside}. Inputs are {ships['inputs']}.\n\n"
         f"```python\nimport espalier\n{imported}\n\n"
         f'small = espalier.load(".", lambda: {called})  # the uncut network, cut again by plan.json\nsmall.eval()\n```'
     )

@@ -6,11 +6,14 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -56,8 +59,9 @@ def demo(
     settings = {"epochs": epochs, "seeds": seeds}
     _prepare(out, settings)
     try:
-        rows = _sizes(console, out, epochs, range(seeds), quiet)
-        shipped = [_single(console, single, out, quiet) for single in _singles(epochs)]
+        with _one_thread():
+            rows = _sizes(console, out, epochs, range(seeds), quiet)
+            shipped = [_single(console, single, out, quiet) for single in _singles(epochs)]
     except KeyboardInterrupt:
         typer.echo("espalier: stopped; the same command goes on from the last checkpoint", err=True)
         raise typer.Exit(130) from None
@@ -77,6 +81,18 @@ def demo(
     )
     if page is not None:
         console.print(f"The page: {page}")
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Networks this small are not worth sharing: on two busy cores two threads that wait for each other took five
+    times the processor time of one. And the numbers then do not depend on how many cores there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _singles(epochs: int) -> list[Single]:
@@ -139,7 +155,7 @@ def _single(console: Console, single: Single, out: Path, quiet: bool) -> tuple[S
         f"--cost {asked.cost} --epochs {asked.epochs} --device cpu --out {place}"
     )
     number = 2 + [one.run for one in _singles(asked.epochs)].index(single.run)
-    console.print(f"{number}. {asked.target:.0%} of the {asked.cost} asked for, {single.what}:", highlight=False)
+    console.print(f"{number}. {asked.target:.0%} of the {_told(asked.cost)} asked for, {single.what}:", highlight=False)
     console.print(f"   {command}", highlight=False, soft_wrap=True)
     result, ships = training.run(asked, place, command, time_limit=None, quiet=quiet)
     small = out / f"{single.run}-small"
@@ -174,21 +190,21 @@ def _single_table(shipped: list[tuple[Single, dict[str, Any], Shipped]]) -> Tabl
     def row(name: str, *cells: str) -> None:
         table.add_row(name, *cells)
 
-    row("asked for", *(f"{one.training.target:.0%} of the {one.training.cost}" for one, _, _ in shipped))
+    row("asked for", *(f"{one.training.target:.0%} of the {_told(one.training.cost)}" for one, _, _ in shipped))
     row("before the selection", *(f"{story['share_before']:.1%}" for _, story, _ in shipped))
     row("after it, what ships", *(f"{story['share_after']:.1%}" for _, story, _ in shipped))
     row("test error", *(f"{story['validation_error']:.1%}" for _, story, _ in shipped))
     for kind in ("weights", "macs", "parameters"):
-        row(f"{kind} kept", *("{:,} of {:,}".format(*story["sizes"][kind]) for _, story, _ in shipped))
+        row(f"{_told(kind)} kept", *("{:,} of {:,}".format(*story["sizes"][kind]) for _, story, _ in shipped))
     for batch in shipped[0][2].speed:
         times = [ships.speed[batch] for _, _, ships in shipped]
         row(
-            f"{batch} at once, uncut: small",
-            *(f"{t['full']:.2f}: {t['small']:.2f} ms, {t['full'] / t['small']:.1f} x" for t in times),
+            f"{batch} at once: uncut, small",
+            *(f"{t['full']:.2f}, {t['small']:.2f} ms ({t['full'] / t['small']:.1f} x)" for t in times),
         )
     row(
-        "onnxruntime: torch",
-        *(f"differs by {s.checks['onnx']['difference']:.0e}" if "onnx" in s.checks else "-" for _, _, s in shipped),
+        "onnxruntime and torch",
+        *(f"differ by {s.checks['onnx']['difference']:.0e}" if "onnx" in s.checks else "-" for _, _, s in shipped),
     )
     return table
 
@@ -200,6 +216,10 @@ def _page(out: Path) -> Path | None:
     write(out)
     page = out / "report.html"
     return page if page.exists() else None
+
+
+def _told(cost: str) -> str:
+    return "MACs" if cost == "macs" else cost
 
 
 def _shape(widths: tuple[int, ...]) -> str:

@@ -43,9 +43,11 @@ def tried(loss: Callable[[Any, Any], Tensor], name: str, outputs: Any, reading: 
     name = name or named(loss)
     shapes = [", ".join(str(tuple(t.shape)) for t in nested.tensors(part)) for part in (outputs, targets)]
     if loss in (F.mse_loss, F.binary_cross_entropy_with_logits) and shapes[0] != shapes[1]:
+        way = "--loss cross-entropy is for classes"
+        if shapes[0] == shapes[1].replace(",)", ", 1)"):
+            way = "give the targets a last dimension of 1, y[:, None]"
         raise BadInput(
-            f"--loss {name} compares outputs and targets of one shape; here they are {shapes[0]} and {shapes[1]}: "
-            "--loss cross-entropy is for classes"
+            f"--loss {name} compares outputs and targets of one shape; here they are {shapes[0]} and {shapes[1]}: {way}"
         )
     try:
         with torch.no_grad():

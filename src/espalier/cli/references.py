@@ -48,6 +48,20 @@ def call(made_by: Callable[..., Any], arguments: dict[str, Any], reference: str,
         raise BadInput(f"{what} {reference!r} failed: {_told(error)}") from error
 
 
+def blamed(error: Exception, given: Sequence[str]) -> str:
+    """Told in one line, with the place, an error that came through one of these references; "" of any other."""
+    own = dict[str, str]()
+    for reference in filter(is_reference, given):
+        where = reference.rpartition(":")[0]
+        file = where if where.endswith(".py") else getattr(sys.modules.get(where), "__file__", None)
+        if file:
+            own[str(Path(file).resolve())] = reference
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if found := own.get(str(Path(frame.filename).resolve())):
+            return f"{found!r} failed: {_told(error, frame)}"
+    return ""
+
+
 def arguments(words: Sequence[str]) -> dict[str, Any]:
     """``name=value`` each; a value is JSON where it can be read as that, text otherwise.
 
@@ -118,9 +132,9 @@ def _loaded(path: Path, what: str) -> ModuleType:
     return module
 
 
-def _told(error: Exception) -> str:
-    """The error and where it came from, in one line."""
-    last = traceback.extract_tb(error.__traceback__)[-1:]
+def _told(error: Exception, frame: traceback.FrameSummary | None = None) -> str:
+    """The error and where it came from, in one line. frame: that place, if it is not the last."""
+    last = [frame] if frame else traceback.extract_tb(error.__traceback__)[-1:]
     if isinstance(error, SyntaxError):
         place = f" ({Path(error.filename or '?').name}, line {error.lineno})"
         return f"{type(error).__name__}: {error.msg}{place}"

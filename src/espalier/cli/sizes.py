@@ -36,7 +36,9 @@ class Size:
 
     @property
     def example(self) -> Widths:
-        return widths_of(self.found[0].model)
+        """Of the run of the middle error: the one that the report shows."""
+        ordered = sorted(self.found, key=_error)
+        return widths_of(ordered[(len(ordered) - 1) // 2].model)
 
     @property
     def share(self) -> float:
@@ -52,8 +54,12 @@ class Size:
         return _median(self.scratch)
 
 
+def _error(result: SweepResult) -> float:
+    return 1.0 if result.validation_error is None else result.validation_error
+
+
 def _median(results: Sequence[SweepResult]) -> float:
-    return median(1.0 if result.validation_error is None else result.validation_error for result in results)
+    return median(map(_error, results))
 
 
 def train(

@@ -86,11 +86,15 @@ def read(
 ) -> Source:
     """given: a name, a file, or a reference. validation: "" (the test part, or else a tenth), "test", "none", or a
     share of the training part. flatten: every input a vector. scale: what uint8 inputs of a file are multiplied by."""
-    factor = 1.0
+    factor, arrays = 1.0, given.endswith(".npz") and not references.is_reference(Path(given).name)
+    if scale is not None and not arrays:
+        raise BadInput(f"--scale {scale:g} is for the inputs of a file.npz; {given} is read by a scale of its own")
+    if scale is not None and not 0 < abs(scale) < math.inf:
+        raise BadInput(f"--scale is a finite number other than 0, not {scale:g}")
     if given in names():
         train: Any = load(given, data_dir)
         test: Any = train
-    elif given.endswith(".npz") and not references.is_reference(Path(given).name):
+    elif arrays:
         train, test, factor = _arrays(Path(given), scale)
     elif references.is_reference(given):
         train, test = _parts(references.call(references.function(given, "--data"), {}, given, "--data"), given)
@@ -147,6 +151,8 @@ def _counted(part: Any) -> str:
 def _arrays(path: Path, scale: float | None) -> tuple[PART, PART | None, float]:
     """Training and test arrays of a file as tensors, and what its inputs were multiplied by."""
     try:
+        if path.exists() and not zipfile.is_zipfile(path):  # numpy would advise to load it as a pickle
+            raise BadInput(f"{path} is not an .npz file of arrays, such as numpy.savez writes")
         with np.load(path, allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
     except FileNotFoundError:
@@ -169,22 +175,29 @@ def _arrays(path: Path, scale: float | None) -> tuple[PART, PART | None, float]:
     for name, part in (("training", train), ("test", test)):
         if part is not None and len(part[0]) != len(part[1]):
             raise BadInput(f"{path}: {len(part[0])} {name} inputs, but {len(part[1])} targets")
+        if part is not None and not len(part[0]):
+            raise BadInput(f"{path}: there are no {name} examples in it")
     return train, test, 1.0 if factor is None else factor
 
 
 def _inputs(array: Any, path: Path, scale: float | None) -> Tensor:
+    _finite(array, "inputs", path)
     if scale is not None and array.dtype.kind in "iuf":
         return torch.from_numpy(array.astype(np.float32) * np.float32(scale))
     if array.dtype.kind in "iu":
         return torch.from_numpy(array.astype(np.int64))
     if array.dtype.kind != "f" or not array.ndim:
         raise BadInput(f"{path}: inputs are numbers, examples first, not {array.dtype} of shape {array.shape}")
-    if not np.isfinite(array).all():
-        raise BadInput(f"{path}: some inputs are not finite; fill or drop such examples first")
     return torch.from_numpy(array.astype(np.float32))
 
 
+def _finite(array: Any, what: str, path: Path) -> None:
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise BadInput(f"{path}: some {what} are not finite; fill or drop such examples first")
+
+
 def _targets(array: Any, path: Path) -> Tensor:
+    _finite(array, "targets", path)
     if array.dtype.kind in "iu":
         labels = torch.from_numpy(array.astype(np.int64))
         return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels  # a column of classes

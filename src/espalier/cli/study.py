@@ -11,7 +11,7 @@ import torch
 import typer
 
 from espalier.cli.config import configurable
-from espalier.cli.words import number, told, words
+from espalier.cli.words import number, share, told, words
 from espalier.space import BadInput
 from espalier.study.grid import Grid
 from espalier.study.grid_spec import METHODS, TARGETS, GridSettings
@@ -27,7 +27,9 @@ def study(
     dataset: str = typer.Option("digits", help="digits, mnist or fashion-mnist."),
     data_dir: Path | None = typer.Option(None, help="Where the data sets are."),
     methods: str = typer.Option(",".join(METHODS[:4]), help=f"Some of {', '.join(METHODS)}."),
-    targets: str = typer.Option(",".join(f"{t:g}" for t in TARGETS), help="Shares of the full cost to end at."),
+    targets: str = typer.Option(
+        ",".join(f"{t:g}" for t in TARGETS), help="Shares of the full cost to end at, as 0.1,0.3 or 10%,30%."
+    ),
     penalties: str = typer.Option("2^-4,2^-6,2^-8", help="Of the method 'penalty', for example 2^-6,0."),
     seeds: int = typer.Option(5, help="Runs of each setting, on each fold."),
     first_seed: int = typer.Option(0, help="The first seed."),
@@ -77,7 +79,7 @@ def study(
         GridSettings(
             dataset=dataset,
             methods=words(methods),
-            targets=tuple(number(word) for word in words(targets)),
+            targets=tuple(share(word, "a target") for word in words(targets)),
             penalties=tuple(number(word) for word in words(penalties)),
             hidden=tuple(_whole(word, "of units") for word in words(widths)) or None,
             trials=seeds,

@@ -12,8 +12,7 @@ import typer
 
 from espalier.cli.config import configurable
 from espalier.cli.training import Training, run
-from espalier.cli.words import number, told
-from espalier.space import BadInput
+from espalier.cli.words import number, share, told
 from espalier.train import Result
 from espalier.train.metrics import clean
 
@@ -71,7 +70,7 @@ def train(
         data_dir="" if data_dir is None else str(data_dir),
         flatten=flatten,
         scale=scale,
-        target=_share(target) if target else None,
+        target=share(target, "--target") if target else None,
         penalty=number(penalty) if penalty else None,
         cost=cost,
         loss=loss,
@@ -98,14 +97,6 @@ def train(
         typer.echo(_in_words(result, ships, training, out))
     else:
         typer.echo(json.dumps(_in_json(result, ships, out), allow_nan=False))
-
-
-def _share(word: str) -> float:
-    """A share as a number or in per cent."""
-    try:
-        return number(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
-    except BadInput:
-        raise BadInput(f"--target is a share of the full cost, such as 0.25 or 25%, not {word!r}") from None
 
 
 def _stopped(out: Path) -> None:

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import espalier
 from espalier.cli import calls, losses, references, shipped, sources
 from espalier.cli.networks import Network
-from espalier.space import BadInput
+from espalier.space import BadInput, EspalierError
 from espalier.train import Recipe, Result, checks, evaluate, feed, nested, presets
 from espalier.train.score import evaluating
 
@@ -149,26 +149,34 @@ def run(
         parts = f"{count:,} parameters, {gated.d} gates in {groups} groups"
         judged = f"{losses.named(loss)}, judged on {source.judged_on}"
         print(f"{training.model}: {parts}, on {device}; {judged}", file=sys.stderr)
-    result = espalier.fit(
-        gated,
-        source.train,
-        loss=loss,
-        epochs=training.epochs,
-        cost=training.cost,
-        penalty=training.penalty,
-        target=training.target,
-        batch_size=training.batch_size,
-        samples=training.samples,
-        optimizer=training.descent(),
-        scheduler=training.steps(),
-        settle=training.settle,
-        preset=training.recipe(),
-        seed=training.seed,
-        validation=source.validation,
-        checkpoint=out,
-        time_limit=time_limit,
-        quiet=quiet,
-    )
+    try:
+        result = espalier.fit(
+            gated,
+            source.train,
+            loss=loss,
+            epochs=training.epochs,
+            cost=training.cost,
+            penalty=training.penalty,
+            target=training.target,
+            batch_size=training.batch_size,
+            samples=training.samples,
+            optimizer=training.descent(),
+            scheduler=training.steps(),
+            settle=training.settle,
+            preset=training.recipe(),
+            seed=training.seed,
+            validation=source.validation,
+            checkpoint=out,
+            time_limit=time_limit,
+            quiet=quiet,
+        )
+    except EspalierError:
+        raise
+    except Exception as error:  # the network, the loss and the data may be the user's own
+        why = references.blamed(error, (training.model, training.loss, training.data))
+        if not why:
+            raise
+        raise BadInput(f"{why}. What was saved in {out} is intact") from error
     calls.tell(out)
     test = None if source.test is None else evaluate(result.model, source.test, loss=loss)
     return result, shipped.save(

@@ -25,13 +25,25 @@ def number(word: str) -> float:
     >>> number("2^-6"), number("-2^-3"), number("0.25")
     (0.015625, -0.125, 0.25)
     """
-    if power := re.fullmatch(r"([+-]?)(\d+)\^([+-]?\d+)", word):
-        sign, base, exponent = power.groups()
-        return (-1.0 if sign == "-" else 1.0) * float(base) ** int(exponent)
     try:
+        if power := re.fullmatch(r"([+-]?)(\d+)\^([+-]?\d+)", word):
+            sign, base, exponent = power.groups()
+            return (-1.0 if sign == "-" else 1.0) * float(base) ** int(exponent)
         return float(word)
-    except ValueError:
+    except (ValueError, ArithmeticError):  # 0^-1 and 2^9999 too
         raise BadInput(f"{word!r} is not a number; write 0.015625 or 2^-6") from None
+
+
+def share(word: str, flag: str) -> float:
+    """A share as a number or in per cent.
+
+    >>> share("0.25", "--target"), share("25%", "--target")
+    (0.25, 0.25)
+    """
+    try:
+        return number(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
+    except BadInput:
+        raise BadInput(f"{flag} is a share of the full cost, such as 0.25 or 25%, not {word!r}") from None
 
 
 def options(text: str) -> dict[str, Any]:

@@ -137,4 +137,5 @@ def trials(section: Section, lacks: list[str], epochs: int) -> str:
     short = ""
     if section.epochs != epochs:
         short = f" The paper trains for {epochs} epochs, these runs for {section.epochs}."
-    return whole + partial + short
+    other = any(run.story.get("standard_data") is False for run in section.runs)
+    return whole + partial + short + (" **The data are not the published ones.**" if other else "")

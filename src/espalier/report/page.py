@@ -46,7 +46,7 @@ def render(study: Study, files: Iterable[Path] = ()) -> str:
     texts = _pooled(trace for views in drawn.values() for view in views.values() for trace in view["traces"])
     return environment.get_template("page.html").render(
         study=study,
-        headline=headline(study.sections[0]),
+        headline=_headline(study),
         facts=_facts(study),
         sections=sections,
         runs_table=_table(
@@ -63,6 +63,12 @@ def render(study: Study, files: Iterable[Path] = ()) -> str:
         script=_template("page.js"),
         plotly=plotly.offline.get_plotlyjs(),
     )
+
+
+def _headline(study: Study) -> str:
+    """The sentence of the first section, by name where there are others: theirs may hold a lower error."""
+    first, words = study.sections[0], headline(study.sections[0])
+    return f"{first.title}: {words[0].lower()}{words[1:]}" if words and len(study.sections) > 1 else words
 
 
 def _pooled(traces: Iterable[dict[str, Any]]) -> list[str]:

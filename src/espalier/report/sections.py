@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from espalier.report.run_directory import from_folder
 from espalier.report.run_files import from_file
 from espalier.report.statistics import median, quartiles
-from espalier.report.story import AXES, Setting, Story, number
+from espalier.report.story import AXES, Setting, Story, mapping, number
 from espalier.space import BadInput, Corrupt
 
 LABELS = {
@@ -195,6 +195,9 @@ def read(folder: str | os.PathLike[str]) -> Study:
             "(settings.json, metrics.jsonl, result.json); run the study first, or give its folder"
         )
     notes += [f"{story.name}: {note}" for story in stories for note in story.notes]
+    others = sum(story.raw.get("standard_data") is False for story in stories)
+    if others:
+        notes.append(f"{others} of {len(stories)} runs read files of other content than the published data sets")
     kinds = grouped((s for s in stories if s.study), lambda s: s.study or "")
     if len(kinds) > 1:
         _refuse("study", {json.dumps(kind): group[0].path for kind, group in kinds.items()})
@@ -256,7 +259,8 @@ def _order(group: Sequence[Story]) -> tuple[Any, ...]:
 def _title(story: Story) -> str:
     settings = story.settings
     data, widths = settings.get("data"), settings.get("widths")
-    words = [NAMES.get(str(settings.get("dataset")), str(settings.get("dataset") or ""))]
+    told = settings.get("dataset") or mapping(story.raw.get("settings")).get("dataset")  # of a run of `espalier train`
+    words = [NAMES.get(str(told), str(told or ""))]
     if not words[0] and isinstance(data, dict) and data.get("examples"):
         words[0] = f"{data['examples']} examples"
     elif not words[0] and isinstance(data, list) and data and isinstance(data[0], list) and len(data[0]) > 1:

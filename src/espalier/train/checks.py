@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from pathlib import Path
 
 import torch
@@ -79,7 +80,7 @@ def readable(model: nn.Module, inputs: Nested) -> None:
             nested.call(model, inputs)
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, TypeError, IndexError) as error:
+    except Exception as error:  # a forward of the user's own may raise anything
         raise BadInput(
             f"the model does not take these inputs, {_shown(inputs)}: {_way_out(model, inputs, error)}"
         ) from error
@@ -91,6 +92,9 @@ def readable(model: nn.Module, inputs: Nested) -> None:
 
 def _way_out(model: nn.Module, inputs: Nested, error: Exception) -> str:
     why = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if not isinstance(error, (RuntimeError, TypeError, IndexError)):  # not torch's: the user's own words, and where
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__}: {why} ({Path(place.filename).name}, line {place.lineno})"
     if any(tensor.dtype == torch.uint8 for tensor in nested.tensors(inputs)):
         return (
             f"{why}. uint8 is not converted: give the espalier.data.Dataset, which knows its scale (from_arrays makes "

@@ -83,14 +83,15 @@ class Bar:
         from rich.console import Console
         from rich.progress import BarColumn, TaskProgressColumn, TextColumn
         from rich.progress import Progress as RichProgress
+        from rich.table import Column
 
         console = Console(stderr=True) if console is None else console
         self.narrow = console.width < NARROW
         self.bar = RichProgress(
             *([] if self.narrow else [BarColumn(bar_width=24)]),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[left]} left"),
-            TextColumn("{task.fields[text]}", markup=False),
+            TaskProgressColumn(table_column=Column(no_wrap=True, min_width=len("100%"))),
+            TextColumn("{task.fields[left]} left", table_column=Column(no_wrap=True, min_width=len("59 s left"))),
+            TextColumn("{task.fields[text]}", markup=False),  # what is too long is cut off here, and only here
             console=console,
             refresh_per_second=4,
         )
