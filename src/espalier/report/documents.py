@@ -119,6 +119,15 @@ def _section(report: Report, section: Section, made: list[Table], names: list[st
     return "\n".join([*lines, f"Revision {escaped(revisions)}; {escaped(shown)}; {escaped(section.hardware)}.", ""])
 
 
+def _verdict_table(report: Report, section: Section) -> str:
+    columns = (("claim", ""), ("verdict", ""), ("runs", "g"), ("found", ""), ("test", ""))
+    judged: list[Verdict] = report.verdicts(section)
+    rows = tuple((f"{v.claim}. {v.words}", v.verdict, v.n, v.found, v.test) for v in judged)
+    open_ = sum(v.verdict == UNDECIDED for v in judged)
+    caption = f"Claims on {report.title.lower()}: {len(judged) - open_} decided, {open_} undecided"
+    return Table("claims", caption, columns, rows, section.note).markdown()
+
+
 def trials(section: Section, lacks: list[str], epochs: int) -> str:
     """How many trials there are, what is lacking, and how long the paper trains."""
     counts = {len(section.of(v, s)) for v in section.variants for s in section.settings(v)}
@@ -129,12 +138,3 @@ def trials(section: Section, lacks: list[str], epochs: int) -> str:
     if section.epochs != epochs:
         short = f" The paper trains for {epochs} epochs, these runs for {section.epochs}."
     return whole + partial + short
-
-
-def _verdict_table(report: Report, section: Section) -> str:
-    columns = (("claim", ""), ("verdict", ""), ("runs", "g"), ("found", ""), ("test", ""))
-    judged: list[Verdict] = report.verdicts(section)
-    rows = tuple((f"{v.claim}. {v.words}", v.verdict, v.n, v.found, v.test) for v in judged)
-    open_ = sum(v.verdict == UNDECIDED for v in judged)
-    caption = f"Claims on {report.title.lower()}: {len(judged) - open_} decided, {open_} undecided"
-    return Table("claims", caption, columns, rows, section.note).markdown()
