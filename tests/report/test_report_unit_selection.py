@@ -59,7 +59,7 @@ def test_the_numbers_of_a_real_study_are_those_of_its_files(digits):
     (table,) = [path for path in written if path.name.endswith("time.csv")]
     seconds = {s["seconds"]["batch"] for s in stories}
     assert {float(line["seconds"]) for line in rows(table)} == seconds
-    assert len(seconds) == 2
+    assert len(rows(table)) == 2  # two batches, which may take equally long
 
 
 def test_every_table_and_figure_says_runs_epochs_and_hardware(digits):
