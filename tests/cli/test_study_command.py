@@ -111,3 +111,17 @@ def test_the_exit_code_of_bad_input_is_2(tmp_path):
     done = subprocess.run([sys.executable, "-m", "espalier", *words], capture_output=True, text=True)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_scripts_get_one_json_object_and_people_every_run(tmp_path):
+    words = [word for word in SMALL if word != "--quiet"] + ["--methods", "search,scratch", "--targets", "0.3,0.5"]
+    said = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out"), "--json"])
+    assert said.exit_code == 0, said.output
+    (line,) = said.stdout.splitlines()
+    story = json.loads(line)
+    assert story["complete"]
+    assert story["runs"] == 8
+    assert any(path.endswith("report.html") for path in story["wrote"])
+    states = [line.strip() for line in said.stderr.splitlines() if "error" in line and "search 30%:" in line]
+    assert len(states) == 1  # in a log every run is told once, at its end
+    assert states[0].count("%") == 1 + 2 + 2  # the target, two shares, two errors

@@ -261,6 +261,14 @@ def test_a_network_whose_gates_are_connections_is_drawn_as_a_graph(tmp_path):
     assert set(graphs[0]["aria-labelledby"].split()) <= ids
 
 
+def test_the_command_tells_scripts_what_it_wrote(tmp_path, command):
+    grid(tmp_path)
+    code, out, _ = command("report", tmp_path, "--json", "--no-figures")
+    assert code == 0
+    (line,) = out.splitlines()
+    assert str(tmp_path / NAME) in json.loads(line)["wrote"]
+
+
 def test_the_command_writes_the_page_of_a_run_and_says_what_is_not_whole(tmp_path, command):
     run_directory(tmp_path / "run")
     (run_directory(tmp_path / "broken") / "settings.json").unlink()

@@ -59,6 +59,7 @@ def connection_selection(
     keep_state: bool = typer.Option(False, "--keep-state", help="Keep the last checkpoints, and each run's weights."),
     report: bool = typer.Option(True, help="Write tables and figures of what is in the folder."),
     reproduction: Path | None = typer.Option(None, help="A page whose generated part is to be replaced as well."),
+    as_json: bool = typer.Option(False, "--json", help="The outcome as one JSON object, the last line of stdout."),
     quiet: bool = typer.Option(False, "--quiet", help="No progress."),
 ) -> None:
     """Connection selection in a DenseNet: eight penalties, random selections of several sizes, the whole network.
@@ -109,4 +110,4 @@ def connection_selection(
         keep_state=keep_state,
         runs_at_once=runs_at_once,
     )
-    finish(study, stop, progress.choose(quiet), out, report, reproduction)
+    finish(study, stop, progress.choose(quiet), out, report, reproduction, as_json)

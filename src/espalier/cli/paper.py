@@ -61,6 +61,7 @@ def unit_selection(
     keep_state: bool = typer.Option(False, "--keep-state", help="Keep the last checkpoints of finished batches."),
     report: bool = typer.Option(True, help="Write tables and figures of what is in the folder."),
     reproduction: Path | None = typer.Option(None, help="A page whose generated part is to be replaced as well."),
+    as_json: bool = typer.Option(False, "--json", help="The outcome as one JSON object, the last line of stdout."),
     quiet: bool = typer.Option(False, "--quiet", help="No progress."),
 ) -> None:
     """Unit selection: seven penalties, fixed networks of several sizes, and dropout, as two batches of runs.
@@ -108,7 +109,7 @@ def unit_selection(
         command=told(sys.argv[1:]),
         keep_state=keep_state,
     )
-    finish(study, stop, shown, out, report, reproduction)
+    finish(study, stop, shown, out, report, reproduction, as_json)
 
 
 paper.command("connection-selection")(connection_selection)

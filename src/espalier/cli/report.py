@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import typer
@@ -15,6 +16,7 @@ def report(
     folder: Path = typer.Argument(help="A study, a sweep or a run: the folder that its runs were written to."),
     reproduction: Path | None = typer.Option(None, help="A page whose generated part is to be replaced as well."),
     figures: bool = typer.Option(True, help="Figures as SVG and PNG (needs matplotlib)."),
+    as_json: bool = typer.Option(False, "--json", help="What was written, as one JSON object."),
     page: bool = typer.Option(True, help="The page report.html (needs plotly and jinja2)."),
 ) -> None:
     """Write report.html, a page that needs no network, and tables and figures beside it.
@@ -22,7 +24,9 @@ def report(
     Example: espalier report results/unit-selection
     """
     written, notes = write(folder, reproduction, figures=figures, page=page)
-    for path in written:
+    for path in () if as_json else written:
         typer.echo(f"wrote {path}")
     for note in notes:
         typer.echo(f"note: {note}", err=True)
+    if as_json:
+        typer.echo(json.dumps({"wrote": [str(path) for path in written], "notes": notes}))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import typer
 
+from espalier.cli import finish
 from espalier.cli.config import configurable
 from espalier.cli.words import number, share, told, words
 from espalier.space import BadInput
@@ -63,6 +64,7 @@ def study(
     commit: str = typer.Option("", help="The revision to record, where git cannot tell."),
     report: bool = typer.Option(True, help="Write the tables of what is in the folder."),
     page: Path | None = typer.Option(None, help="A page whose generated parts are to be replaced as well."),
+    as_json: bool = typer.Option(False, "--json", help="The outcome as one JSON object, the last line of stdout."),
     quiet: bool = typer.Option(False, "--quiet", help="No progress."),
 ) -> None:
     """A grid of runs at equal budget: the search, networks of equal and of the found widths from scratch, the control.
@@ -104,16 +106,19 @@ def study(
     grids = [Grid(one, out, **whole, commit=commit or None, command=told(sys.argv[1:])) for one in each]
     with stop.on_interrupt():
         complete = all(grid.run(stop, shown) for grid in grids)
+    written, notes = list[Path](), list[str]()
     if report and any(out.glob("runs/*/*/*.jsonl")):
         from espalier.report import recipe as tables
         from espalier.report.generated import PAGES
         from espalier.report.write import write
 
         written, notes = write(out, page)
-        for section in tables.read(out):
-            for line in tables.lines(section):
-                typer.echo(line)
-        typer.echo(f"wrote {len(written)} files: tables and figures, see {next(p for p in written if p.name in PAGES)}")
+        if not as_json:
+            for section in tables.read(out):
+                for line in tables.lines(section):
+                    typer.echo(line)
+            readme = next(p for p in written if p.name in PAGES)
+            typer.echo(f"wrote {len(written)} files: tables and figures, see {readme}")
         for note in notes:
             typer.echo(f"note: {note}", err=True)
     if stop.interrupted:
@@ -121,6 +126,8 @@ def study(
         raise typer.Exit(130)
     if complete:
         shown.say(f"every run is in {out}")
+    if as_json:
+        typer.echo(finish.told(out, complete, written, notes))
 
 
 def recipe(preset: str, given: dict[str, Any], settle: float | None) -> Recipe:

@@ -14,7 +14,7 @@ from torch import Tensor
 from espalier.data import Dataset
 from espalier.search import Search
 from espalier.space import BadInput
-from espalier.study.course import Course, points
+from espalier.study.course import Course, points, settings_in_lines
 from espalier.study.record import mask_to_hex
 from espalier.study.spec import PAIR, RunSpec
 from espalier.study.subject import Evaluation, Plan, Row, Subject
@@ -193,6 +193,10 @@ class StudyBatch:
             story: Row = {"run": run.describe(), "result": result, "curve": self.curves[i], "seconds": seconds}
             results.append(story | {"runs_in_batch": len(self.runs), "calls": self.course.stretches})
         return results
+
+    def states(self) -> list[str]:
+        names = [f"{run.method} {run.setting.replace('_', ' ')}" for run in self.runs]
+        return settings_in_lines(names, [curve[-1] for curve in self.curves], self.network.share)
 
     def state_dict(self) -> Row:
         return {"curves": self.curves}

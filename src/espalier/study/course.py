@@ -42,6 +42,10 @@ class Traveller(Protocol):
         """One line of progress; pace: updates done and updates in a second, in words."""
         ...
 
+    def states(self) -> list[str]:
+        """Every run as it was last measured: see :func:`settings_in_lines`."""
+        ...
+
     def state_dict(self) -> Row:
         """What it keeps beside the batch and the search."""
         ...
@@ -90,9 +94,12 @@ class Course:
         progress.start(self.batch.done, self.total)
         saved = time.monotonic()
         while not self.finished and not stop.now(spare=self.saving + self._ahead()):
+            measures = self._due_to_measure
             self.go_on()
             progress.update(self.batch.done)
             progress.epoch(self.traveller.line(self._pace()))
+            if measures:
+                progress.states(self.traveller.states())
             # What a kill may cost: a few minutes, and never a run that only had to be evaluated.
             since, last = time.monotonic() - saved, self.batch.done >= self.total and not self.finished
             due = min(max(self.saving / SAVING, SAVE_AFTER), SAVE_EVERY)
@@ -192,6 +199,21 @@ class Course:
             yield
         finally:
             self.seconds[part] += time.monotonic() - began
+
+
+def settings_in_lines(names: Sequence[str], rows: Sequence[Row], share: str) -> list[str]:
+    """One line for each name: the share and the error of every run that has it, in their order.
+
+    >>> settings_in_lines(["a", "a"], [{"s": 0.1, "test_error": 0.02}, {"s": 0.2, "test_error": 0.03}], "s")
+    ['a: share 10.0% 20.0%, error 2.00% 3.00%']
+    """
+    lines = list[str]()
+    for name in dict.fromkeys(names):
+        here = [row for its, row in zip(names, rows, strict=True) if its == name]
+        shares = " ".join(f"{row[share]:.1%}" for row in here if share in row)
+        errors = " ".join(f"{row['test_error']:.2%}" for row in here)
+        lines.append(f"{name}: {f'share {shares}, ' if shares else ''}error {errors}")
+    return lines
 
 
 def points(total: int, count: int, whole: int = 50) -> tuple[int, ...]:

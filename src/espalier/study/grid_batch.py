@@ -15,7 +15,7 @@ from espalier.cost import Cost, Form
 from espalier.data import Dataset
 from espalier.search import Search
 from espalier.space import BadInput, Bits, Space
-from espalier.study.course import Course, points
+from espalier.study.course import Course, points, settings_in_lines
 from espalier.study.grid_spec import PAIR, GridRun, GridSettings
 from espalier.study.network import Network
 from espalier.train import presets
@@ -204,6 +204,10 @@ class GridBatch:
             for where, count in zip(self.full.layers, kept):
                 mask[where.start : where.start + count] = 1.0
         return masks
+
+    def states(self) -> list[str]:
+        names = [f"{r.method} {f'penalty {r.penalty}' if r.target is None else f'{r.target:.0%}'}" for r in self.runs]
+        return settings_in_lines(names, [curve[-1] for curve in self.curves], "expected_share")
 
     def state_dict(self) -> Row:
         return {"curves": self.curves, "reached": None if self.reached is None else list(self.reached)}

@@ -15,6 +15,10 @@ class Progress(Protocol):
     def start(self, done: int, total: int) -> None: ...
     def update(self, done: int) -> None: ...
     def epoch(self, text: str) -> None: ...
+    def states(self, lines: list[str]) -> None:
+        """Of a study: one line for each setting, with every run of it."""
+        ...
+
     def say(self, text: str) -> None: ...
     def stop(self) -> None: ...
 
@@ -29,6 +33,9 @@ class Silent:
         pass
 
     def epoch(self, text: str) -> None:
+        pass
+
+    def states(self, lines: list[str]) -> None:
         pass
 
     def say(self, text: str) -> None:
@@ -60,6 +67,11 @@ class Lines:
         first, self.text = not self.text, text
         if first or self._due() or self.clock.done == self.clock.total:
             self._show(text)
+
+    def states(self, lines: list[str]) -> None:
+        if self.clock.done == self.clock.total:  # a log tells each run once, at its end
+            for line in lines:
+                self.say(f"      {line}")
 
     def _due(self) -> bool:
         now = time.monotonic()
@@ -115,6 +127,10 @@ class Bar:
         if self.narrow:
             text = text.replace("validation if cut now", "if cut now").replace("  ", " ")
         self.bar.update(self.task, completed=self.clock.done, text=text, left=span(self.clock.left()))
+
+    def states(self, lines: list[str]) -> None:
+        for line in lines:
+            self.say(line)
 
     def say(self, text: str) -> None:
         self.bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
