@@ -196,7 +196,7 @@ def test_bad_devices_and_batches_are_refused_at_once(tmp_path):
     with pytest.raises(BadInput, match="tpu9"):
         Study(UNIT_SELECTION, Settings(**SMALL), tmp_path, device="tpu9")
     if not torch.cuda.is_available():
-        with pytest.raises(BadInput, match="--device cpu"):
+        with pytest.raises(BadInput, match="torch sees no CUDA device"):
             Study(UNIT_SELECTION, Settings(**SMALL), tmp_path, device="cuda")
     with pytest.raises(BadInput, match="1000"):
         study(tmp_path, batch_size=1000)

@@ -19,6 +19,7 @@ from espalier.space import BadInput
 from espalier.study import grid_record, record
 from espalier.study.grid_batch import GridBatch
 from espalier.study.grid_spec import METHODS, GridRun, GridSettings, even_widths
+from espalier.train import checks
 from espalier.train.batched.batch import Compute
 from espalier.train.progress import Progress
 from espalier.train.record import hardware, versions
@@ -49,7 +50,7 @@ class Grid:
         command: str = "",
     ) -> None:
         self.settings, self.out, self.compute = settings, Path(out), compute
-        self.device = _device(device)
+        self.device = checks.device(device)
         if at_once is not None and at_once < 1:
             raise BadInput(f"at_once is at least 1, not {at_once}")
         self.at_once = at_once
@@ -160,13 +161,3 @@ def _everything(data: Dataset, named: bool) -> Dataset:
     return Dataset(
         data.name, inputs, labels, inputs[:1], labels[:1], data.classes, data.scale, data.mean, data.std, data.standard
     )
-
-
-def _device(device: str | torch.device) -> torch.device:
-    try:
-        found = torch.device(device)
-    except RuntimeError as error:
-        raise BadInput(f"device {device!r} is not known to torch: {str(error).splitlines()[0]}") from None
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise BadInput(f"device {device!r}: torch sees no CUDA device here; use --device cpu")
-    return found

@@ -20,6 +20,7 @@ from espalier.study import record
 from espalier.study.batch import StudyBatch
 from espalier.study.spec import RunSpec
 from espalier.study.subject import Plan, Subject
+from espalier.train import checks
 from espalier.train.batched.batch import Compute
 from espalier.train.checkpoint import write
 from espalier.train.progress import Progress
@@ -67,7 +68,7 @@ class Study(Generic[Settings]):
             raise BadInput(f"runs_at_once is at least 1, not {runs_at_once}")
         self.experiment, self.settings, self.out = experiment, settings, Path(out)
         self.compute, self.keep_state, self.runs_at_once = compute, keep_state, runs_at_once
-        self.device = _device(device)
+        self.device = checks.device(device)
         self.data = _read(settings, experiment.reading, data, data_dir)
         self.network = experiment.network(settings, self.data)
         self.commit, self.command = commit or record.commit(), command
@@ -178,16 +179,6 @@ class Study(Generic[Settings]):
         for run, story in zip(batch.runs, batch.results(), strict=True):
             if not record.done(self.path(run), self._described(run)):
                 record.save(self.path(run), story | {"settings": self._described(run)} | common)
-
-
-def _device(device: str | torch.device) -> torch.device:
-    try:
-        found = torch.device(device)
-    except RuntimeError as error:
-        raise BadInput(f"device {device!r} is not known to torch: {str(error).splitlines()[0]}") from None
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise BadInput(f"device {device!r}: torch sees no CUDA device here; use --device cpu")
-    return found
 
 
 def _read(
