@@ -26,8 +26,15 @@ def finish(
         written, notes = write(out, reproduction)
         for path in () if as_json else written:
             typer.echo(f"wrote {path}")
-        for note in notes:
-            typer.echo(f"note: {note}", err=True)
+    close(stop, shown, out, complete, written, notes, as_json)
+
+
+def close(
+    stop: Stop, shown: Progress, out: Path, complete: bool, written: list[Path], notes: list[str], as_json: bool
+) -> None:
+    """Say how a study ended, to people and to scripts."""
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
     if stop.interrupted:
         typer.echo("espalier: stopped; the same command goes on from the last checkpoint", err=True)
         raise typer.Exit(130)

@@ -119,15 +119,7 @@ def study(
                     typer.echo(line)
             readme = next(p for p in written if p.name in PAGES)
             typer.echo(f"wrote {len(written)} files: tables and figures, see {readme}")
-        for note in notes:
-            typer.echo(f"note: {note}", err=True)
-    if stop.interrupted:
-        typer.echo("espalier: stopped; the same command goes on from the last checkpoint", err=True)
-        raise typer.Exit(130)
-    if complete:
-        shown.say(f"every run is in {out}")
-    if as_json:
-        typer.echo(finish.told(out, complete, written, notes))
+    finish.close(stop, shown, out, complete, written, notes, as_json)
 
 
 def recipe(preset: str, given: dict[str, Any], settle: float | None) -> Recipe:

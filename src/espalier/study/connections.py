@@ -22,7 +22,7 @@ from espalier.study.spec import RunSpec
 from espalier.study.subject import Evaluation, Pair, Row
 from espalier.train.batched import stack
 from espalier.train.batched.batch import Batch
-from espalier.train.batched.grouped import Grouped, Own
+from espalier.train.batched.grouped import Own
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.step import Gradient, Loss, Named
 
@@ -63,7 +63,7 @@ class Connections:
         self._drawn: dict[tuple[float, int], tuple[Tensor, dict[str, float]]] = {}
         self.fast: Any = None
         if step == "fast":
-            from espalier.models.densenet_fast import FastDenseNet  # type: ignore[import-not-found, unused-ignore]
+            from espalier.models.densenet_fast import FastDenseNet
 
             self.fast = FastDenseNet(**self.sizes, precision=precision)
 
@@ -92,9 +92,7 @@ class Connections:
         return logits
 
     def gradient(self, loss: Loss) -> Gradient | None:
-        if self.fast is None:
-            return None
-        return Own(self.fast.gradients) if hasattr(self.fast, "gradients") else Grouped(self.fast.grouped, loss)
+        return None if self.fast is None else Own(self.fast.gradients)
 
     def start(self, seeds: Sequence[int], masks: Tensor, device: torch.device) -> Named:
         """He initialisation, its fan-in the channels that are read: see unit selection's Network.start."""
@@ -110,12 +108,12 @@ class Connections:
                 weight *= (widths.sum() / kept.clamp(min=1)).sqrt().view(-1, *[1] * (weight.ndim - 1))
         self.gated.model.to(device)  # what a call brings along is read where the weights are
         on_device = {name: p.to(device) for name, p in params.items()}
-        packed: Named = self.fast.pack(on_device) if hasattr(self.fast, "pack") else on_device
+        packed: Named = on_device if self.fast is None else self.fast.pack(on_device)
         return packed
 
     def weights(self, params: Named) -> Named:
         """The stacked weights by the model's own names, however the step keeps them."""
-        named: Named = self.fast.unpack(params) if hasattr(self.fast, "unpack") else params
+        named: Named = params if self.fast is None else self.fast.unpack(params)
         return named
 
     def given(self, run: RunSpec) -> tuple[Tensor, Row]:
