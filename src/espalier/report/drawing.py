@@ -88,20 +88,27 @@ def _arms(found: np.ndarray) -> np.ndarray:
 
 
 def label_penalties(axes: Axes, section: Section, name: str) -> None:
-    """Each point of the search with its penalty; points on top of each other share a label."""
-    groups: list[tuple[float, float, list[str]]] = []
+    """Each point of the search with its penalty; points close to each other share a label."""
+    groups: list[tuple[list[float], list[float], list[str]]] = []
     for penalty in section.settings("search"):
         runs = section.of("search", penalty)
         x, y = median([getattr(r, name) for r in runs]), median([r.error for r in runs])
-        if groups and abs(groups[-1][0] - x) < 0.08:
-            groups[-1][2].append(maths(penalty))
-        else:
-            groups.append((x, y, [maths(penalty)]))
-    for x, y, names in groups:
-        beside = x < 0.15  # there the curve is steep, and would run through a label below
+        if not groups or abs(groups[-1][0][0] - x) >= 0.13:
+            groups.append(([], [], []))
+        xs, ys, names = groups[-1]
+        xs.append(x)
+        ys.append(y)
+        names.append(maths(penalty))
+    for xs, ys, names in groups:
+        # Where the curve is steep it would run through a label below; at the right end other points stand there.
+        place, side = (0, -15), "center"
+        if xs[0] < 0.15:
+            place, side = (9, -3), "left"
+        elif max(xs) > 0.85:
+            place, side = (-4, -13), "right"
         axes.annotate(
-            ", ".join(names), (x, y), xytext=(9, -3) if beside else (0, -15), textcoords="offset points",
-            ha="left" if beside else "center", fontsize=8.5, color=STYLES["search"][0],
+            ", ".join(names), (min(xs), min(ys)), xytext=place, textcoords="offset points", ha=side, fontsize=8.5,
+            color=STYLES["search"][0],
         )  # fmt: skip
 
 
