@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from espalier.report import picture
 from espalier.report.claims import UNDECIDED, Verdict
+from espalier.report.commands import made_by
 from espalier.report.files import put
 from espalier.report.generated import MARK, into, place
 from espalier.report.graph import Drawing
@@ -98,7 +99,7 @@ def reproduced(report: Report, sections: Iterable[Section]) -> str:
         ]
         if section.of("search"):
             pieces += [report.tables(section)[0].markdown(), report.far(section), ""]
-        commands = dict.fromkeys(run.story["command"] for run in section.runs if run.story["command"])
+        commands = made_by(str(run.story["command"]) for run in section.runs if run.story["command"])
         pieces += ["Commands:", "", "```", *commands, "```", ""]
     return "\n".join(pieces)
 

@@ -13,6 +13,7 @@ import plotly.offline  # type: ignore[import-untyped]
 
 from espalier.report import charts, run_tables, structure_charts
 from espalier.report.charts import Chart
+from espalier.report.commands import made_by
 from espalier.report.pictures import pictures, theme
 from espalier.report.sections import Section, Study, grouped, variant_label
 from espalier.report.story import Story
@@ -163,7 +164,7 @@ def _made(section: Section) -> dict[str, Any]:
     return {
         "title": section.title,
         "settings": [(name, _by_method(runs, name)) for name in _names(runs)],
-        "commands": list(dict.fromkeys(run.command for run in runs if run.command)),
+        "commands": made_by(run.command for run in runs),
     }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from espalier.report.commands import made_by
 from espalier.report.files import put
 from espalier.report.generated import MARK, into, place
 from espalier.report.statistics import median
@@ -347,7 +348,7 @@ def write(folder: str | os.PathLike[str], page: str | os.PathLike[str] | None = 
         made = tables(section)
         for table in made:
             written += table.write(root / "tables" / table.name)
-        commands = dict.fromkeys(str(run.head["command"]) for run in section.runs)
+        commands = made_by(str(run.head["command"]) for run in section.runs)
         told = ["Made by:", "", *[f"    {command}" for command in commands], ""]
         parts[section.name] = [table.markdown() for table in made] + told
     title = "# " + ", ".join(parts)
