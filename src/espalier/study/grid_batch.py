@@ -29,6 +29,7 @@ from espalier.train.progress import Progress
 from espalier.train.stop import Stop
 
 CHUNK = 1000  # test images at once
+ALIGNED = 16  # units: rows of other lengths are multiplied by slower kernels on a GPU
 
 Row = dict[str, Any]
 
@@ -36,7 +37,7 @@ Row = dict[str, Any]
 class GridBatch:
     """Runs of one method. widths: of the full network; folder: of the checkpoints, None for none.
 
-    Networks that are trained as they are (scratch, found) are computed in the smallest shape that holds every one of
+    Networks that are trained as they are (scratch, found) are computed in a small shape that holds every one of
     them, each under the mask of its own widths and with the initial weights of its own fan-in.
     """
 
@@ -99,7 +100,9 @@ class GridBatch:
         inputs, *hidden, classes = self.full.widths
         each = [run.units for run in self.runs if run.units is not None]
         if each:
-            hidden = [max(column) for column in zip(*each)]
+            unit = ALIGNED if self.device.type == "cuda" else 1
+            wide = [-(-max(column) // unit) * unit for column in zip(*each)]
+            hidden = [min(pair) for pair in zip(wide, hidden)]
         return Network((inputs, *hidden, classes))
 
     def _given(self) -> Tensor:
