@@ -38,9 +38,9 @@ class Recipe:
     """
 
     theta_rate: float = 1.0
-    theta_way: float = 60.0
+    theta_way: float = 200.0
     theta_cap: float = 0.2
-    initial: float = 0.7
+    initial: float = 0.85
     adaptive: bool = False
     ramp: float = 0.5
     even: float = 1.0
