@@ -23,148 +23,11 @@ from dataclasses import astuple
 from typing import Any
 
 import torch
-from torch import Tensor
 
-import espalier
-from espalier.models import DenseNet
-from espalier.models.densenet_fast import FastDenseNet
-from espalier.train.batched.losses import cross_entropy
-from espalier.train.batched.optimizers import SGD
-from espalier.train.batched.stack import strip
-from espalier.train.batched.step import Differential
+from densenet_case import Case, captured, fast_update, measured, microseconds, updates, worst
 
 BEGAN = time.monotonic()
 found: dict[str, Any] = {}
-
-
-@functools.cache
-def template(depth: int, device: torch.device) -> Any:
-    """The readable network, that computes with any weights; without running statistics, as while training."""
-    gated = espalier.attach(DenseNet(depth), torch.rand(1, 3, 8, 8), check=False)
-    strip(gated.model)
-    gated.model.to(device)
-    return gated
-
-
-@functools.cache
-def network(depth: int, precision: str) -> FastDenseNet:
-    """One for all cases: where its weights go is worked out once."""
-    return FastDenseNet(depth, precision=precision)
-
-
-class Case:
-    """R runs with synthetic inputs: S masks on B images each, or without a search one open mask on S * B images."""
-
-    def __init__(self, given: argparse.Namespace, runs: int, samples: int, images: int, open_: float) -> None:
-        self.device, rng = torch.device(given.device), torch.Generator().manual_seed(0)
-        self.shape = {"depth": given.depth, "growth": 12}
-        shapes = network(given.depth, "bf16").shapes
-        self.params = {name: self._start(name, (runs, *shape), rng) for name, shape in shapes.items()}
-        masks = (torch.rand(runs, samples, network(given.depth, "bf16").d, generator=rng) < open_).float()
-        self.masks = masks.to(self.device)
-        self.x = torch.randn(runs, images, 3, 32, 32, generator=rng).to(self.device)
-        self.y = torch.randint(0, 10, (runs, images), generator=rng).to(self.device)
-
-    def _start(self, name: str, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-        """Not quite as a network starts, so that every parameter matters."""
-        fan = torch.Size(shape[2:]).numel() if len(shape) > 2 else 100
-        value = torch.randn(shape, generator=rng) * (2 / fan) ** 0.5
-        return (value + 1 if name.endswith("norm.weight") else value).to(self.device)
-
-    def fast(self, precision: str, tuning: Any = None) -> FastDenseNet:
-        fast = network(self.shape["depth"], precision)
-        fast._rooms.clear()
-        if tuning is not None:
-            from espalier.models.densenet_triton import TritonOperations
-
-            runs, samples, _ = self.masks.shape
-            rooms, _ = fast._room(runs, samples, self.x.shape[1], 32, self.device)
-            fast._rooms[next(iter(fast._rooms))] = rooms, TritonOperations(tuning=tuning)
-        return fast
-
-    def readable(self, dtype: torch.dtype | None = None) -> Callable[[], tuple[dict[str, Tensor], Tensor]]:
-        differential = Differential(template(self.shape["depth"], self.device).call, cross_entropy, dtype)
-
-        def gradients() -> tuple[dict[str, Tensor], Tensor]:
-            grads, (losses, _) = differential(self.params, {}, self.masks, self.x, self.y, each=False)
-            return grads, losses
-
-        return gradients
-
-
-def updates(params: dict[str, Tensor], gradients: Callable[[], dict[str, Tensor]]) -> Callable[[], None]:
-    """A whole update, weights included (which stay small: the learning rate is)."""
-    optimizer = SGD(lr=1e-6)
-    values = list(params.values())
-    slots = [[torch.zeros_like(p) for p in values]]
-    pace = optimizer.pace(torch.full((len(values[0]),), 1e-6, device=values[0].device), torch.zeros(()))
-
-    def update() -> None:
-        grads = gradients()
-        optimizer.move(values, [grads[name] for name in params], slots, pace, None)
-
-    return update
-
-
-def fast_update(case: Case, precision: str, tuning: Any = None) -> Callable[[], None]:
-    fast = case.fast(precision, tuning)
-    packed = fast.pack(case.params)
-    return updates(packed, lambda: fast.gradients(packed, case.masks, case.x, case.y)[0])
-
-
-def captured(work: Callable[[], Any], times: int = 4) -> Callable[[], None]:
-    """The same as a CUDA graph of several."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(times):
-            work()
-    return graph.replay
-
-
-def microseconds(work: Callable[[], Any], device: torch.device, seconds: float = 0.25) -> float:
-    """Of one call, the least of several rounds."""
-    work()
-    if device.type != "cuda":
-        begin = time.perf_counter()
-        work()
-        return (time.perf_counter() - begin) * 1e6
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    begin, least = time.perf_counter(), float("inf")
-    while time.perf_counter() - begin < seconds:
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        least = min(least, start.elapsed_time(end) * 1e3)
-    return least
-
-
-def measured(work: Callable[[], Any], device: torch.device, times: int = 4) -> dict[str, float]:
-    if device.type != "cuda":
-        return {"us_per_update": microseconds(work, device)}
-    torch.cuda.reset_peak_memory_stats(device)
-    ready = captured(work, times)
-    took = microseconds(ready, device) / times
-    return {"us_per_update": took, "peak_memory_MB": torch.cuda.max_memory_allocated(device) / 2**20}
-
-
-def worst(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, float]:
-    """The largest difference within a parameter over its largest gradient, and the one over all parameters together."""
-    each = [float((mine[k] - g).abs().max() / g.abs().max().clamp(min=1e-12)) for k, g in theirs.items()]
-    a, b = (torch.cat([t[k].flatten() for k in theirs]) for t in (mine, theirs))
-    return {
-        "worst_parameter": max(each),
-        "median_parameter": sorted(each)[len(each) // 2],
-        "norm_of_difference": float((a - b).norm() / b.norm()),
-    }
 
 
 # ---- the measurements ------------------------------------------------------------------------------------------------
@@ -173,7 +36,7 @@ def worst(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, float
 def agreement(given: argparse.Namespace, precision: str, runs: int = 2) -> dict[str, Any]:
     case = Case(given, runs, 2, given.images, 0.6)
     theirs, losses = case.readable()()
-    fast = case.fast(precision)
+    fast = case.fast(precision, given.lean)
     mine, fast_losses, _ = fast.gradients(case.params, case.masks, case.x, case.y)
     row = {"losses": float(((fast_losses - losses) / losses).abs().max()), **worst(mine, theirs)}
     if precision == "bf16":
@@ -193,7 +56,7 @@ def steps(given: argparse.Namespace, runs: int, precision: str, tuning: Any = No
         ("gated_fifth_open", 2, given.images, 0.2),
     ):
         case = Case(given, runs, samples, images, open_)
-        row[name] = measured(fast_update(case, precision, tuning), device)
+        row[name] = measured(fast_update(case, precision, given.lean, tuning), device)
         row[name]["us_per_run_update"] = row[name]["us_per_update"] / runs
         torch.cuda.empty_cache()
     row["gated_over_plain"] = row["gated_all_open"]["us_per_update"] / row["plain"]["us_per_update"]
@@ -202,30 +65,33 @@ def steps(given: argparse.Namespace, runs: int, precision: str, tuning: Any = No
 
 def operations(given: argparse.Namespace, runs: int) -> dict[str, Any]:
     """Each kernel alone, all its launches for one block, for each way to cut it up."""
-    from densenet_compile import GRID, ways
-    from espalier.models.densenet_triton import TritonOperations, tuned
+    from densenet_compile import GRID, kind, ways
+    from densenet_compile import operations as cut
 
-    case = Case(given, runs, 2, given.images, 1.1)
-    fast = case.fast("bf16")
+    case, lean = Case(given, runs, 2, given.images, 1.1), kind(given.lean, "bf16")
+    fast = case.fast("bf16", lean)
     fast.gradients(fast.pack(case.params), case.masks, case.x, case.y)
-    rooms, _ = next(iter(fast._rooms.values()))
+    rooms, done = next(iter(fast._rooms.values()))
     table: dict[str, Any] = {}
     for name in ("layer", "source", "input", "weights", "finish", "pool"):
         for room in rooms:
             size = room.block.size
-            usual = tuned(name if name in GRID else "plain", size)
-            for tuning in [usual, *(ways(name) if given.grid and name in GRID else ())]:
+            usual = [cut("bf16", lean, nothing).tuning(name, size)] if name in GRID else [None]
+            for tuning in [*usual, *(ways(name, lean) if given.grid and name in GRID else ())]:
                 if over(given):
                     return table
-                if tuning.tile % size and name == "layer":
+                if name == "layer" and tuning.tile % size:
                     continue
-                do = TritonOperations(tuning=lambda op, size, t=tuning, n=name: t if op == n else tuned(op, size))
+                do = cut("bf16", lean, lambda operation, _, t=tuning, n=name: t if operation == n else None)
+                if lean:
+                    do.affine = done.affine
                 try:
                     work = captured(functools.partial(launch, name, do, room), 2)
-                    took: Any = round(microseconds(work, case.device, 0.02) / 2, 1)
+                    took: Any = round(microseconds(work, case.device, 0.01) / 2, 1)
                 except Exception as error:
                     took = repr(error)[:100]
-                table.setdefault(f"{name} {size}x{size}", {})[" ".join(map(str, astuple(tuning)))] = took
+                way = " ".join(map(str, astuple(tuning))) if tuning else "as usual"
+                table.setdefault(f"{name} {size}x{size}", {})[way] = took
     return table
 
 
@@ -250,12 +116,12 @@ def launch(name: str, do: Any, room: Any) -> None:
         do.pool(room)
 
 
-def profile(given: argparse.Namespace, runs: int) -> list[str]:
+def profile(given: argparse.Namespace, runs: int, tuning: Any = None) -> list[str]:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
     case = Case(given, runs, 2, given.images, 1.1)
-    replay = captured(fast_update(case, "bf16"), 1)
+    replay = captured(fast_update(case, "bf16", given.lean, tuning), 1)
     replay()
     torch.cuda.synchronize()
     with record(activities=[ProfilerActivity.CUDA]) as traced:
@@ -289,7 +155,7 @@ def readable(
 def prepare(given: argparse.Namespace) -> dict[str, Any]:
     from densenet_compile import compile_all
 
-    made = compile_all(given.depth, given.precisions, given.grid, False, given.time_limit / 2)
+    made = compile_all(given.depth, given.precisions, given.lean, given.grid, False, given.time_limit / 2)
     return {"failed": made["failed"], "too_large": made["too_large"], "kernels": len(made["kernels"])}
 
 
@@ -326,7 +192,13 @@ def main() -> None:
     parser.add_argument("--grid", action="store_true", help="try many ways to cut up the kernels")
     parser.add_argument("--precisions", nargs="+", default=["float32", "tf32", "bf16"])
     parser.add_argument("--compiled", action="store_true", help="also the readable step under torch.compile: minutes")
+    parser.add_argument("--lean", action=argparse.BooleanOptionalAction, help="the leaner kernels, or the earlier ones")
+    parser.add_argument("--once", action="store_true", help="one gradient and no more, for a profiler to look at")
     given = parser.parse_args()
+    if given.once:
+        case = Case(given, given.runs[0], 2, given.images, 1.1)
+        fast_update(case, "bf16", given.lean)()
+        return
     torch.backends.cudnn.allow_tf32 = False
     on_cuda = given.device == "cuda"
     found["torch"], found["python"] = torch.__version__, platform.python_version()
@@ -345,8 +217,44 @@ def main() -> None:
         print(json.dumps(found, indent=1), flush=True)
 
 
+def choose(given: argparse.Namespace) -> None:
+    """Every way to cut up every kernel, and the update with the fastest ones."""
+    from densenet_compile import kind
+
+    attempt(given, "agreement bf16", lambda: agreement(given, "bf16"))
+    for runs in given.runs:
+        attempt(given, f"fast bf16, {runs} runs", lambda n=runs: steps(given, n, "bf16"))
+        attempt(given, f"operations, {runs} runs", lambda n=runs: operations(given, n))
+        fastest = best(found[f"operations, {runs} runs"], kind(given.lean, "bf16"))
+        found[f"fastest, {runs} runs"] = {" ".join(map(str, at)): list(astuple(way)) for at, way in fastest.items()}
+        chosen = functools.partial(lambda fastest, *at: fastest.get(at), fastest)
+        attempt(given, f"fast bf16, {runs} runs, fastest", lambda n=runs, t=chosen: steps(given, n, "bf16", t))
+        if runs == given.runs[0]:
+            attempt(given, f"profile of fast bf16, {runs} runs", lambda n=runs, t=chosen: profile(given, n, t))
+
+
+def nothing(operation: str, size: int) -> None:
+    """Everything as usual."""
+
+
+def best(table: Any, lean: bool) -> dict[tuple[str, int], Any]:
+    """The fastest way for each kernel and size of image."""
+    from espalier.models import densenet_lean, densenet_triton
+
+    tuning = (densenet_lean if lean else densenet_triton).Tuning
+    fastest = {}
+    for at, row in table.items() if isinstance(table, dict) else ():
+        name, size = at.split()
+        took = {way: us for way, us in row.items() if isinstance(us, float) and way != "as usual"}
+        if took:
+            fastest[name, int(size.split("x")[0])] = tuning(*map(int, min(took, key=took.__getitem__).split()))
+    return fastest
+
+
 def measure(given: argparse.Namespace, on_cuda: bool) -> None:
     first = given.runs[0]
+    if on_cuda and given.grid:
+        return choose(given)
     for precision in given.precisions:
         attempt(given, f"agreement {precision}", lambda p=precision: agreement(given, p, 2 if on_cuda else 1))
     attempt(given, f"fast bf16, {first} run", lambda: steps(given, first, "bf16"))

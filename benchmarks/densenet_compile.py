@@ -2,6 +2,7 @@
 
     PYTHONPATH=src python benchmarks/densenet_compile.py            # as they are used
     PYTHONPATH=src python benchmarks/densenet_compile.py --grid     # and all ways to cut them up that are worth a try
+    PYTHONPATH=src python benchmarks/densenet_compile.py --no-lean  # the earlier kernels
 
 Needs Triton. Says for each kernel how many registers and how much shared memory it takes, what it spills and how many
 instructions a warp has in its inner loop (for tile x many pixels and chunks of all its warps). Fails where one does
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +48,59 @@ GRID = {
         "64 8 8 1 8, 64 8 8 2 8, 32 4 4 1 8, 64 4 8 1 8, 32 4 4 1 32, 32 8 8 1 8, 32 4 4 2 16, 64 4 8 2 16"
     ),
 }
-Job = tuple[int, int, str, bool]  # column of the grid or -1, depth, precision, whether to look into what was made
+# The same for the leaner kernels, then rows of a strip and whether neighbours are read tap by tap.
+LEAN = {
+    "layer": (
+        "64 1 2 2 0 2, 128 1 8 3 0 4, 64 1 4 1 0 2, 64 1 4 2 0 2, 64 1 4 3 0 2, 64 1 4 5 0 2, 64 1 4 1 0 4, "
+        "64 1 4 2 0 4, 64 1 4 3 0 4, 64 1 4 5 0 4, 128 1 8 2 0 2, 128 1 8 2 0 4, 128 1 8 5 0 2, 128 1 8 5 0 4, "
+        "64 1 8 2 0 2, 128 1 4 5 0 2"
+    ),
+    "source": (
+        "64 1 4 1 0 1 1, 64 1 4 2 0 1 1, 64 1 4 3 0 1 1, 128 1 4 1 0 1 1, 128 1 8 1 0 1 1, 128 1 4 2 0 1 1, "
+        "128 1 8 2 0 1 1, 64 1 4 1 0 2, 128 1 4 2, 64 1 4 2 0 2, 64 1 2 1 0 1 1, 64 1 2 2 0 1 1, 64 1 4 1 0 4, "
+        "64 1 4 2 0 4, 64 1 4 3 0 2, 128 1 8 1 0 2"
+    ),
+    "input": (
+        "64 4 4 1 0 1 1, 64 2 4 1 0 1 1, 64 1 4 1 0 1 1, 128 4 8 1 0 1 1, 128 2 8 1 0 1 1, 128 2 4 1 0 1 1, "
+        "64 2 4 1 0 2, 64 1 4 1 0 2, 64 2 4 2 0 1 1, 64 4 4 2 0 1 1, 128 2 8 2 0 1 1, 64 1 4 1 0 4, 64 2 4 2 0 2, "
+        "64 1 4 2 0 2, 64 2 2 1 0 1 1, 64 1 4 2 0 4"
+    ),
+    "weights": (
+        "64 4 4 1 64 1 1, 64 4 4 1 32 1 1, 64 4 4 1 128 1 1, 64 4 4 1 16 1 1, 32 4 4 1 64 1 1, 32 4 4 1 32 1 1, "
+        "64 8 8 1 64 1 1, 64 8 8 1 32 1 1, 64 8 8 1 128 1 1, 64 4 4 1 64, 32 8 8 1 64 1 1, 64 4 4 1 128, "
+        "64 4 4 2 64 1 1, 32 4 4 2 64 1 1, 64 8 8 2 64 1 1, 64 8 8 1 16 1 1"
+    ),
+}
+Job = tuple[int, int, str, bool, bool]  # column of the grid or -1, depth, precision, lean or not, whether to look at it
 
 
-def ways(name: str) -> list[Any]:
-    from espalier.models.densenet_triton import Tuning
+def ways(name: str, lean: bool) -> list[Any]:
+    from espalier.models import densenet_lean, densenet_triton
 
-    return [Tuning(*map(int, way.split())) for way in GRID[name].split(", ")]
+    tuning = (densenet_lean if lean else densenet_triton).Tuning
+    return [tuning(*map(int, way.split())) for way in (LEAN if lean else GRID)[name].split(", ")]
+
+
+def kind(lean: bool | None, precision: str) -> bool:
+    """Whether the leaner kernels: as asked for, else as FastDenseNet has it."""
+    return precision == "bf16" if lean is None else lean
+
+
+def operations(precision: str, lean: bool, chosen: Callable[[str, int], Any]) -> Any:
+    """What does the work, cut up as chosen, and as usual where nothing is."""
+    from espalier.models import densenet_lean, densenet_triton
+
+    small, exact = precision == "bf16", "tf32" if precision == "tf32" else "ieee"
+    here = densenet_lean if lean else densenet_triton
+    usual = here.tuned if small else here.careful
+
+    def tuning(operation: str, size: int) -> Any:
+        return chosen(operation, size) or usual(operation, size)
+
+    if not lean:
+        return densenet_triton.TritonOperations(exact, tuning)
+    first = densenet_triton.TritonOperations(exact, densenet_triton.tuned if small else densenet_triton.careful)
+    return densenet_lean.LeanOperations(first, tuning)
 
 
 class NoGPU:
@@ -72,13 +120,11 @@ class NoGPU:
 
 def compile_one(job: Job) -> dict[str, Any]:
     """All kernels of one update with one choice for each. The process is of no other use afterwards."""
-    column, depth, precision, look = job
+    column, depth, precision, lean, look = job
     rows: dict[str, Any] = {}
     try:
         import triton
         from triton.runtime.jit import JITFunction
-
-        from espalier.models.densenet_triton import TritonOperations, careful, tuned
 
         triton.runtime.driver.set_active(NoGPU())
         launch = JITFunction.run
@@ -91,12 +137,10 @@ def compile_one(job: Job) -> dict[str, Any]:
                 rows[name] = resources(kernel) if look else {"shared_bytes": kernel.metadata.shared}
 
         JITFunction.run = compiled
-        usual = tuned if precision == "bf16" else careful
-        chosen = {name: ways(name)[column] for name in GRID} if column >= 0 else {}
+        chosen = {name: ways(name, lean)[column] for name in GRID} if column >= 0 else {}
         fast = FastDenseNet(depth, precision=precision)
         rooms, _ = fast._room(1, 2, 4, 32, torch.device("cpu"))
-        do = TritonOperations("tf32" if precision == "tf32" else "ieee", lambda *at: chosen.get(at[0]) or usual(*at))
-        fast._rooms[next(iter(fast._rooms))] = rooms, do
+        fast._rooms[next(iter(fast._rooms))] = rooms, operations(precision, lean, lambda name, _: chosen.get(name))
         params = {"flat": torch.zeros(1, fast.size)}
         fast.gradients(params, torch.ones(1, 2, fast.d), torch.zeros(1, 4, 3, 32, 32), torch.zeros(1, 4).long())
     except Exception:
@@ -137,14 +181,17 @@ def loop(code: str) -> int:
     return min(lengths, default=0)
 
 
-def compile_all(depth: int, precisions: list[str], with_grid: bool, look: bool, seconds: float) -> dict[str, Any]:
+def compile_all(
+    depth: int, precisions: list[str], lean: bool | None, with_grid: bool, look: bool, seconds: float
+) -> dict[str, Any]:
     """In processes of their own, side by side, before this one touches a GPU: in turn it would take minutes."""
     torch.set_num_threads(1)  # a pool of threads would not survive the fork
-    jobs: list[Job] = [(-1, depth, precision, look) for precision in precisions]
+    jobs: list[Job] = [(-1, depth, precision, kind(lean, precision), look) for precision in precisions]
     if with_grid:
-        jobs += [(column, depth, "bf16", look) for column in range(len(GRID["layer"].split(", ")))]
+        jobs += [(column, depth, "bf16", kind(lean, "bf16"), look) for column in range(len(GRID["layer"].split(", ")))]
     # One job for each process: compiling is set up in it once and for all.
-    with multiprocessing.get_context("fork").Pool(min(len(jobs), os.cpu_count() or 1), maxtasksperchild=1) as pool:
+    processes = min(len(jobs), (os.cpu_count() or 1) + 1)
+    with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
         rows = pool.map_async(compile_one, jobs, chunksize=1).get(timeout=seconds)
     kernels = {name: used for part in rows for name, used in part.items() if name != "failed"}
     too_large = [name for name, used in kernels.items() if used["shared_bytes"] > SHARED]
@@ -154,10 +201,11 @@ def compile_all(depth: int, precisions: list[str], with_grid: bool, look: bool, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--grid", action="store_true")
+    parser.add_argument("--lean", action=argparse.BooleanOptionalAction, help="the leaner kernels, or the earlier ones")
     parser.add_argument("--depth", type=int, default=40)
     parser.add_argument("--precisions", nargs="+", default=["bf16", "tf32", "float32"])
     given = parser.parse_args()
-    found = compile_all(given.depth, given.precisions, given.grid, True, 3600)
+    found = compile_all(given.depth, given.precisions, given.lean, given.grid, True, 3600)
     print(json.dumps(found, indent=1))
     sys.exit(1 if found["failed"] or found["too_large"] else 0)
 

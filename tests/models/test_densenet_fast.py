@@ -43,8 +43,9 @@ class Problem:
         grads, (losses, wrong) = differential(self.params, {}, self.masks, self.x, self.y, each=False)
         return grads, losses, wrong
 
-    def fast(self, precision="float64", params=None):
+    def fast(self, precision="float64", params=None, lean=False):
         fast = FastDenseNet(**self.shape, precision=precision)
+        fast.lean = lean
         return fast.gradients(params or self.params, self.masks, self.x, self.y)
 
 

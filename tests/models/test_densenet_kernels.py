@@ -43,7 +43,19 @@ InterpreterBuilder.create_dot = lambda self, a, b, *more: product(self, widened(
 sys.path.insert(0, sys.argv[1])
 from test_densenet_fast import Problem
 from espalier.models.densenet_fast import FastDenseNet
+from espalier.models import densenet_lean as lean
 from espalier.models.densenet_triton import TritonOperations, Tuning
+
+
+def operations(precision):
+    usual = TritonOperations(tuning=lambda *_: Tuning(32, 2, splits=3))
+    if sys.argv[2] == "first":
+        return usual
+    if sys.argv[2] == "lean":
+        return lean.LeanOperations(usual, lambda *_: lean.Tuning(32, 2, splits=12))
+    rows = {"layer": 2, "input": 4} if precision == "float32" else {"layer": 4, "source": 2}
+    return lean.LeanOperations(usual, lambda name, _: lean.Tuning(32, 2, splits=12, rows=rows.get(name, 1), by_tap=1))
+
 
 problem = Problem(images=2, depth=7, dtype=torch.float32)
 exact, losses, wrong = problem.fast("float32")
@@ -57,7 +69,7 @@ for precision in ("float32", "bf16"):
     rounded, _, _ = problem.fast(precision)
     fast = FastDenseNet(**problem.shape, precision=precision)
     rooms, _ = fast._room(2, 2, 2, 8, problem.x.device)
-    fast._rooms[next(iter(fast._rooms))] = rooms, TritonOperations(tuning=lambda *_: Tuning(32, 2, splits=3))
+    fast._rooms[next(iter(fast._rooms))] = rooms, operations(precision)
     for call in ("first", "second"):  # which finds what the first one left
         mine, fast_losses, fast_wrong = fast.gradients(problem.params, problem.masks, problem.x, problem.y)
         found[f"{precision} {call}"] = {
@@ -69,7 +81,7 @@ for precision in ("float32", "bf16"):
 
 fast = FastDenseNet(**problem.shape, precision="float32")
 rooms, _ = fast._room(2, 2, 2, 8, problem.x.device)
-fast._rooms[next(iter(fast._rooms))] = rooms, TritonOperations(tuning=lambda *_: Tuning(32, 2, splits=3))
+fast._rooms[next(iter(fast._rooms))] = rooms, operations("float32")
 _, losses, _ = fast.gradients(problem.params, torch.ones_like(problem.masks), problem.x, problem.y)
 for name in ("stem.weight", "blocks.1.0.conv.weight", "blocks.2.0.norm.weight", "transitions.0.norm.bias"):
     params = {key: p.clone() for key, p in problem.params.items()}
@@ -86,11 +98,12 @@ print(json.dumps(found))
 
 
 @pytest.mark.long
-def test_interpreted_kernels_compute_what_torch_computes():
+@pytest.mark.parametrize("kind", ["first", "lean", "by tap and row"])
+def test_interpreted_kernels_compute_what_torch_computes(kind):
     np = pytest.importorskip("numpy")
     if tuple(map(int, np.__version__.split(".")[:2])) >= (2, 4):
         pytest.skip("Triton's interpreter reads numbers in a way that NumPy 2.4 has ended")
-    found = finished("-c", INTERPRETED, str(Path(__file__).parent), TRITON_INTERPRET="1")
+    found = finished("-c", INTERPRETED, str(Path(__file__).parent), kind, TRITON_INTERPRET="1")
     diverged = {name: row for name, row in found.items() if name.startswith("diverged")}
     assert len(diverged) == 4
     for name, row in diverged.items():  # the run itself, and not the one beside it
@@ -106,28 +119,30 @@ def test_interpreted_kernels_compute_what_torch_computes():
 
 
 @pytest.mark.long
-def test_kernels_compile_for_an_h200_and_fit():
-    made = finished(str(ROOT / "benchmarks" / "densenet_compile.py"))
+@pytest.mark.parametrize("lean", [False, True])
+def test_kernels_compile_for_an_h200_and_fit(lean):
+    made = finished(str(ROOT / "benchmarks" / "densenet_compile.py"), "--lean" if lean else "--no-lean")
     assert not made["failed"]
     assert not made["too_large"]
     names = {name.split()[1] for name in made["kernels"]}
-    assert names == {"begin", "enter", "layer", "pool", "source", "finish", "weights"}
+    assert names == {"begin", "enter", "layer", "pool", "source", "finish", "weights"} | ({"settle"} if lean else set())
     assert not [name for name, used in made["kernels"].items() if used["spilt_bytes"]]
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("lean", [False, True])
 @pytest.mark.parametrize(
     ("precision", "loss", "gradient"), [("float32", 1e-4, 1e-3), ("tf32", 2e-2, 5e-2), ("bf16", 5e-2, 0.3)]
 )
-def test_kernels_on_a_gpu(precision, loss, gradient):
+def test_kernels_on_a_gpu(precision, loss, gradient, lean):
     sizes = {"images": 32, "size": 32, "depth": 40, "growth": 12, "classes": 10, "stem": 16}
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:
         problem = Problem(dtype=torch.float32, device="cuda", **sizes)
         theirs, losses, _ = problem.readable()
-        mine, fast_losses, _ = problem.fast(precision)
+        mine, fast_losses, _ = problem.fast(precision, lean=lean)
     finally:
         torch.backends.cudnn.allow_tf32 = before
     a, b = (torch.cat([grads[name].flatten() for name in theirs]) for grads in (mine, theirs))
@@ -137,12 +152,14 @@ def test_kernels_on_a_gpu(precision, loss, gradient):
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_recorded_update_is_the_update():
+@pytest.mark.parametrize("lean", [False, True])
+def test_a_recorded_update_is_the_update(lean):
     """In a CUDA graph, replayed with other masks and images."""
     from espalier.models.densenet_fast import FastDenseNet
 
     problem = Problem(dtype=torch.float32, device="cuda", images=8, size=32, growth=12, stem=16)
     fast = FastDenseNet(**problem.shape, precision="bf16")
+    fast.lean = lean
     packed = fast.pack(problem.params)
     masks, x = problem.masks.clone(), problem.x.clone()
     side = torch.cuda.Stream()
@@ -158,6 +175,7 @@ def test_a_recorded_update_is_the_update():
     x.copy_(problem.x.flip(1))
     graph.replay()
     again = FastDenseNet(**problem.shape, precision="bf16")
+    again.lean = lean
     theirs, their_losses, _ = again.gradients(packed, masks, x, problem.y)
     assert torch.allclose(losses, their_losses, rtol=1e-3)
     assert float((grads["flat"] - theirs["flat"]).norm() / theirs["flat"].norm()) < 1e-2

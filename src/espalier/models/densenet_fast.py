@@ -77,6 +77,7 @@ class FastDenseNet:
         if depth < 7 or (depth - 4) % 3:
             raise BadInput(f"a DenseNet of three equal blocks has a depth of 4 + 3 n layers, not {depth}")
         self.precision, self.dtype = precision, DTYPES[precision]
+        self.lean = precision == "bf16"  # whether a GPU takes the kernels of densenet_lean.py: set before a call
         self.wide = torch.float64 if precision == "float64" else torch.float32
         self.growth, self.classes, self.stem, self.channels = growth, classes, stem, channels
         self.layers = (depth - 4) // 3
@@ -164,7 +165,7 @@ class FastDenseNet:
         *affine, head = norms.read(padded.to(self.wide))
         tails = [convolutions[2], convolutions[5], head]
         by_group = masks.flatten(0, 1).to(self.wide).contiguous()  # a kernel knows no strides
-        columns = _windows(x.to(self.dtype))  # (R, B * H * W, 9 * channels)
+        columns = _windows(x.to(self.dtype))  # (R, B * H * W, 9 * channels, padded)
         row = torch.bmm(columns, stem)
         for i, room in enumerate(rooms):
             block = room.block
@@ -203,7 +204,10 @@ class FastDenseNet:
             do.convolutions(room)
             row = room.row.view(runs, -1, block.inputs)
         row = row.unflatten(1, (rooms[0].samples, -1)).sum(1)
-        stem.copy_(torch.bmm(columns.transpose(1, 2), row))
+        # A product for each image, added up: a single one over all pixels would keep most of a GPU idle.
+        by_image = (-1, rooms[0].block.size ** 2)
+        products = columns.unflatten(1, by_image).transpose(2, 3) @ row.unflatten(1, by_image)
+        stem.copy_(products.sum(1, dtype=self.wide))
         return buffer.index_select(1, place)
 
     # ---- where everything lies --------------------------------------------------------------------------------------
@@ -238,8 +242,13 @@ class FastDenseNet:
             raise BadInput("the fast step on a GPU needs Triton; install it, or use the readable step") from error
         if size & (size - 1):
             raise BadInput(f"the fast step on a GPU reads images of 4, 8, 16, 32 ... pixels, not {size}")
-        exact = "tf32" if self.precision == "tf32" else "ieee"
-        return gpu.TritonOperations(exact, gpu.tuned if self.precision == "bf16" else gpu.careful)
+        exact, small = "tf32" if self.precision == "tf32" else "ieee", self.precision == "bf16"
+        usual = gpu.TritonOperations(exact, gpu.tuned if small else gpu.careful)
+        if not self.lean:
+            return usual
+        from espalier.models import densenet_lean as lean
+
+        return lean.LeanOperations(usual, lean.tuned if small else lean.careful)
 
     def _make(self, b: int, block: Block, groups: int, samples: int, images: int, device: torch.device) -> Room:
         def zeros(*shape: int, dtype: torch.dtype = self.wide) -> Tensor:
@@ -284,6 +293,7 @@ class FastDenseNet:
                 norms += [gain, offset]
                 collected += [backward.permute(0, 1, 4, 2, 3), tail, gain, offset]
             stem = self._indices("stem.weight").flatten(1).T
+            stem = torch.nn.functional.pad(stem, (0, 0, 0, -len(stem) % LANES), value=self.size)
             mixing.append(stem)
             norms.append(tail)  # the classifier's: losses are compared, and products of few numbers cost nothing
             bias = torch.nn.functional.pad(self._indices("head.bias"), (0, -self.classes % LANES), value=self.size)
@@ -354,7 +364,13 @@ class _Grouped(torch.autograd.Function):
 
 
 def _windows(x: Tensor) -> Tensor:
-    """What a 3 x 3 convolution reads at each pixel: ``(R, B, C, H, W)`` to ``(R, B * H * W, C * 9)``."""
+    """What a 3 x 3 convolution reads at each pixel: ``(R, B, C, H, W)`` to ``(R, B * H * W, C * 9)``.
+
+    Zeros fill up to a multiple of 16 numbers per pixel: products of odd ones are slow.
+    """
     framed = torch.nn.functional.pad(x, (1, 1, 1, 1))
-    windows = framed.unfold(3, 3, 1).unfold(4, 3, 1)  # (R, B, C, H, W, 3, 3)
-    return windows.permute(0, 1, 3, 4, 2, 5, 6).reshape(len(x), -1, x.shape[2] * 9)
+    windows = framed.unfold(3, 3, 1).unfold(4, 3, 1).permute(0, 1, 3, 4, 2, 5, 6)  # (R, B, H, W, C, 3, 3)
+    wide = x.shape[2] * 9
+    found = x.new_zeros(*windows.shape[:4], wide + -wide % LANES)
+    found[..., :wide].unflatten(-1, windows.shape[4:]).copy_(windows)
+    return found.flatten(1, 3)

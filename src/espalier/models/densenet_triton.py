@@ -114,7 +114,7 @@ class TritonOperations:
             room.x, room.out, room.backward, room.pooled_grad, room.scale, room.shift, room.gain, room.mean, room.rstd,
             lists.by_chunk, lists.chunk_count, room.gates, room.grad, room.totals,
             room.gamma_grad, room.beta_grad, room.gamma_grad.stride(0), first, last, block.consumers, block.chunks,
-            room.samples, room.pixels, _framed(room), room.pooled.shape[1], room.backward.stride(0),
+            room.samples, room.pixels, framed(room), room.pooled.shape[1], room.backward.stride(0),
             block.size, block.size, block.pool, tuning.tile, many, self.precision,
             num_warps=tuning.warps, num_stages=tuning.stages,
         )  # fmt: skip
@@ -129,7 +129,7 @@ class TritonOperations:
         block, tile = room.block, self.tuning("plain", room.block.size).tile
         kernels.finish[(triton.cdiv(room.pixels, tile), count, room.groups)](
             room.x, room.grad, room.mean, room.rstd, room.totals, target, first, block.slots, block.inputs, room.pixels,
-            _framed(room), block.size, block.size, frame, tile,
+            framed(room), block.size, block.size, frame, tile,
         )  # fmt: skip
 
     def convolutions(self, room: Room) -> None:
@@ -138,12 +138,12 @@ class TritonOperations:
         per_split = triton.cdiv(triton.cdiv(room.pixels, tuning.splits), tuning.tile) * tuning.tile
         kernels.weights[(triton.cdiv(room.pixels, per_split), block.layers * quads, room.groups // room.samples)](
             room.x, room.out, room.scale, room.shift, room.gates, room.weights, block.first, block.consumers,
-            block.chunks, room.samples, room.groups, room.pixels, _framed(room), per_split, room.weights.stride(0),
+            block.chunks, room.samples, room.groups, room.pixels, framed(room), per_split, room.weights.stride(0),
             block.size, block.size, tuning.tile, tuning.many, self.precision, room.pixels % tuning.tile == 0,
             num_warps=tuning.warps, num_stages=tuning.stages,
         )  # fmt: skip
 
 
-def _framed(room: Room) -> int:
+def framed(room: Room) -> int:
     """Pixels of a group with the frames of its images."""
     return room.out[0, 0].numel() // 16

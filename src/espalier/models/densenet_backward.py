@@ -1,0 +1,220 @@
+"""The fast step's gradients as Triton kernels: of activations, and of weights, gamma and beta together.
+
+Of what a consumer reads, ``u = m relu(gamma n + beta)`` with n normalised and m the gate, a weight's gradient is
+``sum u dy = gamma N + beta A`` where ``N = sum m [u > 0] n dy`` and ``A = sum m [u > 0] dy`` over pixels. And because
+what is asked of u is ``sum w dy`` over the taps, gamma's gradient is ``sum w N`` and beta's is ``sum w A``. So two
+matrix products per weight give all three, and on the way back to the activations nothing has to be summed over pixels.
+"""
+
+# mypy: disable-error-code="import-not-found, import-untyped, no-untyped-def, no-untyped-call, untyped-decorator, misc"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from espalier.models.densenet_kernels import SMALL, _add_two, _in_frame
+
+FEW = [name for name in SMALL if name not in ("H", "W", "POOL")]
+
+
+@triton.jit
+def _neighbours(p, pixels, H: tl.constexpr, W: tl.constexpr, EVEN: tl.constexpr):
+    """Where a pixel lies when every image has a frame; pixels that do not exist are the first one."""
+    px, py, image = p % W, (p // W) % H, p // (W * H)
+    corner = (image * (H + 2) + py + 1) * (W + 2) + px + 1
+    return corner if EVEN else tl.where(p < pixels, corner, W + 3)
+
+
+@triton.jit
+def _first_eight(corner, W: tl.constexpr, BY_TAP: tl.constexpr):
+    """Where the first eight of nine neighbours and their channels lie, ``(pixels, 128)``.
+
+    By tap: ``(pixels, 8, 16)``. Then neighbouring threads read neighbouring pixels, else a pixel's neighbours.
+    """
+    if BY_TAP:
+        tap = tl.arange(0, 8)[None, :, None]
+        near = ((tap // 3 - 1) * (W + 2) + tap % 3 - 1) * 16 + tl.arange(0, 16)[None, None, :]
+        return corner[:, None, None] * 16 + near
+    else:
+        k = tl.arange(0, 128)
+        near = ((k // 48 - 1) * (W + 2) + (k // 16) % 3 - 1) * 16 + k % 16
+        return corner[:, None] * 16 + near[None, :]
+
+
+@triton.jit(do_not_specialize=FEW)
+def source(
+    x, out, weight, pooled_grad, gain, offset, mean, rstd, listed, count, gates, grad, totals,
+    gamma, beta, grad_stride, first, last, consumers, chunks, samples, pixels, framed, small, run_stride,
+    H: tl.constexpr, W: tl.constexpr, POOL: tl.constexpr, TILE: tl.constexpr, MANY: tl.constexpr,
+    PRECISION: tl.constexpr, EVEN: tl.constexpr, BY_TAP: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the normalised values of MANY chunks of one source: what the tail asks, and each open layer."""
+    j, g, groups = first + tl.program_id(1) * MANY, tl.program_id(2), tl.num_programs(2)
+    slots = chunks * 16
+    p = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    k, o, n = tl.arange(0, 128), tl.arange(0, 16), tl.arange(0, MANY * 16)
+    lanes = j * 16 + n
+    known = lanes < last * 16
+    both = (p < pixels)[:, None] & known[None, :]
+    chunk = (j + n // 16) * groups + g
+    place = _in_frame(p, H, W)[:, None] * 16 + (chunk * (pixels // H * (H + 2)) * 16 + n % 16)[None, :]
+    v = tl.load(x + place, mask=both, other=0.0).to(tl.float32)
+    m = tl.load(mean + g * slots + lanes, mask=known, other=0.0)
+    r = tl.load(rstd + g * slots + lanes, mask=known, other=0.0)
+    normal = (v - m[None, :]) * r[None, :]
+    # Nothing is added: but from here on values lie in registers as products do, and are not moved in the loop.
+    zeros = tl.zeros((TILE, 16), x.dtype.element_ty)
+    normal = tl.dot(zeros, tl.zeros((16, MANY * 16), x.dtype.element_ty), normal, input_precision=PRECISION)
+
+    tail = (consumers - 1) * slots
+    px, py, image = p % W, (p // W) % H, p // (W * H)
+    window = (image * (H // POOL) + py // POOL) * (W // POOL) + px // POOL
+    ask = tl.load(pooled_grad + (g * small + window)[:, None] * slots + lanes[None, :], mask=both, other=0.0)
+    gain += g * consumers * slots + lanes
+    offset += g * consumers * slots + lanes
+    s, t = tl.load(gain + tail, mask=known, other=0.0), tl.load(offset + tail, mask=known, other=0.0)
+    passed = tl.where((normal * s[None, :] + t[None, :] > 0) & both, ask.to(tl.float32) / (POOL * POOL), 0.0)
+    plain, weighted = tl.reduce((passed, passed * normal), 0, _add_two)
+    bit = tl.load(gates + (g * consumers + consumers - 1) * chunks + j)  # one for all chunks of a source
+    at = (g // samples) * grad_stride + tail + lanes
+    tl.atomic_add(beta + at, plain * bit, mask=known, sem="relaxed")
+    tl.atomic_add(gamma + at, weighted * bit, mask=known, sem="relaxed")
+    total = passed * s[None, :]
+
+    # The nine taps of 16 channels as 8 + 1: the frame of zeros around an image makes every neighbour readable.
+    corner = g * framed + _neighbours(p, pixels, H, W, EVEN)
+    eight = out + _first_eight(corner, W, BY_TAP)
+    ninth = out + (corner + W + 3)[:, None] * 16 + o[None, :]
+    column = (n // 16) * 9 * 256 + n % 16
+    weight += (g // samples) * run_stride + j * 9 * 256
+    row = weight + k[:, None] * 16 + column[None, :]
+    last_row = weight + 2048 + o[:, None] * 16 + column[None, :]
+    listed += (g * chunks + j) * consumers
+    number = tl.load(count + g * chunks + j)
+    layer = tl.load(listed)
+    for i in range(number):
+        following = tl.load(listed + tl.minimum(i + 1, number - 1))
+        far, by = layer * groups * framed * 16, layer * chunks * 9 * 256
+        asked, asked_last = tl.load(eight + far), tl.load(ninth + far)
+        if BY_TAP:
+            asked = tl.reshape(asked, (TILE, 128))
+        if MANY == 1:
+            w, w_last = tl.load(row + by), tl.load(last_row + by)
+            s, t = tl.load(gain + layer * slots), tl.load(offset + layer * slots)
+        else:
+            w = tl.load(row + by, mask=known[None, :], other=0.0)
+            w_last = tl.load(last_row + by, mask=known[None, :], other=0.0)
+            s = tl.load(gain + layer * slots, mask=known, other=0.0)
+            t = tl.load(offset + layer * slots, mask=known, other=0.0)
+        acc = tl.dot(asked, w, input_precision=PRECISION)
+        acc = tl.dot(asked_last, w_last, acc, input_precision=PRECISION)
+        total += tl.where(normal * s[None, :] + t[None, :] > 0, acc, 0.0) * s[None, :]
+        layer = following
+    if not EVEN:
+        total = tl.where(both, total, 0.0)
+    own = p[:, None] * 16 + (chunk * pixels * 16 + n % 16)[None, :]
+    tl.store(grad + own, total, mask=both)
+    plain, weighted = tl.reduce((total, total * normal), 0, _add_two)
+    tl.atomic_add(totals + g * slots + lanes, plain, mask=known, sem="relaxed")
+    tl.atomic_add(totals + (groups + g) * slots + lanes, weighted, mask=known, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=FEW)
+def weights(
+    x, out, scale, shift, mean, rstd, gates, listed, count, target,
+    consumers, chunks, samples, groups, pixels, framed, per_split, run_stride, half, H: tl.constexpr, W: tl.constexpr,
+    TILE: tl.constexpr, MANY: tl.constexpr, PRECISION: tl.constexpr, WHOLE: tl.constexpr, BY_TAP: tl.constexpr,
+):  # fmt: skip
+    """N and A between one layer and MANY of the chunks it reads, over a part of the pixels of one group.
+
+    target: ``(2, R, L, C, 16 in, 9 mirrored, 16 out)``, first N, then, half a tensor further, A. Values are
+    multiplied as they are, to V: ``N = (V - mean A) rstd``.
+    """
+    quads = tl.cdiv(chunks - 1, MANY)
+    layer, quad, g = tl.program_id(1) // quads, tl.program_id(1) % quads, tl.program_id(2)
+    row = g * consumers + layer
+    number = tl.load(count + row)
+    if quad * MANY < number:
+        k, c, slots = tl.arange(0, 128), tl.arange(0, 16), chunks * 16
+        i = tl.arange(0, MANY * 16)
+        place = quad * MANY + i // 16
+        known = place < number
+        j = tl.load(listed + row * chunks + place, mask=known, other=0)
+        slot = j * 16 + i % 16
+        s = tl.load(scale + row * slots + slot, mask=known, other=0.0)
+        t = tl.load(shift + row * slots + slot, mask=known, other=0.0)
+        gate = tl.load(gates + row * chunks + j, mask=known, other=0.0)
+        if BY_TAP:
+            chunk = quad * MANY + tl.arange(0, MANY)
+            chunk = tl.load(listed + row * chunks + chunk, mask=chunk < number, other=0)
+            far = ((chunk * groups + g) * (pixels // H * (H + 2)) * 16)[None, :, None] + c[None, None, :]
+        else:
+            far = ((j * groups + g) * (pixels // H * (H + 2)) * 16 + i % 16)[None, :]
+        there = out + (layer * groups + g) * framed * 16
+        value = tl.zeros((MANY * 16, 128), tl.float32)
+        active = tl.zeros((MANY * 16, 128), tl.float32)
+        value_last = tl.zeros((MANY * 16, 16), tl.float32)
+        active_last = tl.zeros((MANY * 16, 16), tl.float32)
+        start = tl.program_id(0) * per_split
+        own = tl.arange(0, TILE)
+        corner = (own // W) * (W + 2) + own % W  # of a tile of whole rows of one image
+        for begin in range(start, tl.minimum(start + per_split, pixels), TILE):
+            if WHOLE:
+                image, y = begin // (H * W), (begin // W) % H
+                above = there + ((image * (H + 2) + y + 1) * (W + 2) + 1) * 16
+                eight = tl.load(above + _first_eight(corner, W, BY_TAP))
+                ninth = tl.load(above + ((corner + W + 3)[:, None] * 16 + c[None, :]))
+                base, lies = x + (begin + (2 * image + 1) * W) * 16, own * 16
+            else:
+                p = begin + own
+                corner = _neighbours(p, pixels, H, W, False)
+                eight = tl.load(there + _first_eight(corner, W, BY_TAP))
+                ninth = tl.load(there + (corner + W + 3)[:, None] * 16 + c[None, :])
+                base, lies = x, _in_frame(tl.minimum(p, pixels - 1), H, W) * 16
+            if BY_TAP:
+                v = tl.reshape(tl.load(base + (lies[:, None, None] + far)), (TILE, MANY * 16))
+                eight = tl.reshape(eight, (TILE, 128))
+            else:
+                v = tl.load(base + (lies[:, None] + far))
+            exact = v.to(tl.float32)
+            lit = exact * s[None, :] + t[None, :] > 0
+            if not WHOLE:
+                lit = lit & (begin + own < pixels)[:, None]
+            on = tl.where(lit, 1.0, 0.0)
+            by_value, by_one = tl.trans((exact * on).to(v.dtype)), tl.trans((on * gate[None, :]).to(v.dtype))
+            value = tl.dot(by_value, eight, value, input_precision=PRECISION)
+            active = tl.dot(by_one, eight, active, input_precision=PRECISION)
+            value_last = tl.dot(by_value, ninth, value_last, input_precision=PRECISION)
+            active_last = tl.dot(by_one, ninth, active_last, input_precision=PRECISION)
+        m, r = tl.load(mean + g * slots + slot)[:, None], tl.load(rstd + g * slots + slot)[:, None]
+        to = target + (g // samples) * run_stride + layer * chunks * 9 * 256 + (slot * 144)[:, None] + k[None, :]
+        there = known[:, None] & (k >= 0)[None, :]
+        tl.atomic_add(to, (value * gate[:, None] - m * active) * r, mask=there, sem="relaxed")
+        tl.atomic_add(to + half, active, mask=there, sem="relaxed")
+        to = target + (g // samples) * run_stride + layer * chunks * 9 * 256 + (slot * 144)[:, None] + 128 + c[None, :]
+        there = known[:, None] & (c >= 0)[None, :]
+        tl.atomic_add(to, (value_last * gate[:, None] - m * active_last) * r, mask=there, sem="relaxed")
+        tl.atomic_add(to + half, active_last, mask=there, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=[*FEW, "affine_stride", "weight_stride"])
+def settle(
+    sums, weight, gamma, beta, target, gamma_grad, beta_grad, first, consumers, chunks, half, run_stride, affine_stride,
+    weight_stride, grad_stride,
+):  # fmt: skip
+    """From N and A between a layer and a chunk to the gradients of weights, gamma and beta."""
+    j, layer, r = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if j < first + layer:
+        i, k = tl.arange(0, 16), tl.arange(0, 256)
+        there = (k < 144)[None, :] & (i >= 0)[:, None]
+        at = (layer * chunks + j) * 2304 + i[:, None] * 144 + k[None, :]
+        normal = tl.load(sums + r * run_stride + at, mask=there, other=0.0)
+        active = tl.load(sums + half + r * run_stride + at, mask=there, other=0.0)
+        turned = (layer * chunks + j) * 2304 + k[None, :] * 16 + i[:, None]
+        w = tl.load(weight + r * weight_stride + turned, mask=there, other=0.0).to(tl.float32)
+        slot = layer * chunks * 16 + j * 16 + i
+        s, t = tl.load(gamma + r * affine_stride + slot), tl.load(beta + r * affine_stride + slot)
+        tl.store(target + r * grad_stride + at, s[:, None] * normal + t[:, None] * active, mask=there)
+        tl.store(gamma_grad + r * grad_stride + slot, tl.sum(w * normal, 1))
+        tl.store(beta_grad + r * grad_stride + slot, tl.sum(w * active, 1))
