@@ -84,6 +84,32 @@ def test_times_of_unlike_batches_are_not_compared(tmp_path):
     assert judged(tmp_path)["C9"].verdict == "undecided"
 
 
+def test_times_of_unlike_batches_decide_one_way(tmp_path):
+    """With fewer runs at once and more MACs open the search has the harder part: to be level there confirms, to be
+    behind there says nothing. The other way round likewise."""
+    # An update of one run: so many seconds over so many runs at once.
+    write(tmp_path, "search", 2**-5, 0, error=0.06, share=0.8, runs_in_batch=4, seconds=4010)
+    write(tmp_path, "random", 0.24, 0, error=0.09, share=0.24, runs_in_batch=4, seconds=3410)
+    told = judged(tmp_path)["C9"]
+    assert told.verdict == "confirmed"
+    assert "ratio 1.18" in told.found
+    assert "open MACs 80% and 24%" in told.found
+    write(tmp_path, "random", 0.24, 0, error=0.09, share=0.24, runs_in_batch=4, seconds=2010)
+    told = judged(tmp_path)["C9"]
+    assert told.verdict == "undecided"
+    assert "ratio 2.00" in told.found
+    assert "not alike" in told.found
+    write(tmp_path, "random", 0.24, 0, error=0.09, share=0.9, runs_in_batch=2, seconds=1010)
+    assert judged(tmp_path)["C9"].verdict == "refuted"  # 1000 us against 500 us, with more runs at once
+    write(tmp_path, "random", 0.24, 0, error=0.09, share=0.9, runs_in_batch=2, seconds=1910)
+    assert judged(tmp_path)["C9"].verdict == "undecided"  # about the same, but it had the easier part
+    like = {"variant": "search+cost_macs", "mac_share": 0.8, "runs_in_batch": 2, "seconds": 2000}
+    write(tmp_path, "search", 2**-4, 0, error=0.06, share=0.9, **like)
+    told = judged(tmp_path)["C9"]
+    assert told.verdict == "confirmed"  # the same search under another cost, in a batch as large
+    assert "2 search+cost_macs runs and as many of random" in told.found
+
+
 def test_what_lacks_runs_is_undecided(tmp_path):
     write(tmp_path, "search", 2**-4, 0, error=0.06, share=0.42)
     found = judged(tmp_path)
