@@ -156,6 +156,37 @@ def test_tables_hold_the_numbers_of_the_files_beside_the_paper_s(tmp_path):
         assert len(table) == text.count("\n|") - 2 or not table
 
 
+def test_one_trial_is_told_as_one_and_the_docs_hold_error_at_equal_macs(tmp_path):
+    as_the_paper_says(tmp_path, trials=1)
+    for penalty, macs, error in ((2**-2, 0.3, 0.071), (2**-3, 0.5, 0.058)):
+        write(tmp_path, "search", penalty, 0, error=error, share=0.5, variant="search+cost_macs", mac_share=macs)
+    write(tmp_path, "search", 2**-4, 0, error=0.05, share=0.42, epochs=300)
+    docs = tmp_path / "page.md"
+    docs.write_text("\n".join(connection_selection.REPORT.marks), encoding="utf-8")
+    figures = {path.name for path in connection_selection.write(tmp_path, docs) if path.suffix == ".svg"}
+    assert "cifar10-60_epochs-macs.svg" in figures
+    assert {name for name in figures if "300" in name} == {  # of one run there is no curve of sizes
+        f"cifar10-300_epochs-{name}.svg" for name in ("learning", "theta", "network")
+    }
+    drawn = (tmp_path / "figures" / "cifar10-60_epochs-macs.svg").read_text(encoding="utf-8")
+    assert "MACs as the cost" in drawn
+    assert "weights as the cost" in drawn
+    assert "60 epochs" in (tmp_path / "figures" / "cifar10-60_epochs-network.svg").read_text(encoding="utf-8")
+    for page in (docs, tmp_path / "README.md"):
+        text = page.read_text(encoding="utf-8")
+        assert "Connections kept by the search (one trial of each): cifar10, 60 epochs" in text
+        assert "Error at equal MACs" in text
+        assert "medians over trials" not in text
+        assert "error, 25%" not in text
+        assert "*1 run (1 search), 300 epochs" in text
+    table = {row["penalty eps'"]: row for row in rows(tmp_path / "tables" / "cifar10-60_epochs-macs.csv")}
+    low, high = 0.241 * 0.97, 0.423 * 0.97
+    other = 0.071 + (0.060 - 0.071) * (0.3 - low) / (high - low)
+    assert float(table["2^-2"]["difference"]) == pytest.approx(0.071 - other)
+    spread = ((0.071 * 0.929 + other * (1 - other)) / 10_000) ** 0.5
+    assert float(table["2^-2"]["standard error by the test images"]) == pytest.approx(spread)
+
+
 def test_the_page_says_what_is_missing_and_figures_are_drawn(tmp_path):
     as_the_paper_says(tmp_path, trials=1)
     (tmp_path / "runs" / "cifar10-60_epochs" / "full" / "1.0-0.json").unlink()

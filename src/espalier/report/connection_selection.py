@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from espalier.report import documents, graph, paper_values
 from espalier.report.connection_claims import verdicts
-from espalier.report.connection_tables import block_medians, compared, tables
+from espalier.report.connection_tables import MACS, block_medians, compared, tables
 from espalier.report.graph import Drawing
 from espalier.report.runs import Section
 from espalier.report.table import power
@@ -48,6 +48,14 @@ def _figures(section: Section) -> dict[str, Figure]:
         gates="connections",
         part="block",
         kept=lambda run: [kept / per_block for kept in run.connections],
+        rival=figures.Rival(
+            variant=MACS,
+            figure="macs",
+            title="Error at equal MACs",
+            share="shipped_mac_share",
+            axis="MACs shipped, share of the full network",
+            costs=("weights as the cost", "MACs as the cost"),
+        ),
     )
     return figures.figures(section, words)
 
@@ -97,6 +105,7 @@ REPORT = documents.Report(
         "learning": "Over the training",
         "theta": "Probabilities at the end of the training",
         "blocks": "What each block keeps",
+        "macs": "Error at equal MACs: MACs as the cost against weights as the cost",
         "network": "A network found (Fig. 3)",
     },
     tables=tables,
@@ -105,4 +114,5 @@ REPORT = documents.Report(
     missing=_missing,
     far=_far,
     pictures=_pictures,
+    documented=("trade-off", "macs"),
 )
