@@ -198,6 +198,10 @@ def test_the_page_says_what_is_missing_and_figures_are_drawn(tmp_path):
     assert "Partial results: without full" in page
     assert "The paper trains for 300 epochs, these runs for 60." in page
     assert "Every cell of Table 2 is within 15% or 8 connections" in page
+    share, _, _, error = TABLE[2**-3]
+    write(tmp_path, "search", 2**-3, 0, error=error, share=share + 0.06, connections=[45, 17, 49])
+    connection_selection.write(tmp_path, figures=False)
+    assert "from the paper's: 2^-3: block 2, weight share." in (tmp_path / "README.md").read_text()
     svg = (tmp_path / "figures" / "cifar10-60_epochs-error.svg").read_text()
     assert "random selection" in svg
     assert "13 runs (8 search, 5 random), 60 epochs" in svg

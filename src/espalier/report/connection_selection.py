@@ -11,6 +11,7 @@ from espalier.report.connection_claims import verdicts
 from espalier.report.connection_tables import MACS, block_medians, compared, tables
 from espalier.report.graph import Drawing
 from espalier.report.runs import Section
+from espalier.report.statistics import median
 from espalier.report.table import power
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 PENALTIES = (*paper_values.TABLE_2, 0.0, -(2**-3))
 FAR = 8  # connections of 91, and 15%
+FAR_SHARE = 0.05  # of the weights
 
 
 def write(
@@ -82,7 +84,7 @@ def _missing(section: Section) -> str:
 
 
 def _far(section: Section) -> str:
-    """Which blocks keep another number of connections than the paper's, by more than a little."""
+    """Which cells of Table 2 differ from the paper's by more than a little."""
     if not compared(section):
         return ""
     cells = list[str]()
@@ -91,10 +93,14 @@ def _far(section: Section) -> str:
             continue
         pairs = enumerate(zip(block_medians(section.of("search", p)), printed.connections, strict=True), 1)
         names = [f"block {i}" for i, (ours, theirs) in pairs if abs(ours - theirs) > max(0.15 * theirs, FAR)]
+        share = median([run.weight_share for run in section.of("search", p)])
+        names += ["weight share"] if abs(share - printed.share) > FAR_SHARE else []
         cells += [f"{power(p)}: {', '.join(names)}"] if names else []
     if not cells:
-        return f"Every cell of Table 2 is within 15% or {FAR} connections of the paper's."
-    return f"Cells of Table 2 further than 15% and {FAR} connections from the paper's: {'; '.join(cells)}."
+        near = f"within 15% or {FAR} connections of the paper's, every weight share within {100 * FAR_SHARE:g} points"
+        return f"Every cell of Table 2 is {near}."
+    limits = f"15% and {FAR} connections, or than {100 * FAR_SHARE:g} points of the weight share,"
+    return f"Cells of Table 2 further than {limits} from the paper's: {'; '.join(cells)}."
 
 
 REPORT = documents.Report(
