@@ -10,6 +10,7 @@ from synthetic_connections import TABLE, as_the_paper_says, write
 
 from espalier.report import connection_selection
 from espalier.report.connection_claims import at_least, random_errors, verdicts
+from espalier.report.drawing import over_updates
 from espalier.report.runs import read
 from espalier.report.write import write as write_report
 from espalier.space import BadInput
@@ -205,6 +206,16 @@ def test_the_page_says_what_is_missing_and_figures_are_drawn(tmp_path):
     svg = (tmp_path / "figures" / "cifar10-60_epochs-error.svg").read_text()
     assert "random selection" in svg
     assert "13 runs (8 search, 5 random), 60 epochs" in svg
+
+
+def test_trials_that_were_measured_at_other_updates_meet_where_both_were(tmp_path):
+    for seed, at in enumerate(([30, 60, 90], [45, 90])):
+        rows = [{"update": update, "test_error": 0.5 / update + 0.01 * seed} for update in at]
+        write(tmp_path, "full", 1.0, seed, error=0.05, share=1.0, curve=rows)
+    (section,) = read(tmp_path)
+    updates, _, middle, _ = over_updates(section.of("full"), "test_error")
+    assert updates == [90]
+    assert middle == [pytest.approx(0.5 / 90 + 0.005)]
 
 
 @pytest.mark.parametrize("standard", [True, False])

@@ -136,9 +136,13 @@ def test_another_command_leaves_a_batch_that_was_begun_alone(whole, tmp_path):
     search, other = {"methods": ("search",)}, {"methods": ("search",), "penalties": (-0.5,)}
     assert not run(tmp_path, StopAfter(4), **search)
     begun = sorted(tmp_path.glob("state/*/*/checkpoint-*"))
-    assert not run(tmp_path, StopAfter(3), **other)
+    said = list[str]()
+    heard = Silent()
+    heard.say = said.append
+    assert not study(tmp_path, **other).run(StopAfter(3), heard)
+    assert "1 of these runs were begun by another command too" in said[0]
     assert set(begun) < set(tmp_path.glob("state/*/*/checkpoint-*"))
-    assert run(tmp_path, **search)
+    assert run(tmp_path, **search, penalties=(-0.5, 0.25))  # in another order it is the same command
     ours, theirs = stories(tmp_path), stories(whole)
     assert len(ours) == 2
     assert all(story == theirs[name] for name, story in ours.items())

@@ -63,8 +63,9 @@ def style(variant: str, i: int) -> tuple[str, str, str]:
 
 def over_updates(runs: Sequence[Run], name: str) -> tuple[list[int], list[float], list[float], list[float]]:
     """Updates, and the quartiles over runs of one column of their curves at each."""
-    updates = [row["update"] for row in runs[0].curve]
-    table = [[row[name] if row[name] is not None else np.nan for row in run.curve] for run in runs]
+    rows = [{row["update"]: row[name] if row[name] is not None else np.nan for row in run.curve} for run in runs]
+    updates = [update for update in rows[0] if all(update in each for each in rows)]  # runs may be measured at others
+    table = [[each[update] for update in updates] for each in rows]
     found = [quartiles(column) for column in zip(*table)]
     return updates, [q[0] for q in found], [q[1] for q in found], [q[2] for q in found]
 

@@ -115,20 +115,28 @@ class Study(Generic[Settings]):
                 label = near[0].variant if methods == ("search",) else "+".join(dict.fromkeys(r.method for r in near))
                 if size < len(wanted):
                     label += f"-{near[0].setting}-seed_{near[0].seed}-{len(near)}_runs"
-                asked = zlib.crc32(json.dumps([run.describe() for run in near]).encode())
+                asked = zlib.crc32("".join(sorted(json.dumps(run.describe()) for run in near)).encode())
                 state = self.out / "state" / self.settings.folder / f"{label}-{asked:08x}"
                 found.append(Part(label, self._begun(state, wanted) or missing, state))
         return found
 
     def _begun(self, state: Path, wanted: list[RunSpec]) -> list[RunSpec] | None:
         """The runs of a batch that has been begun in this folder, if all of them are wanted."""
-        try:
-            begun = json.loads((state / RUNS).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
+        begun = _told(state / RUNS)
         known = {json.dumps(run.describe()): run for run in wanted}
-        runs = [known.get(json.dumps(one)) for one in begun]
-        return None if None in runs else [run for run in runs if run is not None]
+        runs = [known[one] for one in begun if one in known]
+        return runs if begun and len(runs) == len(begun) else None
+
+    def _elsewhere(self, part: Part) -> str:
+        """What is said where another command has begun some of the same runs; nothing where none has."""
+        ours = {json.dumps(run.describe()) for run in part.runs}
+        for path in sorted(part.state.parent.glob(f"*/{RUNS}")):
+            if path.parent != part.state and (shared := ours & set(_told(path))):
+                return (
+                    f"{part.label}: {len(shared)} of these runs were begun by another command too, in {path.parent}; "
+                    "that command goes on with them, this one begins anew"
+                )
+        return ""
 
     def run(self, stop: Stop, progress: Progress) -> bool:
         """Train what is missing, batch by batch, until told to stop. Returns whether the study is complete."""
@@ -140,6 +148,8 @@ class Study(Generic[Settings]):
             which = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
             if stop.now():
                 return False
+            if (word := self._elsewhere(part)) and not (part.state / RUNS).exists():
+                progress.say(word)
             with alone(part.state):
                 if not self._train(part, which, stop, progress):
                     return False
@@ -194,6 +204,14 @@ class Study(Generic[Settings]):
         for run, story in zip(batch.runs, batch.results(), strict=True):
             if not record.done(self.path(run), self._described(run)):
                 record.save(self.path(run), story | {"settings": self._described(run)} | common)
+
+
+def _told(path: Path) -> list[str]:
+    """The runs that a batch was begun with, each described in JSON; none where there is no such file."""
+    try:
+        return [json.dumps(one) for one in json.loads(path.read_text(encoding="utf-8"))]
+    except (OSError, ValueError):
+        return []
 
 
 def _read(
