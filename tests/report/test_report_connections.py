@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 
 import pytest
 from synthetic import as_the_paper_says as unit_study
@@ -186,6 +187,16 @@ def test_one_trial_is_told_as_one_and_the_docs_hold_error_at_equal_macs(tmp_path
     assert float(table["2^-2"]["difference"]) == pytest.approx(0.071 - other)
     spread = ((0.071 * 0.929 + other * (1 - other)) / 10_000) ** 0.5
     assert float(table["2^-2"]["standard error by the test images"]) == pytest.approx(spread)
+    # A search that ends without a path from image to classes is no network to compare with.
+    path = next((tmp_path / "runs").glob("cifar10-60_epochs/search/0.125-0.json"))
+    story = json.loads(path.read_text())
+    story["result"]["canonical"] |= {"depth": 0, "mac_share": 0.0, "block_depths": [None] * 3}
+    path.write_text(json.dumps(story))
+    connection_selection.write(tmp_path, figures=False)
+    table = {row["penalty eps'"]: row for row in rows(tmp_path / "tables" / "cifar10-60_epochs-macs.csv")}
+    low = 0.158 * 0.97
+    other = 0.081 + (0.060 - 0.081) * (0.3 - low) / (high - low)
+    assert float(table["2^-2"]["difference"]) == pytest.approx(0.071 - other)
 
 
 def test_the_page_says_what_is_missing_and_figures_are_drawn(tmp_path):

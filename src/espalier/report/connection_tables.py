@@ -133,7 +133,7 @@ def macs(section: Section) -> Table:
     line = sorted(
         (median([r.shipped_mac_share for r in runs]), median([r.error for r in runs]))
         for p in section.settings("search")
-        if (runs := section.of("search", p))
+        if (runs := section.of("search", p)) and median([r.canonical["depth"] for r in runs])  # 0: no path is left
     )
     rows = list[tuple[Any, ...]]()
     for penalty in section.settings(MACS):
@@ -149,5 +149,5 @@ def macs(section: Section) -> Table:
         rows.append(tuple(row))
     told = f"{over(section)}; errors with weights as the cost interpolated between its penalties"
     caption = f"Error at equal MACs: MACs as the cost against weights as the cost ({told}): {section.title}"
-    note = f"{section.note}. Shipped: without dead parts. Empty: outside of what the other search shipped"
+    note = f"{section.note}. Shipped: without dead parts. Empty: outside of the networks that the other search shipped"
     return Table("macs", caption, columns, tuple(rows), note)
