@@ -161,6 +161,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=40)
     parser.add_argument("--growth", type=int, default=12)
     parser.add_argument("--side", type=int, default=32, help="height and width of the images")
+    parser.add_argument("--only", default="", help="runs whose name has this in it, such as 60_epochs/search/")
     parser.add_argument("--most", type=int, default=0, help="at most so many masks; 0: all")
     given = parser.parse_args()
     device = torch.device(given.device)
@@ -170,7 +171,9 @@ def main() -> None:
     example = torch.zeros(1, 3, given.side, given.side, dtype=torch.float64)
     gated = espalier.attach(network(given.depth, given.growth).double(), example, check=False)
     full = network(given.depth, given.growth).to(device)
-    masks = list(found(given.runs, given.depth, given.growth))
+    masks = [one for one in found(given.runs, given.depth, given.growth) if given.only in one[0]]
+    if given.only and not masks:
+        parser.error(f"no run of this network under {given.runs} has {given.only!r} in its name")
     source = f"{len(masks)} run files" if masks else "random masks: there are no run files"
     rows = list[dict[str, Any]]()
     whole = counted(network(given.depth, given.growth), torch.zeros(1, 3, given.side, given.side))

@@ -79,14 +79,15 @@ def test_bad_input_ends_with_exit_code_2(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(tmp_path):
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(tmp_path, told):
     words = [word for word in SMALL if word != "--quiet"]
     words[words.index("--epochs") + 1] = "300"
     words = [sys.executable, "-m", "espalier", *words, "--out", str(tmp_path), "--methods", "search"]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     while "updates," not in process.stderr.readline():
         assert process.poll() is None
-    process.send_signal(signal.SIGINT)
+    process.send_signal(told)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert said.strip().endswith("espalier: stopped; the same command goes on from the last checkpoint")

@@ -77,7 +77,11 @@ def test_the_benchmark_prints_one_object_for_the_masks_of_run_files(tmp_path):
     for k, mask in enumerate((CASES["unread layer"], torch.zeros(ANATOMY.d))):
         story = {"format": 1, "settings": {"depth": ANATOMY.depth, "growth": 4}, "result": {"mask": mask_to_hex(mask)}}
         (folder / f"penalty_{k}-seed_0.json").write_text(json.dumps(story))
+    beside = folder.with_name("random")
+    beside.mkdir()
+    (beside / "share_1-seed_0.json").write_text((folder / "penalty_0-seed_0.json").read_text())
     words = ["--depth", str(ANATOMY.depth), "--growth", "4", "--side", "8", "--batches", "1,4", "--repeats", "2"]
+    words += ["--only", "/search/"]
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "compact.py"), *words, "--runs", str(tmp_path)],
         capture_output=True, text=True, check=False,

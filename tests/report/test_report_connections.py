@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 
 import pytest
 from synthetic import as_the_paper_says as unit_study
@@ -10,6 +11,7 @@ from synthetic_connections import TABLE, as_the_paper_says, write
 
 from espalier.report import connection_selection
 from espalier.report.connection_claims import at_least, random_errors, verdicts
+from espalier.report.drawing import over_updates
 from espalier.report.runs import read
 from espalier.report.write import write as write_report
 from espalier.space import BadInput
@@ -84,6 +86,32 @@ def test_times_of_unlike_batches_are_not_compared(tmp_path):
     assert judged(tmp_path)["C9"].verdict == "undecided"
 
 
+def test_times_of_unlike_batches_decide_one_way(tmp_path):
+    """With fewer runs at once and more MACs open the search has the harder part: to be level there confirms, to be
+    behind there says nothing. The other way round likewise."""
+    # An update of one run: so many seconds over so many runs at once.
+    write(tmp_path, "search", 2**-5, 0, error=0.06, share=0.8, runs_in_batch=4, seconds=4010)
+    write(tmp_path, "random", 0.24, 0, error=0.09, share=0.24, runs_in_batch=4, seconds=3410)
+    told = judged(tmp_path)["C9"]
+    assert told.verdict == "confirmed"
+    assert "ratio 1.18" in told.found
+    assert "open MACs 80% and 24%" in told.found
+    write(tmp_path, "random", 0.24, 0, error=0.09, share=0.24, runs_in_batch=4, seconds=2010)
+    told = judged(tmp_path)["C9"]
+    assert told.verdict == "undecided"
+    assert "ratio 2.00" in told.found
+    assert "not alike" in told.found
+    write(tmp_path, "random", 0.24, 0, error=0.09, share=0.9, runs_in_batch=2, seconds=1010)
+    assert judged(tmp_path)["C9"].verdict == "refuted"  # 1000 us against 500 us, with more runs at once
+    write(tmp_path, "random", 0.24, 0, error=0.09, share=0.9, runs_in_batch=2, seconds=1910)
+    assert judged(tmp_path)["C9"].verdict == "undecided"  # about the same, but it had the easier part
+    like = {"variant": "search+cost_macs", "mac_share": 0.8, "runs_in_batch": 2, "seconds": 2000}
+    write(tmp_path, "search", 2**-4, 0, error=0.06, share=0.9, **like)
+    told = judged(tmp_path)["C9"]
+    assert told.verdict == "confirmed"  # the same search under another cost, in a batch as large
+    assert "2 search+cost_macs runs and as many of random" in told.found
+
+
 def test_what_lacks_runs_is_undecided(tmp_path):
     write(tmp_path, "search", 2**-4, 0, error=0.06, share=0.42)
     found = judged(tmp_path)
@@ -130,6 +158,47 @@ def test_tables_hold_the_numbers_of_the_files_beside_the_paper_s(tmp_path):
         assert len(table) == text.count("\n|") - 2 or not table
 
 
+def test_one_trial_is_told_as_one_and_the_docs_hold_error_at_equal_macs(tmp_path):
+    as_the_paper_says(tmp_path, trials=1)
+    for penalty, macs, error in ((2**-2, 0.3, 0.071), (2**-3, 0.5, 0.058)):
+        write(tmp_path, "search", penalty, 0, error=error, share=0.5, variant="search+cost_macs", mac_share=macs)
+    write(tmp_path, "search", 2**-4, 0, error=0.05, share=0.42, epochs=300)
+    docs = tmp_path / "page.md"
+    docs.write_text("\n".join(connection_selection.REPORT.marks), encoding="utf-8")
+    figures = {path.name for path in connection_selection.write(tmp_path, docs) if path.suffix == ".svg"}
+    assert "cifar10-60_epochs-macs.svg" in figures
+    assert {name for name in figures if "300" in name} == {  # of one run there is no curve of sizes
+        f"cifar10-300_epochs-{name}.svg" for name in ("learning", "theta", "network")
+    }
+    drawn = (tmp_path / "figures" / "cifar10-60_epochs-macs.svg").read_text(encoding="utf-8")
+    assert "MACs as the cost" in drawn
+    assert "weights as the cost" in drawn
+    assert "60 epochs" in (tmp_path / "figures" / "cifar10-60_epochs-network.svg").read_text(encoding="utf-8")
+    for page in (docs, tmp_path / "README.md"):
+        text = page.read_text(encoding="utf-8")
+        assert "Connections kept by the search (one trial of each): cifar10, 60 epochs" in text
+        assert "Error at equal MACs" in text
+        assert "medians over trials" not in text
+        assert "error, 25%" not in text
+        assert "*1 run (1 search), 300 epochs" in text
+    table = {row["penalty eps'"]: row for row in rows(tmp_path / "tables" / "cifar10-60_epochs-macs.csv")}
+    low, high = 0.241 * 0.97, 0.423 * 0.97
+    other = 0.071 + (0.060 - 0.071) * (0.3 - low) / (high - low)
+    assert float(table["2^-2"]["difference"]) == pytest.approx(0.071 - other)
+    spread = ((0.071 * 0.929 + other * (1 - other)) / 10_000) ** 0.5
+    assert float(table["2^-2"]["standard error by the test images"]) == pytest.approx(spread)
+    # A search that ends without a path from image to classes is no network to compare with.
+    path = next((tmp_path / "runs").glob("cifar10-60_epochs/search/0.125-0.json"))
+    story = json.loads(path.read_text())
+    story["result"]["canonical"] |= {"depth": 0, "mac_share": 0.0, "block_depths": [None] * 3}
+    path.write_text(json.dumps(story))
+    connection_selection.write(tmp_path, figures=False)
+    table = {row["penalty eps'"]: row for row in rows(tmp_path / "tables" / "cifar10-60_epochs-macs.csv")}
+    low = 0.158 * 0.97
+    other = 0.081 + (0.060 - 0.081) * (0.3 - low) / (high - low)
+    assert float(table["2^-2"]["difference"]) == pytest.approx(0.071 - other)
+
+
 def test_the_page_says_what_is_missing_and_figures_are_drawn(tmp_path):
     as_the_paper_says(tmp_path, trials=1)
     (tmp_path / "runs" / "cifar10-60_epochs" / "full" / "1.0-0.json").unlink()
@@ -141,9 +210,23 @@ def test_the_page_says_what_is_missing_and_figures_are_drawn(tmp_path):
     assert "Partial results: without full" in page
     assert "The paper trains for 300 epochs, these runs for 60." in page
     assert "Every cell of Table 2 is within 15% or 8 connections" in page
+    share, _, _, error = TABLE[2**-3]
+    write(tmp_path, "search", 2**-3, 0, error=error, share=share + 0.06, connections=[45, 17, 49])
+    connection_selection.write(tmp_path, figures=False)
+    assert "from the paper's: 2^-3: block 2, weight share." in (tmp_path / "README.md").read_text()
     svg = (tmp_path / "figures" / "cifar10-60_epochs-error.svg").read_text()
     assert "random selection" in svg
     assert "13 runs (8 search, 5 random), 60 epochs" in svg
+
+
+def test_trials_that_were_measured_at_other_updates_meet_where_both_were(tmp_path):
+    for seed, at in enumerate(([30, 60, 90], [45, 90])):
+        rows = [{"update": update, "test_error": 0.5 / update + 0.01 * seed} for update in at]
+        write(tmp_path, "full", 1.0, seed, error=0.05, share=1.0, curve=rows)
+    (section,) = read(tmp_path)
+    updates, _, middle, _ = over_updates(section.of("full"), "test_error")
+    assert updates == [90]
+    assert middle == [pytest.approx(0.5 / 90 + 0.005)]
 
 
 @pytest.mark.parametrize("standard", [True, False])

@@ -253,10 +253,16 @@ def test_unit_selection_keeps_its_own_tables_and_gets_the_page(tmp_path):
 
 def test_a_network_whose_gates_are_connections_is_drawn_as_a_graph(tmp_path):
     synthetic_connections.write(tmp_path, "search", 2.0**-4, 0, error=0.06, share=1.0)
+    synthetic_connections.write(tmp_path, "search", 2.0**-3, 0, error=0.05, share=1.0, epochs=300)
+    synthetic_connections.write(tmp_path, "search", 2.0**-3, 0, error=0.07, share=0.5)
     write(tmp_path, figures=False)
-    outline = Outline((tmp_path / NAME).read_text())
+    text = (tmp_path / NAME).read_text()
+    assert "CIFAR-10, 60 epochs, DenseNet: the lowest error is 6.00%" in text  # of the section with most runs
+    assert "What each block keeps" in text
+    assert "One line for each setting, of one run." in text
+    outline = Outline(text)
     graphs = [attrs for tag, attrs in outline.tags if tag == "svg" and "espalier-picture" in attrs.get("class", "")]
-    assert len(graphs) == 1
+    assert len(graphs) == 3
     ids = {attrs.get("id") for _, attrs in outline.tags}
     assert set(graphs[0]["aria-labelledby"].split()) <= ids
 

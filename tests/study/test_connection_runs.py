@@ -14,6 +14,7 @@ from torch import nn
 import espalier
 from espalier.models import DenseNet
 from espalier.space import BadInput
+from espalier.study.alone import alone
 from espalier.study.connection_spec import ConnectionSettings
 from espalier.study.record import mask_from_hex
 from espalier.train.progress import Silent
@@ -131,9 +132,39 @@ def test_killed_before_the_last_measurement(whole, tmp_path):
     assert all(story == theirs[name] for name, story in ours.items())
 
 
+def test_another_command_leaves_a_batch_that_was_begun_alone(whole, tmp_path):
+    search, other = {"methods": ("search",)}, {"methods": ("search",), "penalties": (-0.5,)}
+    assert not run(tmp_path, StopAfter(4), **search)
+    begun = sorted(tmp_path.glob("state/*/*/checkpoint-*"))
+    said = list[str]()
+    heard = Silent()
+    heard.say = said.append
+    assert not study(tmp_path, **other).run(StopAfter(3), heard)
+    assert "1 of these runs were begun by another command too" in said[0]
+    assert set(begun) < set(tmp_path.glob("state/*/*/checkpoint-*"))
+    assert run(tmp_path, **search, penalties=(-0.5, 0.25))  # in another order it is the same command
+    ours, theirs = stories(tmp_path), stories(whole)
+    assert len(ours) == 2
+    assert all(story == theirs[name] for name, story in ours.items())
+    assert study(tmp_path, **other).parts() == []
+
+
+def test_two_processes_train_other_runs_but_never_the_same(tmp_path):
+    given = {"methods": ("random", "full")}
+    part = study(tmp_path, **given).parts()[0]
+    with alone(part.state):  # a lock is of an open file: to take it again is to be another process
+        with pytest.raises(BadInput, match="another process trains the same runs"):
+            run(tmp_path, **given)
+        assert run(tmp_path, methods=("search",))
+    assert len(stories(tmp_path)) == 2
+    assert run(tmp_path, **given)
+    assert len(stories(tmp_path)) == 4
+    assert not list(tmp_path.glob("state/*/*"))
+
+
 def test_small_batches_one_after_another(whole, tmp_path):
     one = {"methods": ("random", "full"), "runs_at_once": 1}
-    assert [label for label, _ in study(tmp_path, **one).parts()] == [
+    assert [part.label for part in study(tmp_path, **one).parts()] == [
         "random-share_0.6-seed_0-1_runs",
         "full-share_1.0-seed_0-1_runs",
     ]

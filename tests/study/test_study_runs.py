@@ -84,7 +84,7 @@ def test_further_trials_train_what_is_missing_alone(whole, tmp_path):
     assert run(tmp_path, methods=("search",), trials=1)
     before = stories(tmp_path)
     made = study(tmp_path, methods=("search",))
-    assert [[r.seed for r in runs] for _, runs in made.parts()] == [[1, 1, 1]]
+    assert [[r.seed for r in runs] for _, runs, _ in made.parts()] == [[1, 1, 1]]
     assert run(tmp_path, methods=("search",))
     assert len(stories(tmp_path)) == 6
     assert all(stories(tmp_path)[name] == story for name, story in before.items())

@@ -217,6 +217,7 @@ def learning(section: Section, styles: Mapping[str, int]) -> Chart | None:
         Control("Shown", "select", tuple((name, measures[name]) for name in MEASURES if name in measures)),
     )
     lead = f"One line for each setting, the median over {section.over}, in a band from quartile to quartile."
+    lead = lead if section.middle else "One line for each setting, of one run."
     return Chart("learning", "Over the training", lead, controls, views)
 
 

@@ -18,6 +18,8 @@ LEVEL = 0.05
 FROM_SHARE = 0.20  # "from 25% usage up": the paper's smallest such setting is 26%, and medians vary
 ABOUT = 1.25  # "about the same time": within a quarter
 
+Runs = list[Run]
+
 CONFIRMED, REFUTED, UNDECIDED = "confirmed", "refuted", "undecided"
 
 
@@ -167,37 +169,50 @@ def dropout(section: Section) -> Verdict:
     return Verdict("C5", words, verdict, test, f"{found}, p = {p:.2g}; unit share 100% by construction", n)
 
 
-def time(section: Section, rivals: tuple[str, ...] = ("fixed",), *, apart: float | None = None) -> Verdict:
-    """rivals: the methods that train a given network. apart: how far the mean weight shares of two batches may be
-    from each other to be compared, where time depends on what is open; None where it does not."""
+def time(section: Section) -> Verdict:
     words = "The search costs about as much time as training the fixed network."
-    name = " or ".join(rivals)
-    alike = "" if apart is None else f" and mean weight shares at most {100 * apart:g} points apart"
-    test = f"time of one update of one run, search over {name}, in batches of as many runs of the same revision on the"
-    test += f" same hardware{alike}, is at most {ABOUT}"
-    pairs = [
-        (abs(_mean_share(ours) - _mean_share(theirs)), ours, theirs)
-        for ours in batches(section)
-        for theirs in batches(section)
-        if ours[0].variant == "search" and any(r.method in rivals for r in theirs) and _made(ours) == _made(theirs)
-    ]
-    pairs = [pair for pair in pairs if apart is None or pair[0] <= apart]
+    test = "time of one update of one run, search over fixed, in batches of as many runs of the same revision on the"
+    test += f" same hardware, is at most {ABOUT}"
+    pairs = timed_pairs(section, ("search",), ("fixed",))
+    pairs = [(ours, theirs) for ours, theirs in pairs if at_once(ours) == at_once(theirs)]
     if not pairs:
         return lacking("C9", words, test, "such batches", 0)
-    _, ours, theirs = min(pairs, key=lambda pair: pair[0])
-    ratio = update_time(ours[0].story) / update_time(theirs[0].story)
+    ours, theirs = min(pairs, key=lambda pair: abs(_mean_share(pair[0]) - _mean_share(pair[1])))
+    verdict = CONFIRMED if time_ratio(ours, theirs) <= ABOUT else REFUTED
+    return Verdict("C9", words, verdict, test, times_told(ours, theirs), len(ours) + len(theirs))
+
+
+def timed_pairs(section: Section, variants: tuple[str, ...], rivals: tuple[str, ...]) -> list[tuple[Runs, Runs]]:
+    """Batches of the search, in these variants, each beside those of the rivals of its revision on its hardware."""
+    return [
+        (ours, theirs)
+        for ours in batches(section)
+        for theirs in batches(section)
+        if ours[0].variant in variants and any(r.method in rivals for r in theirs) and _made(ours) == _made(theirs)
+    ]
+
+
+def _made(runs: Runs) -> tuple[Any, ...]:
+    return runs[0].hardware, runs[0].story.get("commit")
+
+
+def at_once(runs: Runs) -> int:
+    return int(runs[0].story["runs_in_batch"])
+
+
+def time_ratio(ours: Runs, theirs: Runs) -> float:
+    return update_time(ours[0].story) / update_time(theirs[0].story)
+
+
+def times_told(ours: Runs, theirs: Runs) -> str:
     what = " and ".join(dict.fromkeys(r.method for r in theirs))
+    many = "as many" if at_once(ours) == at_once(theirs) else f"{at_once(theirs)}"
     told = f"{1e6 * update_time(ours[0].story):.1f} against {1e6 * update_time(theirs[0].story):.1f} us"
-    told += f", ratio {ratio:.2f} (batches of {len(ours)} search runs and as many of {what}; {ours[0].hardware})"
-    return Verdict("C9", words, CONFIRMED if ratio <= ABOUT else REFUTED, test, told, len(ours) + len(theirs))
+    told += f", ratio {time_ratio(ours, theirs):.2f} (batches of {at_once(ours)} {ours[0].variant} runs and {many} of"
+    return f"{told} {what}; {ours[0].hardware})"
 
 
-def _made(runs: list[Run]) -> tuple[Any, ...]:
-    """What two batches must share for their times to be compared."""
-    return runs[0].hardware, runs[0].story["runs_in_batch"], runs[0].story.get("commit")
-
-
-def _mean_share(runs: list[Run]) -> float:
+def _mean_share(runs: Runs) -> float:
     return sum(r.weight_share for r in runs) / len(runs)
 
 

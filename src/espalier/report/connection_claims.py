@@ -10,8 +10,22 @@ import math
 
 import numpy as np
 
-from espalier.report import claims
-from espalier.report.claims import CONFIRMED, LEVEL, REFUTED, UNDECIDED, Verdict, lacking, points
+from espalier.report.claims import (
+    ABOUT,
+    CONFIRMED,
+    LEVEL,
+    REFUTED,
+    UNDECIDED,
+    Runs,
+    Verdict,
+    at_once,
+    lacking,
+    points,
+    time_ratio,
+    timed_pairs,
+    times_told,
+)
+from espalier.report.connection_tables import MACS
 from espalier.report.runs import Run, Section
 from espalier.report.statistics import difference_interval, holm, median, smaller
 from espalier.report.table import power
@@ -21,13 +35,14 @@ FORTY = (0.35, 0.50)  # "at 40%": the paper's setting is 42.3%
 ALIKE = 0.005  # "level": within half a point of error
 RISE = 0.01  # "less than 1%"
 WEAK, STRONG = (0.0, 2**-6, 2**-5), (2**-4, 2**-3, 2**-2)
+APART = 0.15  # of the MACs: what two batches compute may differ by so much, and still be alike
 FEW = 3  # trials on either side below which no interval is asked for
 TOO_FEW = "too few trials to decide (+-: the standard error by the number of test images alone)"
 
 
 def verdicts(section: Section) -> list[Verdict]:
     """C6 to C9; what lacks runs is undecided and says so."""
-    return [random(section), forty(section), blocks(section), claims.time(section, ("random", "full"), apart=0.15)]
+    return [random(section), forty(section), blocks(section), time(section)]
 
 
 def random(section: Section) -> Verdict:
@@ -123,6 +138,57 @@ def blocks(section: Section) -> Verdict:
     found += f"{sum(second)} of {len(second)} (p = {chances[1]:.2g}); longest paths at the stronger penalties "
     found += f"{' / '.join(f'{p:g}' for p in paths)}; connections {'; '.join(kept)}"
     return Verdict("C8", words, verdict, test, found, n)
+
+
+def time(section: Section) -> Verdict:
+    """Closed gates save time, and so do more runs at once: where two batches are not alike, one has the easier part."""
+    words = "The search costs about as much time as training the fixed network."
+    test = (
+        "time of one update of one run, search (whatever its cost counts) over random selection or the whole network, "
+        "the same revision on the same hardware, is at most "
+        f"{ABOUT}: in batches of as many runs, of which the open shares of the MACs (means over the training) are at "
+        f"most {100 * APART:g} points apart; or, confirmed only, in batches where the search has the harder part, "
+        "fewer runs at once or more MACs open, and refuted only, where it has the easier part"
+    )
+    found = timed_pairs(section, ("search", MACS), ("random", "full"))
+    if not found:
+        return lacking("C9", words, test, "batches of both", 0)
+
+    def nearest(pairs: list[tuple[Runs, Runs]]) -> tuple[Runs, Runs] | None:
+        return min(pairs, key=lambda pair: abs(_gap_open(pair)), default=None)
+
+    harder = [pair for pair in found if _runs(pair) <= 0 and _gap_open(pair) >= -APART]
+    easier = [pair for pair in found if _runs(pair) >= 0 and _gap_open(pair) <= APART]
+    alike = nearest([pair for pair in harder if pair in easier])
+    held = nearest([pair for pair in harder if time_ratio(*pair) <= ABOUT])
+    failed = nearest([pair for pair in easier if time_ratio(*pair) > ABOUT])
+    if alike is None and held is not None and failed is not None:
+        held = failed = None  # they contradict each other
+    decides = alike or held or failed
+    pair = decides or nearest(found)
+    assert pair is not None
+    verdict = UNDECIDED if decides is None else CONFIRMED if time_ratio(*pair) <= ABOUT else REFUTED
+    shares = f"open MACs {_open(pair[0]):.0%} and {_open(pair[1]):.0%}"
+    told = f"{times_told(*pair)}; {shares}" + (", not alike" if verdict == UNDECIDED else "")
+    return Verdict("C9", words, verdict, test, told, len(pair[0]) + len(pair[1]))
+
+
+def _runs(pair: tuple[Runs, Runs]) -> int:
+    """How many more runs the search has at once."""
+    return at_once(pair[0]) - at_once(pair[1])
+
+
+def _gap_open(pair: tuple[Runs, Runs]) -> float:
+    return _open(pair[0]) - _open(pair[1])
+
+
+def _open(runs: Runs) -> float:
+    """The share of the MACs that a batch computes: of what ships where the network is given, else over its curves."""
+    shares = list[float]()
+    for run in runs:
+        curve = [row["mac_share"] for row in run.curve] if run.method == "search" else [run.shipped_mac_share]
+        shares.append(sum(curve) / len(curve))
+    return sum(shares) / len(shares)
 
 
 def _shipped(section: Section, penalties: list[float]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -59,9 +60,13 @@ def connections(section: Section) -> Table:
         row += [median([r.shipped_weight_share for r in runs]), _shipped(runs)]
         row += [median([r.canonical["depth"] for r in runs]), median([len(r.canonical["dead_layers"]) for r in runs])]
         rows.append(tuple(row))
-    caption = f"Table 2. Connections kept by the search (medians over trials): {section.title}"
+    caption = f"Table 2. Connections kept by the search ({over(section)}): {section.title}"
     note = f"{section.note}. Shipped: without dead parts (the canonical mask)"
     return Table("table-2", caption, tuple(columns), tuple(rows), note)
+
+
+def over(section: Section) -> str:
+    return "one trial of each" if section.single else "medians over trials"
 
 
 def block_medians(runs: list[Run]) -> list[float]:
@@ -81,9 +86,9 @@ def setting_label(variant: str, setting: float) -> str:
 def trade_off(section: Section) -> Table:
     columns = (
         ("variant", ""), ("setting", ""), ("runs", COUNT), ("weight share", SHARE), ("shipped weight share", SHARE),
-        ("shipped MAC share", SHARE), ("depth", COUNT), ("error, median", ERROR), ("error, 25%", ERROR),
-        ("error, 75%", ERROR),
+        ("shipped MAC share", SHARE), ("depth", COUNT),
     )  # fmt: skip
+    spread = (("error", ERROR),) if section.single else tuple((f"error, {q}", ERROR) for q in ("median", "25%", "75%"))
     rows = list[tuple[Any, ...]]()
     for variant in section.variants:
         for setting in section.settings(variant):
@@ -92,9 +97,12 @@ def trade_off(section: Section) -> Table:
             names = ("weight_share", "shipped_weight_share", "shipped_mac_share")
             shares = [median([getattr(r, name) for r in runs]) for name in names]
             depth = median([r.canonical["depth"] for r in runs])
-            rows.append((variant, setting_label(variant, setting), len(runs), *shares, depth, middle, low, high))
-    caption = f"Size against error (Fig. 2b in numbers; shares are medians): {section.title}"
-    return Table("trade-off", caption, columns, tuple(rows), f"{section.note}. Shipped: without dead parts")
+            errors = [middle] if section.single else [middle, low, high]
+            rows.append((variant, setting_label(variant, setting), len(runs), *shares, depth, *errors))
+    told = "one trial of each" if section.single else "shares are medians"
+    caption = f"Size against error (Fig. 2b in numbers; {told}): {section.title}"
+    note = f"{section.note}. Shipped: without dead parts"
+    return Table("trade-off", caption, (*columns, *spread), tuple(rows), note)
 
 
 def draws(section: Section) -> Table:
@@ -120,11 +128,12 @@ def macs(section: Section) -> Table:
     columns = (
         ("penalty eps'", ""), ("runs", COUNT), ("shipped MAC share", SHARE), ("shipped weight share", SHARE),
         ("error", ERROR), ("error with weights as the cost, at equal MACs", ERROR), ("difference", "+.2%"),
+        ("standard error by the test images", ERROR),
     )  # fmt: skip
     line = sorted(
         (median([r.shipped_mac_share for r in runs]), median([r.error for r in runs]))
         for p in section.settings("search")
-        if (runs := section.of("search", p))
+        if (runs := section.of("search", p)) and median([r.canonical["depth"] for r in runs])  # 0: no path is left
     )
     rows = list[tuple[Any, ...]]()
     for penalty in section.settings(MACS):
@@ -133,9 +142,12 @@ def macs(section: Section) -> Table:
         row: list[Any] = [power(penalty), len(runs), share, median([r.shipped_weight_share for r in runs]), error]
         if line and line[0][0] <= share <= line[-1][0]:
             other = float(np.interp(share, [s for s, _ in line], [e for _, e in line]))
-            row += [other, error - other]
+            images = runs[0].story["examples"]["test"]
+            row += [other, error - other, math.sqrt(sum(e * (1 - e) / images for e in (error, other)))]
         else:
-            row += [None, None]
+            row += [None] * 3
         rows.append(tuple(row))
-    caption = f"MACs as the cost (medians; the other errors interpolated between penalties): {section.title}"
-    return Table("macs", caption, columns, tuple(rows), section.note)
+    told = f"{over(section)}; errors with weights as the cost interpolated between its penalties"
+    caption = f"Error at equal MACs: MACs as the cost against weights as the cost ({told}): {section.title}"
+    note = f"{section.note}. Shipped: without dead parts. Empty: outside of the networks that the other search shipped"
+    return Table("macs", caption, columns, tuple(rows), note)

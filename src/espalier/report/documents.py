@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Report:
     """One study's own part. study: its name in run files; title: in words. titles: of its figures, by name. tables: the
     first one is the paper's. missing: what a whole study has and a section lacks; far: what is far from the paper.
-    pictures: of networks that were found."""
+    pictures: of networks that were found. documented: names of further tables that the docs hold, where there are."""
 
     study: str
     title: str
@@ -38,6 +38,7 @@ class Report:
     missing: Callable[[Section], str]
     far: Callable[[Section], str]
     pictures: Callable[[Section], dict[str, Drawing]] = lambda section: {}
+    documented: tuple[str, ...] = ()
 
     @property
     def marks(self) -> tuple[str, str]:
@@ -98,7 +99,10 @@ def reproduced(report: Report, sections: Iterable[Section]) -> str:
             "",
         ]
         if section.of("search"):
-            pieces += [report.tables(section)[0].markdown(), report.far(section), ""]
+            made = report.tables(section)
+            pieces += [made[0].markdown(), report.far(section), ""]
+            further = [table for table in made[1:] if table.name in report.documented]
+            pieces += [table.markdown() for table in further if len(table.rows) > 1]
         commands = made_by(str(run.story["command"]) for run in section.runs if run.story["command"])
         pieces += ["Commands:", "", "```", *commands, "```", ""]
     return "\n".join(pieces)

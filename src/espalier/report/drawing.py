@@ -63,8 +63,9 @@ def style(variant: str, i: int) -> tuple[str, str, str]:
 
 def over_updates(runs: Sequence[Run], name: str) -> tuple[list[int], list[float], list[float], list[float]]:
     """Updates, and the quartiles over runs of one column of their curves at each."""
-    updates = [row["update"] for row in runs[0].curve]
-    table = [[row[name] if row[name] is not None else np.nan for row in run.curve] for run in runs]
+    rows = [{row["update"]: row[name] if row[name] is not None else np.nan for row in run.curve} for run in runs]
+    updates = [update for update in rows[0] if all(update in each for each in rows)]  # runs may be measured at others
+    table = [[each[update] for update in updates] for each in rows]
     found = [quartiles(column) for column in zip(*table)]
     return updates, [q[0] for q in found], [q[1] for q in found], [q[2] for q in found]
 
@@ -90,15 +91,13 @@ def _arms(found: np.ndarray) -> np.ndarray:
 def label_penalties(axes: Axes, section: Section, name: str) -> None:
     """Each point of the search with its penalty; points close to each other share a label."""
     groups: list[tuple[list[float], list[float], list[str]]] = []
-    for penalty in section.settings("search"):
-        runs = section.of("search", penalty)
-        x, y = median([getattr(r, name) for r in runs]), median([r.error for r in runs])
+    for x, y, text in _penalties(section, "search", name):
         if not groups or abs(groups[-1][0][0] - x) >= 0.13:
             groups.append(([], [], []))
         xs, ys, names = groups[-1]
         xs.append(x)
         ys.append(y)
-        names.append(maths(penalty))
+        names.append(text)
     for xs, ys, names in groups:
         # Where the curve is steep it would run through a label below; at the right end other points stand there.
         place, side = (0, -15), "center"
@@ -110,6 +109,39 @@ def label_penalties(axes: Axes, section: Section, name: str) -> None:
             ", ".join(names), (min(xs), min(ys)), xytext=place, textcoords="offset points", ha=side, fontsize=8.5,
             color=STYLES["search"][0],
         )  # fmt: skip
+
+
+def label_curves(axes: Axes, section: Section, name: str, variants: tuple[str, str]) -> None:
+    """The points of two curves with their penalties: those of the lower curve below, those of the other above."""
+    curves = [sorted(_penalties(section, variant, name)) for variant in variants]
+    first, second = ([[x, y] for x, y, _ in curve] for curve in curves)
+    line = np.array(first)
+    gaps = [y - float(np.interp(x, line[:, 0], line[:, 1])) for x, y in second]
+    lower = int(median(gaps) < 0)
+    for i, (variant, curve) in enumerate(zip(variants, curves)):
+        place, side = ((-5, -13), "right") if i == lower else ((5, 6), "left")
+        colour = style(variant, section.variants.index(variant))[0]
+        joined = list[tuple[float, float, str]]()
+        for x, y, text in curve:
+            if joined and x - joined[-1][0] < 0.02 and 0.95 < y / joined[-1][1] < 1.05:
+                x, y, text = *joined[-1][:2], f"{joined.pop()[2]}, {text}"
+            joined.append((x, y, text))
+        for x, y, text in joined:
+            if i != lower and x > 0.9:  # a label to the right would leave the figure
+                side = "right"
+            axes.annotate(
+                text, (x, y), xytext=place, textcoords="offset points", ha=side, fontsize=8.5, color=colour
+            )  # fmt: skip
+
+
+def _penalties(section: Section, variant: str, name: str) -> list[tuple[float, float, str]]:
+    """Share, error and penalty of each point of a search."""
+    found = list[tuple[float, float, str]]()
+    for penalty in section.settings(variant):
+        runs = section.of(variant, penalty)
+        share = median([getattr(r, name) for r in runs])
+        found.append((share, median([r.error for r in runs]), maths(penalty)))
+    return found
 
 
 def errors_on(axes: Axes) -> None:

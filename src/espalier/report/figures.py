@@ -15,6 +15,7 @@ from espalier.report.drawing import (
     STYLES,
     errors_on,
     finished,
+    label_curves,
     label_penalties,
     maths,
     over_updates,
@@ -24,6 +25,18 @@ from espalier.report.drawing import (
 )  # fmt: skip
 from espalier.report.runs import Run, Section
 from espalier.report.statistics import quartiles
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A variant of the search that has a figure of its own. share: what it is compared at; cost: what each counts."""
+
+    variant: str
+    figure: str
+    title: str
+    share: str
+    axis: str
+    costs: tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -37,6 +50,7 @@ class Words:
     gates: str
     part: str
     kept: Callable[[Run], list[float]]
+    rival: Rival | None = None
 
 
 UNITS = Words(
@@ -52,11 +66,16 @@ UNITS = Words(
 def figures(section: Section, words: Words = UNITS) -> dict[str, Figure]:
     """Name and figure, those there are runs for. matplotlib's global state is left alone."""
     with matplotlib.rc_context(RULES):
-        made = {"error": trade_off(section, words)}
+        made = dict[str, Figure]()
+        if sum(len(section.settings(variant)) for variant in section.variants) > 1:  # one point is no curve
+            made["error"] = trade_off(section, words)
         if section.of("search"):
             made["learning"] = learning(section, words)
             made["theta"] = thetas(section, words)
+        if len(section.settings("search")) > 1:
             made[f"{words.part}s"] = kept(section, words)
+        if words.rival is not None and section.of("search") and section.of(words.rival.variant):
+            made[words.rival.figure] = rivals(section, words, words.rival)
     return made
 
 
@@ -77,6 +96,24 @@ def trade_off(section: Section, words: Words) -> Figure:
     label_penalties(left, section, words.shares[0][0])
     left.legend(loc="upper right")
     return finished(figure, "Size against error", section)
+
+
+def rivals(section: Section, words: Words, rival: Rival) -> Figure:
+    """The search and a variant of it at equal shares, each point with its penalty; the other methods beside them."""
+    figure = Figure(figsize=(7.4, 4.8), layout="constrained")
+    axes = figure.subplots()
+    labels = dict(words.labels) | dict(zip(("search", rival.variant), rival.costs))
+    for i, variant in enumerate(section.variants):
+        if variant in ("search", rival.variant) or not variant.startswith("search"):
+            series(axes, section, variant, rival.share, labels.get(variant, variant), i)
+    axes.set_xlabel(rival.axis)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_xlim(left=0)
+    axes.set_ylabel("test error" if section.evaluated_on == "test set" else "error, held-out images")
+    errors_on(axes)
+    label_curves(axes, section, rival.share, ("search", rival.variant))
+    axes.legend(loc="upper right")
+    return finished(figure, rival.title, section)
 
 
 def learning(section: Section, words: Words) -> Figure:
@@ -139,7 +176,8 @@ def kept(section: Section, words: Words) -> Figure:
         middle = np.array([q[1] for q in found])
         spread = np.array([[q[1] - q[0] for q in found], [q[2] - q[1] for q in found]])
         axes.bar(at, middle, width=room * 0.92, color=colour, label=f"{words.part} {i + 1}")
-        axes.errorbar(at, middle, yerr=spread, fmt="none", ecolor="#333333", elinewidth=1, capsize=2)
+        if spread.any():
+            axes.errorbar(at, middle, yerr=spread, fmt="none", ecolor="#333333", elinewidth=1, capsize=2)
     axes.set_xticks(range(len(penalties)), [f"${maths(p)[1:-1]}$" for p in penalties])
     axes.set_xlabel("penalty $\\epsilon'$")
     axes.set_ylabel(f"{words.gates} kept")

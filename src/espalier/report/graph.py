@@ -240,12 +240,13 @@ def of_run(story: Mapping[str, Any], *, title: str = "") -> Drawing:
         share = result.get("weight_share")
         facts = [] if share is None else [f"{percent(share)} of the weights"]
         return layers(result["kept"], title=title, facts=facts)
-    title = title or run_title(story)
+    told, title = not title and "epochs" in settings, title or run_title(story)
     if "widths" in settings and "units" in result:
         units = result.get("canonical", result)["units"]
         return mlp(settings["widths"], units, title=title)
     if settings.get("network") == "DenseNet" and "mask" in result:
         layers_of_block = (settings["depth"] - 4) // 3
+        title += f", {settings['epochs']} epochs" if told else ""
         return densenet(result["mask"], layers=layers_of_block, growth=settings["growth"], title=title)
     raise BadInput(
         "a run is drawn from `kept`, from `units` and `widths`, or from the `mask` of a DenseNet; it has none"

@@ -67,8 +67,9 @@ def render(study: Study, files: Iterable[Path] = ()) -> str:
 
 
 def _headline(study: Study) -> str:
-    """The sentence of the first section, by name where there are others: theirs may hold a lower error."""
-    first, words = study.sections[0], headline(study.sections[0])
+    """The sentence of the section with most runs, by name where there are others: theirs may hold a lower error."""
+    first = max(study.sections, key=lambda section: len(section.runs))
+    words = headline(first)
     return f"{first.title}: {words[0].lower()}{words[1:]}" if words and len(study.sections) > 1 else words
 
 

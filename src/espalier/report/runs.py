@@ -164,7 +164,13 @@ class Section:
     def note(self) -> str:
         """What every table and figure says of itself."""
         counts = [f"{len(self.of(variant))} {variant}" for variant in self.variants]
-        return f"{len(self.runs)} runs ({', '.join(counts)}), {self.epochs} epochs, {self.hardware}"
+        runs = "1 run" if len(self.runs) == 1 else f"{len(self.runs)} runs"
+        return f"{runs} ({', '.join(counts)}), {self.epochs} epochs, {self.hardware}"
+
+    @property
+    def single(self) -> bool:
+        """Whether there is one trial of every setting: no number is then a median."""
+        return all(len(self.of(v, s)) == 1 for v in self.variants for s in self.settings(v))
 
     def of(self, variant: str, setting: float | None = None) -> list[Run]:
         """The runs of one variant (and setting); "search" is the paper's form alone."""

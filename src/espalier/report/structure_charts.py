@@ -11,6 +11,7 @@ import numpy as np
 from espalier.report.charts import Chart, Control, View
 from espalier.report.sections import Point, Section, Series
 from espalier.report.statistics import quartiles
+from espalier.report.story import mapping
 from espalier.report.theta import Theta
 from espalier.report.words import counted, listed, percent, plain
 
@@ -100,8 +101,11 @@ def kept(section: Section, styles: Mapping[str, int]) -> Chart | None:
     if not views:
         return None
     how = f": medians over {section.over}, with quartiles." if section.middle else "."
-    lead = f"The gates that ship, of all that a layer has{how}"
-    return Chart("kept", "What each layer keeps", lead, (Control("Method", "select", tuple(methods.items())),), views)
+    part, what = "layer", "gates that ship"
+    if any("connections" in mapping(run.raw.get("result")) for run in section.runs):  # Table 2's numbers
+        part, what = "block", "connections that the mask keeps, those of dead layers among them"
+    lead = f"The {what}, of all that a {part} has{how}"
+    return Chart("kept", f"What each {part} keeps", lead, (Control("Method", "select", tuple(methods.items())),), views)
 
 
 def _kept(one: Series, section: Section, styles: Mapping[str, int]) -> View | None:

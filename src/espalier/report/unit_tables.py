@@ -115,7 +115,8 @@ def variants(section: Section) -> Table:
             else:
                 row += [None] * 5
             rows.append(tuple(row))
-    caption = f"Variants of the search against the paper's form at the same penalty (medians): {section.title}"
+    told = "one trial of each" if section.single else "medians"
+    caption = f"Variants of the search against the paper's form at the same penalty ({told}): {section.title}"
     note = f"{section.note}. Interval: bootstrap of the difference of medians. p: exact Mann-Whitney test"
     return Table("variants", caption, columns, tuple(rows), note)
 

@@ -171,7 +171,7 @@ class Course:
             return
         began = time.monotonic()
         state: Row = {"batch": self.batch.state_dict(), "stretches": self.stretches, "seconds": self.seconds}
-        state |= {"measured": self.measured, "own": self.traveller.state_dict()}
+        state |= {"measured": self.measured, "own": self.traveller.state_dict(), "reading": self.reading}
         if self.search is not None:
             state["search"] = self.search.state_dict()
         self.checkpoint.save(state, self.batch.done)
@@ -190,6 +190,7 @@ class Course:
             raise BadInput(f"the checkpoint in {folder} is of an earlier version; use another folder to start anew")
         self.stretches, self.measured = int(state["stretches"]), int(state["measured"])
         self.seconds = dict(state["seconds"])
+        self.reading = float(state.get("reading", 0.0))  # else a time limit would not know the first one
         self.traveller.load_state_dict(state["own"])
 
     @contextmanager

@@ -6,10 +6,11 @@ import json
 import os
 import shutil
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import safetensors.torch
 import torch
@@ -17,6 +18,7 @@ import torch
 from espalier.data import Dataset, load
 from espalier.space import BadInput
 from espalier.study import record
+from espalier.study.alone import alone
 from espalier.study.batch import StudyBatch
 from espalier.study.spec import RunSpec
 from espalier.study.subject import Plan, Subject
@@ -40,6 +42,14 @@ class Experiment(Generic[Settings]):
     sharing: tuple[tuple[str, ...], ...]
     reading: Callable[[Dataset], Dataset]
     network: Callable[[Settings, Dataset], Subject]
+
+
+class Part(NamedTuple):
+    """A batch there is to train. label: for messages; state: the folder of its checkpoints."""
+
+    label: str
+    runs: list[RunSpec]
+    state: Path
 
 
 class Study(Generic[Settings]):
@@ -86,13 +96,14 @@ class Study(Generic[Settings]):
     def _without_file(self, runs: list[RunSpec]) -> list[RunSpec]:
         return [run for run in runs if not record.done(self.path(run), self._described(run))]
 
-    def parts(self) -> list[tuple[str, list[RunSpec]]]:
-        """The batches there are to train: a name for the folder of each one's state, and its runs.
+    def parts(self) -> list[Part]:
+        """The batches there are to train.
 
         A batch that was begun stays what it was, whichever of its files are there: its masks come from one generator,
-        and the same command finds its checkpoints. Else it is made of the runs without a file.
+        and the same command finds its checkpoints. Else it is made of the runs without a file. The folder of its state
+        is that of all runs the command asks for: a command that asks for others leaves it alone.
         """
-        found = list[tuple[str, list[RunSpec]]]()
+        found = list[Part]()
         for methods in self.experiment.sharing:
             wanted = self.wanted(methods)
             size = self.runs_at_once or max(len(wanted), 1)
@@ -104,51 +115,65 @@ class Study(Generic[Settings]):
                 label = near[0].variant if methods == ("search",) else "+".join(dict.fromkeys(r.method for r in near))
                 if size < len(wanted):
                     label += f"-{near[0].setting}-seed_{near[0].seed}-{len(near)}_runs"
-                found.append((label, self._begun(label, wanted) or missing))
+                asked = zlib.crc32("".join(sorted(json.dumps(run.describe()) for run in near)).encode())
+                state = self.out / "state" / self.settings.folder / f"{label}-{asked:08x}"
+                found.append(Part(label, self._begun(state, wanted) or missing, state))
         return found
 
-    def state(self, label: str) -> Path:
-        return self.out / "state" / self.settings.folder / label
-
-    def _begun(self, label: str, wanted: list[RunSpec]) -> list[RunSpec] | None:
+    def _begun(self, state: Path, wanted: list[RunSpec]) -> list[RunSpec] | None:
         """The runs of a batch that has been begun in this folder, if all of them are wanted."""
-        try:
-            begun = json.loads((self.state(label) / RUNS).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
+        begun = _told(state / RUNS)
         known = {json.dumps(run.describe()): run for run in wanted}
-        runs = [known.get(json.dumps(one)) for one in begun]
-        return None if None in runs else [run for run in runs if run is not None]
+        runs = [known[one] for one in begun if one in known]
+        return runs if begun and len(runs) == len(begun) else None
+
+    def _elsewhere(self, part: Part) -> str:
+        """What is said where another command has begun some of the same runs; nothing where none has."""
+        ours = {json.dumps(run.describe()) for run in part.runs}
+        for path in sorted(part.state.parent.glob(f"*/{RUNS}")):
+            if path.parent != part.state and (shared := ours & set(_told(path))):
+                return (
+                    f"{part.label}: {len(shared)} of these runs were begun by another command too, in {path.parent}; "
+                    "that command goes on with them, this one begins anew"
+                )
+        return ""
 
     def run(self, stop: Stop, progress: Progress) -> bool:
         """Train what is missing, batch by batch, until told to stop. Returns whether the study is complete."""
         parts = self.parts()
-        for _, runs in parts:  # what cannot be made is said before hours of work on the rest
-            for run in runs:
+        for part in parts:  # what cannot be made is said before hours of work on the rest
+            for run in part.runs:
                 self.network.given(run)
-        for number, (label, runs) in enumerate(parts, 1):
+        for number, part in enumerate(parts, 1):
+            which = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
             if stop.now():
                 return False
-            began = time.monotonic()
-            folder = self.state(label)
-            write(folder / RUNS, json.dumps([run.describe() for run in runs]).encode())
-            batch = StudyBatch(self.settings, self.network, self.data, runs, self.device, folder, self.compute)
-            batch.course.seconds["setup"] += time.monotonic() - began
-            which = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
-            progress.say(f"{label}: {len(runs)} runs of {batch.total:,} updates as one batch{which} on {self.device}")
-            if not batch.train(stop, progress):
-                progress.say(
-                    f"{label}: stopped after {batch.batch.done:,} updates; the same command goes on from there"
-                )
-                return False
-            batch.course.save()  # a kill between two files must not change what the others will say
-            self._record(batch)
-            if self.keep_state:
-                self._ship(batch)
-            else:
-                shutil.rmtree(folder, ignore_errors=True)
-            took = sum(batch.course.seconds.values())
-            progress.say(f"{label}: {len(runs)} runs done in {took:,.1f} s, {took / len(runs):,.1f} s each")
+            if (word := self._elsewhere(part)) and not (part.state / RUNS).exists():
+                progress.say(word)
+            with alone(part.state):
+                if not self._train(part, which, stop, progress):
+                    return False
+        return True
+
+    def _train(self, part: Part, which: str, stop: Stop, progress: Progress) -> bool:
+        """One batch, to its end or until told to stop; which: its number among others, in words."""
+        began, runs = time.monotonic(), part.runs
+        write(part.state / RUNS, json.dumps([run.describe() for run in runs]).encode())
+        batch = StudyBatch(self.settings, self.network, self.data, runs, self.device, part.state, self.compute)
+        batch.course.seconds["setup"] += time.monotonic() - began
+        progress.say(f"{part.label}: {len(runs)} runs of {batch.total:,} updates as one batch{which} on {self.device}")
+        if not batch.train(stop, progress):
+            done = f"{batch.batch.done:,} updates"
+            progress.say(f"{part.label}: stopped after {done}; the same command goes on from there")
+            return False
+        batch.course.save()  # a kill between two files must not change what the others will say
+        self._record(batch)
+        if self.keep_state:
+            self._ship(batch)
+        else:
+            shutil.rmtree(part.state, ignore_errors=True)
+        took = sum(batch.course.seconds.values())
+        progress.say(f"{part.label}: {len(runs)} runs done in {took:,.1f} s, {took / len(runs):,.1f} s each")
         return True
 
     def weights(self, run: RunSpec) -> Path:
@@ -179,6 +204,14 @@ class Study(Generic[Settings]):
         for run, story in zip(batch.runs, batch.results(), strict=True):
             if not record.done(self.path(run), self._described(run)):
                 record.save(self.path(run), story | {"settings": self._described(run)} | common)
+
+
+def _told(path: Path) -> list[str]:
+    """The runs that a batch was begun with, each described in JSON; none where there is no such file."""
+    try:
+        return [json.dumps(one) for one in json.loads(path.read_text(encoding="utf-8"))]
+    except (OSError, ValueError):
+        return []
 
 
 def _read(

@@ -1,4 +1,4 @@
-"""When a run stops before its end: its time is over, or somebody pressed Ctrl-C. Both end an update, never cut one."""
+"""When a run stops before its end: its time is over, or it is told to end. Both end an update, never cut one."""
 
 from __future__ import annotations
 
@@ -30,18 +30,26 @@ class Stop:
 
     @contextmanager
     def on_interrupt(self) -> Iterator[None]:
-        """The first Ctrl-C is noted and the update finished; a second one interrupts at once."""
+        """The first Ctrl-C, or polite request to end (SIGTERM), is noted and the update finished; a second one ends it
+        at once."""
         if threading.current_thread() is not threading.main_thread():
             yield  # only the main thread may handle signals
             return
-        before = signal.getsignal(signal.SIGINT)
+        before = {signal.SIGINT: signal.getsignal(signal.SIGINT)}
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # else somebody has plans of their own
+            before[signal.SIGTERM] = signal.SIG_DFL
+
+        def restore() -> None:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
         def note(number: int, frame: FrameType | None) -> None:
             self.interrupted = True
-            signal.signal(signal.SIGINT, before)
+            restore()
 
-        signal.signal(signal.SIGINT, note)
+        for number in before:
+            signal.signal(number, note)
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            restore()

@@ -1,0 +1,42 @@
+"""One process at a time: what two at once would write over each other is refused to the second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from espalier.space import BadInput
+from espalier.train.checkpoint import NotSaved
+
+try:
+    import fcntl
+except ImportError:  # not posix: nothing is refused there
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = "lock"
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold a folder, which is made if need be. The system lets go of it when the process ends, however it ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / LOCK, "wb")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise NotSaved(
+            error.errno, f"{folder} could not be made: {why}. Choose a folder that can be made and written to"
+        ) from error
+    with file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BadInput(
+                    f"another process trains the same runs, and keeps their state in {folder}; wait for it, or ask for "
+                    "other runs"
+                ) from None
+            except OSError:  # a file system without locks
+                pass
+        yield
