@@ -4,7 +4,8 @@
 
 On every fold of the digits the default recipe finds a network. Its units are then trained once more, from update 0 and
 for the whole budget, under the mask that was found: with the initial weights they had in the wide network ("ticket"),
-with those at the scale of the fan-in that is left ("scaled"), and with other ones at that scale ("fresh").
+with those at the scale of the fan-in that is left ("scaled"), and with other ones: at the scale of the wide network
+("fresh, wide"), at that of the fan-in that is left ("fresh"), and as torch's linear layers start by default ("torch").
 """
 
 from __future__ import annotations
@@ -35,6 +36,19 @@ from espalier.train.stop import Stop
 
 FRESH = 100_000  # added to a seed for initial weights that no other run has
 CPU = torch.device("cpu")
+RIVALS = ("ticket", "scaled", "fresh, wide", "fresh", "torch")
+
+
+def as_torch(found: GridBatch, masks: Tensor) -> dict[str, Tensor]:
+    """Weights and biases uniform within one over the root of the fan-in that is left."""
+    start = found.network.start([run.seed for run in found.runs], masks, CPU)
+    kept = [torch.full((len(masks),), found.network.widths[0])] + [masks[:, w].sum(-1) for w in found.network.layers]
+    for name, tensor in start.items():
+        bound = kept[int(name.split(".")[0])].clamp(min=1).rsqrt()
+        for run, spec in enumerate(found.runs):
+            rng = torch.Generator().manual_seed(spec.seed + FRESH)
+            tensor[run] = (2 * torch.rand(tensor[run].shape, generator=rng) - 1) * bound[run]
+    return start
 
 
 def again(found: GridBatch, data: Any, start: dict[str, Tensor]) -> list[float]:
@@ -79,11 +93,14 @@ def main() -> None:
         found.train(Stop(), Silent())
         masks, network = found.masks(), found.network
         seeds = [run.seed for run in runs]
+        others = [seed + FRESH for seed in seeds]
         rows = {
             "ours": [story["result"]["test_error"] for story in found.results()],
             "ticket": again(found, data, network.start(seeds, torch.ones_like(masks), CPU)),
             "scaled": again(found, data, network.start(seeds, masks, CPU)),
-            "fresh": again(found, data, network.start([seed + FRESH for seed in seeds], masks, CPU)),
+            "fresh, wide": again(found, data, network.start(others, torch.ones_like(masks), CPU)),
+            "fresh": again(found, data, network.start(others, masks, CPU)),
+            "torch": again(found, data, as_torch(found, masks)),
         }
         for i, run in enumerate(runs):
             assert run.target is not None
@@ -95,7 +112,7 @@ def main() -> None:
     for target in settings.targets:
         ours = np.array(errors["ours"][target])
         row: dict[str, Any] = {"target": target, "runs": len(ours), "ours": round(100 * ours.mean(), 2)}
-        for name in ("ticket", "scaled", "fresh"):
+        for name in RIVALS:
             theirs = np.array(errors[name][target])
             low, high = paired_interval(list(ours - theirs), folds[target])
             row[name] = round(100 * theirs.mean(), 2)
