@@ -43,10 +43,10 @@ def as_torch(found: GridBatch, masks: Tensor) -> dict[str, Tensor]:
     """Weights and biases uniform within one over the root of the fan-in that is left."""
     start = found.network.start([run.seed for run in found.runs], masks, CPU)
     kept = [torch.full((len(masks),), found.network.widths[0])] + [masks[:, w].sum(-1) for w in found.network.layers]
+    draws = [torch.Generator().manual_seed(run.seed + FRESH) for run in found.runs]
     for name, tensor in start.items():
         bound = kept[int(name.split(".")[0])].clamp(min=1).rsqrt()
-        for run, spec in enumerate(found.runs):
-            rng = torch.Generator().manual_seed(spec.seed + FRESH)
+        for run, rng in enumerate(draws):
             tensor[run] = (2 * torch.rand(tensor[run].shape, generator=rng) - 1) * bound[run]
     return start
 
