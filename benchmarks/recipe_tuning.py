@@ -34,7 +34,8 @@ TARGETS = (0.03, 0.06, 0.12, 0.25, 0.5)
 HIDDEN = (64, 64, 64)
 FIRST_SEED = 1000
 
-# What is not said is: even, a ramp over the first half and then settled, theta from 0.7 at a rate of 32 / d.
+# What is not said is, as the default was then: even, a ramp over the first half and then settled, theta from 0.7 at a
+# rate of 32 / d. Later rows were made by `espalier study --held-out` (docs/recipe.md).
 BASE = {"even": 1.0, "ramp": 0.5, "settle": 0.5, "initial": 0.7, "rate": 32.0, "cap": 0.5}
 OLD = {"initial": 0.5, "ramp": 0.3, "settle": 0.5, "rate": 16.0, "cap": 0.2}
 SETTINGS = {
