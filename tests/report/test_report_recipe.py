@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from espalier.report import recipe
+from espalier.report.commands import made_by
 from espalier.report.files import NotWritten
 from espalier.space import BadInput, Corrupt
 
@@ -191,3 +192,15 @@ def test_what_is_not_whole_is_refused(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(Corrupt, match=path.name):
         recipe.read(tmp_path)
+
+
+def test_commands_are_told_without_what_changes_no_run() -> None:
+    base = "espalier study --out 'my runs' --epochs 20"
+    few = [f"{base} --seeds {n} --commit abc --quiet --time-limit=5" for n in (1, 2)]
+    assert made_by([*few, *few, ""]) == [f"{base} --seeds 1", f"{base} --seeds 2"]
+    many = [f"{base} --penalties '2^-{n}' --no-report" for n in range(1, 7)]
+    (line,) = made_by(many)
+    assert line.startswith(f"{base}   # in 6 calls, which share out --penalties;")
+    other = "espalier study --out elsewhere --epochs 20 --seeds 3"
+    assert made_by([*many, other]) == [line, other]
+    assert made_by(["not 'one of ours"]) == ["not 'one of ours"]

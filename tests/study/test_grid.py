@@ -13,6 +13,7 @@ from study_helpers import StopAfter
 
 from espalier.data import from_arrays, load
 from espalier.space import BadInput, Corrupt, Unreachable
+from espalier.study.alone import alone
 from espalier.study.grid import Grid
 from espalier.study.grid_batch import GridBatch
 from espalier.study.grid_spec import METHODS, GridRun, GridSettings, even_widths
@@ -167,6 +168,14 @@ def test_more_seeds_train_only_what_is_missing(tmp_path: Path) -> None:
     assert study.run(Stop(), Silent())
     assert all(path.stat().st_mtime_ns == then for path, then in before.items())
     assert len(list(tmp_path.rglob("*.jsonl"))) == 2
+
+
+def test_two_processes_never_train_the_same_batch(tmp_path: Path) -> None:
+    assert not grid(tmp_path).run(StopAfter(1), Silent())
+    (state,) = {path.parent for path in (tmp_path / "state").rglob("lock")}
+    with alone(state), pytest.raises(BadInput, match="another process trains the same runs"):
+        grid(tmp_path).run(Stop(), Silent())
+    assert grid(tmp_path).run(Stop(), Silent())
 
 
 def test_records_of_other_settings_and_damaged_ones_are_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from espalier.data.digits import all_digits
 from espalier.data.split import folds
 from espalier.space import BadInput
 from espalier.study import grid_record, record
+from espalier.study.alone import alone
 from espalier.study.grid_batch import GridBatch
 from espalier.study.grid_spec import METHODS, GridRun, GridSettings, even_widths
 from espalier.train import checks
@@ -121,8 +122,12 @@ class Grid:
 
     def _train(self, runs: list[GridRun], data: Dataset, stop: Stop, progress: Progress) -> bool:
         name = grid_record.name(runs)
-        label = f"{runs[0].method} {name}"
         folder = self.out / "state" / self.settings.folder / runs[0].method / name
+        with alone(folder):
+            return self._alone(runs, data, folder, stop, progress)
+
+    def _alone(self, runs: list[GridRun], data: Dataset, folder: Path, stop: Stop, progress: Progress) -> bool:
+        label = f"{runs[0].method} {folder.name}"
         batch = self._batch(runs, data, folder)
         progress.say(f"{label}: {len(runs)} runs of {batch.total:,} updates as one batch on {self.device}")
         if not batch.train(stop, progress):
@@ -145,7 +150,7 @@ class Grid:
             "compute": asdict(batch.batch.compute),
             "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
-        grid_record.save(self.place(runs[0].method) / f"{name}.jsonl", head, batch.results())
+        grid_record.save(self.place(runs[0].method) / f"{folder.name}.jsonl", head, batch.results())
         shutil.rmtree(folder, ignore_errors=True)
         progress.say(f"{label}: {len(runs)} runs done in {took:,.1f} s, {took / len(runs):,.2f} s each")
         return True

@@ -97,13 +97,8 @@ class GridBatch:
         self.course = Course(self, self.batch, self.search, points=due, settle_at=self.settle_at, checkpoint=checkpoint)
 
     def _shape(self) -> Network:
-        inputs, *hidden, classes = self.full.widths
         each = [run.units for run in self.runs if run.units is not None]
-        if each:
-            unit = ALIGNED if self.device.type == "cuda" else 1
-            wide = [-(-max(column) // unit) * unit for column in zip(*each)]
-            hidden = [min(pair) for pair in zip(wide, hidden)]
-        return Network((inputs, *hidden, classes))
+        return Network(holding(self.full.widths, each, ALIGNED if self.device.type == "cuda" else 1))
 
     def _given(self) -> Tensor:
         """The masks ``(R, d)`` the runs start with: what their initialisation is for."""
@@ -218,6 +213,18 @@ class GridBatch:
     def load_state_dict(self, state: Row) -> None:
         self.curves = state["curves"]
         self.reached = None if state["reached"] is None else (state["reached"][0], state["reached"][1])
+
+
+def holding(widths: Sequence[int], each: Sequence[Sequence[int]], unit: int) -> tuple[int, ...]:
+    """The widths of a network that holds each of these hidden layers, a multiple of ``unit`` or those of the full one.
+
+    >>> holding((64, 40, 40, 10), [(3, 17), (9, 39)], 16)
+    (64, 16, 40, 10)
+    """
+    inputs, *hidden, classes = widths
+    if each:
+        hidden = [min(-(-max(column) // unit) * unit, most) for column, most in zip(zip(*each), hidden)]
+    return (inputs, *hidden, classes)
 
 
 SHARES = {"weights": "weight", "units": "unit"}
