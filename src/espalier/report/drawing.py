@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,8 @@ def finished(figure: Figure, title: str, section: Section) -> Figure:
     counts = [len(section.of(v, s)) for v in section.variants for s in section.settings(v)]
     trials = f"{max(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
     note = f"median and quartiles of {trials} trials" if max(counts) > 1 else "one trial"
-    figure.supxlabel(f"{section.note}; {note}", x=0.01, ha="left", fontsize=7.5, color="#555555")
+    text = textwrap.fill(f"{section.note}; {note}", int(14 * figure.get_figwidth()))  # about what fits in its width
+    figure.supxlabel(text, x=0.01, ha="left", fontsize=7.5, color="#555555")
     return figure
 
 
