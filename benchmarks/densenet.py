@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from densenet_case import Case, captured, fast_update, measured, microseconds, updates, worst
+from densenet_compile import ALL
 
 BEGAN = time.monotonic()
 found: dict[str, Any] = {}
@@ -65,7 +66,7 @@ def steps(given: argparse.Namespace, runs: int, precision: str, tuning: Any = No
 
 def operations(given: argparse.Namespace, runs: int) -> dict[str, Any]:
     """Each kernel alone, all its launches for one block, for each way to cut it up."""
-    from densenet_compile import GRID, kind, ways
+    from densenet_compile import kind, launch
     from densenet_compile import operations as cut
 
     case, lean = Case(given, runs, 2, given.images, 1.1), kind(given.lean, "bf16")
@@ -73,15 +74,12 @@ def operations(given: argparse.Namespace, runs: int) -> dict[str, Any]:
     fast.gradients(fast.pack(case.params), case.masks, case.x, case.y)
     rooms, done = next(iter(fast._rooms.values()))
     table: dict[str, Any] = {}
-    for name in ("layer", "source", "input", "weights", "finish", "pool"):
+    for name in given.kernels:
         for room in rooms:
             size = room.block.size
-            usual = [cut("bf16", lean, nothing).tuning(name, size)] if name in GRID else [None]
-            for tuning in [*usual, *(ways(name, lean) if given.grid and name in GRID else ())]:
+            for tuning in choices(given, name, room, lean):
                 if over(given):
                     return table
-                if name == "layer" and tuning.tile % size:
-                    continue
                 do = cut("bf16", lean, lambda operation, _, t=tuning, n=name: t if operation == n else None)
                 if lean:
                     do.affine = done.affine
@@ -95,25 +93,16 @@ def operations(given: argparse.Namespace, runs: int) -> dict[str, Any]:
     return table
 
 
-def launch(name: str, do: Any, room: Any) -> None:
-    """All launches of one kernel for one block in one update."""
-    layers, first = range(room.block.layers), room.block.first
-    if name == "layer":
-        for i in layers:
-            do.layer(room, i)
-    elif name == "source":
-        for i in layers:
-            do.source(room, first + i, first + i + 1)
-    elif name == "input":
-        do.source(room, 0, first)
-    elif name == "weights":
-        do.convolutions(room)
-    elif name == "finish":
-        for i in layers:
-            do.finish(room, i)
-        do.leave(room)
-    else:
-        do.pool(room)
+def choices(given: argparse.Namespace, name: str, room: Any, lean: bool) -> list[Any]:
+    """The ways to cut up a kernel for a block, the usual one first; None where there is no choice."""
+    from densenet_compile import GRID, applies, ways
+    from densenet_compile import operations as cut
+
+    usual = cut("bf16", lean, nothing).tuning(name, room.block.size) if name in GRID else None
+    if usual is None or not applies(name, usual, room):
+        return [None]
+    further = [way for way in ways(name, lean) if applies(name, way, room)] if given.grid else []
+    return list(dict.fromkeys([usual, *further]))
 
 
 def profile(given: argparse.Namespace, runs: int, tuning: Any = None) -> list[str]:
@@ -155,8 +144,16 @@ def readable(
 def prepare(given: argparse.Namespace) -> dict[str, Any]:
     from densenet_compile import compile_all
 
-    made = compile_all(given.depth, given.precisions, given.lean, given.grid, False, given.time_limit / 2)
+    grid = given.kernels if given.grid else ()
+    made = compile_all(given.depth, given.precisions, given.lean, grid, False, given.time_limit / 2)
     return {"failed": made["failed"], "too_large": made["too_large"], "kernels": len(made["kernels"])}
+
+
+def kernels(names: str) -> list[str]:
+    found = names.split(",")
+    if unknown := sorted(set(found) - set(ALL)):
+        raise argparse.ArgumentTypeError(f"no kernel is called {', '.join(unknown)}; there are {', '.join(ALL)}")
+    return found
 
 
 def over(given: argparse.Namespace) -> bool:
@@ -190,6 +187,9 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=40)
     parser.add_argument("--images", type=int, default=32, help="of a mini-batch, read by two masks")
     parser.add_argument("--grid", action="store_true", help="try many ways to cut up the kernels")
+    parser.add_argument(
+        "--kernels", type=kernels, default=ALL, help=f"those to measure alone, of {','.join(ALL)} (all of them)"
+    )
     parser.add_argument("--precisions", nargs="+", default=["float32", "tf32", "bf16"])
     parser.add_argument("--compiled", action="store_true", help="also the readable step under torch.compile: minutes")
     parser.add_argument("--lean", action=argparse.BooleanOptionalAction, help="the leaner kernels, or the earlier ones")

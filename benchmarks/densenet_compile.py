@@ -20,16 +20,16 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from espalier.models.densenet_fast import FastDenseNet
 
 SHARED = 227 * 1024  # bytes that one program of an H200 may have
-# Ways to cut up the kernels: tile, many, warps, stages, splits of each. A column is compiled by one process.
+# Ways to cut up the kernels: tile, many, warps, stages, splits of each.
 GRID = {
     "layer": (
         "128 1 4 3, 128 4 4 2, 128 1 8 2, 128 2 4 3, 128 2 4 2, 64 1 4 2, 64 2 4 2, 64 1 2 2, 256 1 8 2, 256 2 8 2, "
@@ -48,30 +48,32 @@ GRID = {
         "64 8 8 1 8, 64 8 8 2 8, 32 4 4 1 8, 64 4 8 1 8, 32 4 4 1 32, 32 8 8 1 8, 32 4 4 2 16, 64 4 8 2 16"
     ),
 }
-# The same for the leaner kernels, then rows of a strip and whether neighbours are read tap by tap.
+# The same for the leaner kernels, then rows of a layer's strip and whether weights read neighbours tap by tap.
 LEAN = {
-    "layer": (
-        "64 1 2 2 0 2, 128 1 8 3 0 4, 64 1 4 1 0 2, 64 1 4 2 0 2, 64 1 4 3 0 2, 64 1 4 5 0 2, 64 1 4 1 0 4, "
-        "64 1 4 2 0 4, 64 1 4 3 0 4, 64 1 4 5 0 4, 128 1 8 2 0 2, 128 1 8 2 0 4, 128 1 8 5 0 2, 128 1 8 5 0 4, "
-        "64 1 8 2 0 2, 128 1 4 5 0 2"
-    ),
-    "source": (
-        "64 1 4 1 0 1 1, 64 1 4 2 0 1 1, 64 1 4 3 0 1 1, 128 1 4 1 0 1 1, 128 1 8 1 0 1 1, 128 1 4 2 0 1 1, "
-        "128 1 8 2 0 1 1, 64 1 4 1 0 2, 128 1 4 2, 64 1 4 2 0 2, 64 1 2 1 0 1 1, 64 1 2 2 0 1 1, 64 1 4 1 0 4, "
-        "64 1 4 2 0 4, 64 1 4 3 0 2, 128 1 8 1 0 2"
-    ),
+    "layer": "64 1 4 5 0 2, 64 1 4 5 0 4, 128 1 4 5 0 2, 128 1 8 5 0 2, 64 1 4 2 0 2, 64",
+    "source": "64 1 2 2, 64 1 2 1, 64 1 2 3, 128 1 4 2, 32 1 2 3",
     "input": (
-        "64 4 4 1 0 1 1, 64 2 4 1 0 1 1, 64 1 4 1 0 1 1, 128 4 8 1 0 1 1, 128 2 8 1 0 1 1, 128 2 4 1 0 1 1, "
-        "64 2 4 1 0 2, 64 1 4 1 0 2, 64 2 4 2 0 1 1, 64 4 4 2 0 1 1, 128 2 8 2 0 1 1, 64 1 4 1 0 4, 64 2 4 2 0 2, "
-        "64 1 4 2 0 2, 64 2 2 1 0 1 1, 64 1 4 2 0 4"
+        "64 2 4 1, 128 4 8 1, 64 1 2 2, 64 2 4 3, 32 4 4 3, 64 2 4 2, 64 2 2 1, 64 2 2 2, 64 1 2 1, 128 2 8 1, "
+        "128 2 4 1, 64 4 4 1"
     ),
     "weights": (
-        "64 4 4 1 64 1 1, 64 4 4 1 32 1 1, 64 4 4 1 128 1 1, 64 4 4 1 16 1 1, 32 4 4 1 64 1 1, 32 4 4 1 32 1 1, "
-        "64 8 8 1 64 1 1, 64 8 8 1 32 1 1, 64 8 8 1 128 1 1, 64 4 4 1 64, 32 8 8 1 64 1 1, 64 4 4 1 128, "
-        "64 4 4 2 64 1 1, 32 4 4 2 64 1 1, 64 8 8 2 64 1 1, 64 8 8 1 16 1 1"
+        "64 4 4 1 32, 64 4 4 1 64, 64 4 4 1 128, 64 4 4 1 8 1 1, 64 4 4 1 32 1 1, 64 4 4 1 64 1 1, "
+        "64 4 4 1 128 1 1, 32 4 4 1 32 1 1, 32 4 4 1 64 1 1, 64 8 8 1 32 1 1, 64 8 8 1 64 1 1"
     ),
 }
-Job = tuple[int, int, str, bool, bool]  # column of the grid or -1, depth, precision, lean or not, whether to look at it
+ALL = ("layer", "source", "input", "weights", "finish", "pool")  # what takes time
+# The kernels of an update as usual, in parts that take about the same time to compile.
+PARTS = (("layer",), ("source",), ("weights",), ("begin", "enter", "pool", "finish", "settle"))
+
+
+class Job(NamedTuple):
+    depth: int
+    precision: str
+    lean: bool
+    look: bool  # at registers and instructions
+    part: tuple[str, ...] = ()  # as usual
+    name: str = ""  # or one kernel in one way
+    way: Any = None
 
 
 def ways(name: str, lean: bool) -> list[Any]:
@@ -118,31 +120,65 @@ class NoGPU:
         return GPUTarget("cuda", 90, 32)
 
 
+def launch(name: str, do: Any, room: Any) -> None:
+    """All launches of one kernel for one block in one update."""
+    layers, first = range(room.block.layers), room.block.first
+    if name == "layer":
+        for i in layers:
+            do.layer(room, i)
+    elif name == "source":
+        for i in layers:
+            do.source(room, first + i, first + i + 1)
+    elif name == "input":
+        do.source(room, 0, first)
+    elif name == "weights":
+        do.convolutions(room)
+    elif name == "finish":
+        for i in layers:
+            do.finish(room, i)
+        do.leave(room)
+    else:
+        do.pool(room)
+
+
+def applies(name: str, way: Any, room: Any) -> bool:
+    """Whether a kernel is cut up in this way for a block if it is chosen."""
+    if name == "input":
+        return bool(room.block.first > 1)  # an input of one chunk is cut up as any source is
+    return name != "layer" or way.tile % room.block.size == 0
+
+
 def compile_one(job: Job) -> dict[str, Any]:
-    """All kernels of one update with one choice for each. The process is of no other use afterwards."""
-    column, depth, precision, lean, look = job
+    """A part of the kernels as usual, or one in one way. The process is of no other use afterwards."""
     rows: dict[str, Any] = {}
+    wanted = job.part
     try:
         import triton
         from triton.runtime.jit import JITFunction
 
         triton.runtime.driver.set_active(NoGPU())
-        launch = JITFunction.run
+        run = JITFunction.run
 
         def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-            kernel = launch(self, *args, grid=grid, warmup=True, **options)
+            if self.__name__ not in wanted:
+                return
+            kernel = run(self, *args, grid=grid, warmup=True, **options)
             tile = [a for a, p in zip(args, self.params) if p.is_constexpr]
-            name = f"{precision} {self.__name__} {tile} {options}"
+            name = f"{job.precision} {self.__name__} {tile} {options}"
             if name not in rows:
-                rows[name] = resources(kernel) if look else {"shared_bytes": kernel.metadata.shared}
+                rows[name] = resources(kernel) if job.look else {"shared_bytes": kernel.metadata.shared}
 
         JITFunction.run = compiled
-        chosen = {name: ways(name, lean)[column] for name in GRID} if column >= 0 else {}
-        fast = FastDenseNet(depth, precision=precision)
+        fast = FastDenseNet(job.depth, precision=job.precision)
         rooms, _ = fast._room(1, 2, 4, 32, torch.device("cpu"))
-        fast._rooms[next(iter(fast._rooms))] = rooms, operations(precision, lean, lambda name, _: chosen.get(name))
+        do = operations(job.precision, job.lean, lambda operation, _: job.way if operation == job.name else None)
+        fast._rooms[next(iter(fast._rooms))] = rooms, do
         params = {"flat": torch.zeros(1, fast.size)}
         fast.gradients(params, torch.ones(1, 2, fast.d), torch.zeros(1, 4, 3, 32, 32), torch.zeros(1, 4).long())
+        wanted = ("source" if job.name == "input" else job.name,)
+        for room in rooms:
+            if job.name and applies(job.name, job.way, room):
+                launch(job.name, do, room)
     except Exception:
         rows["failed"] = traceback.format_exc()[-600:]
     return rows
@@ -182,13 +218,17 @@ def loop(code: str) -> int:
 
 
 def compile_all(
-    depth: int, precisions: list[str], lean: bool | None, with_grid: bool, look: bool, seconds: float
+    depth: int, precisions: list[str], lean: bool | None, grid: Iterable[str], look: bool, seconds: float
 ) -> dict[str, Any]:
-    """In processes of their own, side by side, before this one touches a GPU: in turn it would take minutes."""
+    """In processes of their own, side by side, before this one touches a GPU: in turn it would take minutes.
+
+    grid: kernels that are compiled in all ways worth a try.
+    """
     torch.set_num_threads(1)  # a pool of threads would not survive the fork
-    jobs: list[Job] = [(-1, depth, precision, kind(lean, precision), look) for precision in precisions]
-    if with_grid:
-        jobs += [(column, depth, "bf16", kind(lean, "bf16"), look) for column in range(len(GRID["layer"].split(", ")))]
+    small = kind(lean, "bf16")
+    jobs = [Job(depth, p, kind(lean, p), look, part) for p in precisions for part in PARTS]
+    for name in grid:
+        jobs += [Job(depth, "bf16", small, look, (), name, way) for way in (ways(name, small) if name in GRID else ())]
     # One job for each process: compiling is set up in it once and for all.
     processes = min(len(jobs), (os.cpu_count() or 1) + 1)
     with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
@@ -204,8 +244,11 @@ def main() -> None:
     parser.add_argument("--lean", action=argparse.BooleanOptionalAction, help="the leaner kernels, or the earlier ones")
     parser.add_argument("--depth", type=int, default=40)
     parser.add_argument("--precisions", nargs="+", default=["bf16", "tf32", "float32"])
+    parser.add_argument(
+        "--look", action=argparse.BooleanOptionalAction, default=True, help="at registers, spills and instructions"
+    )
     given = parser.parse_args()
-    found = compile_all(given.depth, given.precisions, given.lean, given.grid, True, 3600)
+    found = compile_all(given.depth, given.precisions, given.lean, GRID if given.grid else (), given.look, 3600)
     print(json.dumps(found, indent=1))
     sys.exit(1 if found["failed"] or found["too_large"] else 0)
 

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def finished(*command, **environment):
     """What a process of its own printed: neither mode of Triton can be left again."""
     pytest.importorskip("triton")
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")} | environment
+    path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": path} | environment
     done = subprocess.run([sys.executable, "-W", "ignore", *command], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]
     return json.loads(done.stdout)
@@ -53,8 +56,8 @@ def operations(precision):
         return usual
     if sys.argv[2] == "lean":
         return lean.LeanOperations(usual, lambda *_: lean.Tuning(32, 2, splits=12))
-    rows = {"layer": 2, "input": 4} if precision == "float32" else {"layer": 4, "source": 2}
-    return lean.LeanOperations(usual, lambda name, _: lean.Tuning(32, 2, splits=12, rows=rows.get(name, 1), by_tap=1))
+    rows = 2 if precision == "float32" else 4
+    return lean.LeanOperations(usual, lambda *_: lean.Tuning(32, 2, splits=12, rows=rows, by_tap=1))
 
 
 problem = Problem(images=2, depth=7, dtype=torch.float32)
@@ -93,6 +96,14 @@ for name in ("stem.weight", "blocks.1.0.conv.weight", "blocks.2.0.norm.weight", 
         "apart": float((spoilt[1] - losses[1]).abs().max()),
         "finite": all(bool(g[1].isfinite().all()) for g in grads.values()),
     }
+
+problem = Problem(images=8, size=4, depth=7, dtype=torch.float32)  # the last block's images are one pixel
+exact, losses, _ = problem.fast("float32")
+fast = FastDenseNet(**problem.shape, precision="float32")
+rooms, _ = fast._room(2, 2, 8, 4, problem.x.device)
+fast._rooms[next(iter(fast._rooms))] = rooms, operations("float32")
+mine, fast_losses, _ = fast.gradients(problem.params, problem.masks, problem.x, problem.y)
+found["tiny"] = {"losses": float((fast_losses - losses).abs().max()), "gradient": apart(mine)}
 print(json.dumps(found))
 """
 
@@ -110,6 +121,8 @@ def test_interpreted_kernels_compute_what_torch_computes(kind):
         assert row["shows"], name
         assert row["apart"] < 1e-5, name
         assert row["finite"], name
+    assert found["tiny"]["losses"] < 1e-5
+    assert found["tiny"]["gradient"] < 1e-5
     for call in ("first", "second"):
         assert found[f"float32 {call}"]["losses"] < 1e-5
         assert found[f"float32 {call}"]["gradient"] < 1e-5
@@ -129,31 +142,75 @@ def test_kernels_compile_for_an_h200_and_fit(lean):
     assert not [name for name, used in made["kernels"].items() if used["spilt_bytes"]]
 
 
+@pytest.mark.parametrize("lean", [False, True])
+def test_what_is_measured_is_what_was_chosen(lean, monkeypatch):
+    """Each choice of the benchmark's grid is asked for by the launches that are timed with it."""
+    jit = pytest.importorskip("triton.runtime.jit")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import densenet
+    import densenet_compile
+    from espalier.models.densenet_fast import FastDenseNet
+
+    monkeypatch.setattr(jit.JITFunction, "run", lambda *_, **__: None)
+    asked = []
+    fast = FastDenseNet(40)
+    rooms, _ = fast._room(1, 2, 1, 32, torch.device("cpu"))
+    do = densenet_compile.operations("bf16", lean, lambda *at: asked.append(at))
+    fast._rooms[next(iter(fast._rooms))] = rooms, do
+    params, masks = {"flat": torch.zeros(1, fast.size)}, torch.ones(1, 2, fast.d)
+    fast.gradients(params, masks, torch.zeros(1, 1, 3, 32, 32), torch.zeros(1, 1).long())
+    for name in densenet_compile.GRID:
+        for room in rooms:
+            asked.clear()
+            densenet_compile.launch(name, do, room)
+            chosen = densenet.choices(Namespace(grid=True), name, room, lean)
+            assert ((name, room.block.size) in asked) == (chosen != [None])
+            assert len(chosen) == len(set(chosen))
+
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """All kernels that a GPU is asked for here, compiled side by side: one after the other takes minutes."""
+    script, shallow = str(ROOT / "benchmarks" / "densenet_compile.py"), ("--depth", "10", "--precisions", "bf16")
+    kinds = [(kind, *more) for kind in ("--lean", "--no-lean") for more in ((), shallow)]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda kind: finished(script, *kind, "--no-look"), kinds))
+
+
+@pytest.fixture(scope="module")
+def wanted():
+    """A problem of full size with the readable version's gradient and losses, in float32 without tensor cores."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        sizes = {"images": 32, "size": 32, "depth": 40, "growth": 12, "classes": 10, "stem": 16}
+        problem = Problem(dtype=torch.float32, device="cuda", **sizes)
+        return problem, *problem.readable()[:2]
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@on_a_gpu
 @pytest.mark.parametrize("lean", [False, True])
 @pytest.mark.parametrize(
     ("precision", "loss", "gradient"), [("float32", 1e-4, 1e-3), ("tf32", 2e-2, 5e-2), ("bf16", 5e-2, 0.3)]
 )
-def test_kernels_on_a_gpu(precision, loss, gradient, lean):
-    sizes = {"images": 32, "size": 32, "depth": 40, "growth": 12, "classes": 10, "stem": 16}
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        problem = Problem(dtype=torch.float32, device="cuda", **sizes)
-        theirs, losses, _ = problem.readable()
-        mine, fast_losses, _ = problem.fast(precision, lean=lean)
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
+def test_kernels_on_a_gpu(compiled, wanted, precision, loss, gradient, lean):
+    problem, theirs, losses = wanted
+    mine, fast_losses, _ = problem.fast(precision, lean=lean)
     a, b = (torch.cat([grads[name].flatten() for name in theirs]) for grads in (mine, theirs))
     assert float((fast_losses - losses).abs().max()) < loss
     assert float((a - b).norm() / b.norm()) < gradient
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@on_a_gpu
 @pytest.mark.parametrize("lean", [False, True])
-def test_a_recorded_update_is_the_update(lean):
+def test_a_recorded_update_is_the_update(compiled, lean):
     """In a CUDA graph, replayed with other masks and images."""
     from espalier.models.densenet_fast import FastDenseNet
 

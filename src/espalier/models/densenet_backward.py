@@ -47,7 +47,7 @@ def source(
     x, out, weight, pooled_grad, gain, offset, mean, rstd, listed, count, gates, grad, totals,
     gamma, beta, grad_stride, first, last, consumers, chunks, samples, pixels, framed, small, run_stride,
     H: tl.constexpr, W: tl.constexpr, POOL: tl.constexpr, TILE: tl.constexpr, MANY: tl.constexpr,
-    PRECISION: tl.constexpr, EVEN: tl.constexpr, BY_TAP: tl.constexpr,
+    PRECISION: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the normalised values of MANY chunks of one source: what the tail asks, and each open layer."""
     j, g, groups = first + tl.program_id(1) * MANY, tl.program_id(2), tl.num_programs(2)
@@ -84,7 +84,7 @@ def source(
 
     # The nine taps of 16 channels as 8 + 1: the frame of zeros around an image makes every neighbour readable.
     corner = g * framed + _neighbours(p, pixels, H, W, EVEN)
-    eight = out + _first_eight(corner, W, BY_TAP)
+    eight = out + _first_eight(corner, W, False)
     ninth = out + (corner + W + 3)[:, None] * 16 + o[None, :]
     column = (n // 16) * 9 * 256 + n % 16
     weight += (g // samples) * run_stride + j * 9 * 256
@@ -97,8 +97,6 @@ def source(
         following = tl.load(listed + tl.minimum(i + 1, number - 1))
         far, by = layer * groups * framed * 16, layer * chunks * 9 * 256
         asked, asked_last = tl.load(eight + far), tl.load(ninth + far)
-        if BY_TAP:
-            asked = tl.reshape(asked, (TILE, 128))
         if MANY == 1:
             w, w_last = tl.load(row + by), tl.load(last_row + by)
             s, t = tl.load(gain + layer * slots), tl.load(offset + layer * slots)

@@ -40,7 +40,7 @@ def _row(acc, to, inside, own, W: tl.constexpr, WIDE: tl.constexpr):
     return values
 
 
-@triton.jit(do_not_specialize=[name for name in SMALL if name not in ("H", "W")])
+@triton.jit(do_not_specialize=[*(name for name in SMALL if name not in ("H", "W")), "images"])
 def layer(
     x, weight, scale, shift, listed, count, sums, arrived, mean, rstd, gain, offset,
     layer, first, consumers, chunks, samples, images, pixels, run_stride, H: tl.constexpr, W: tl.constexpr,

@@ -1,7 +1,7 @@
 """The fast step's operations on a GPU with leaner kernels: how those are cut up and launched.
 
-``tuned`` is what was measured (docs/performance.md). Reading by tap and by rows of a strip was not yet: both compile
-for an H200 and agree with torch under Triton's interpreter.
+``tuned`` is what was measured (docs/performance.md). That weight gradients read by tap was not yet: it compiles for an
+H200 and agrees with torch under Triton's interpreter.
 """
 
 # mypy: disable-error-code="import-not-found, import-untyped"
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from espalier.models import densenet_backward as backward
 from espalier.models import densenet_forward as forward
-from espalier.models import densenet_source as by_rows
 from espalier.models.densenet_chunks import EPS, Block, Room
 from espalier.models.densenet_triton import TritonOperations, framed
 
@@ -26,8 +25,9 @@ from espalier.models.densenet_triton import TritonOperations, framed
 class Tuning:
     """How a kernel is cut up.
 
-    Pixels of a tile or strip, chunks at a time, warps, stages of its pipeline, splits of the pixels of all groups
-    together, rows of a strip (1: no strips, and a layer by the usual kernel), whether neighbours are read tap by tap.
+    Pixels of a tile or side by side in a strip, chunks at a time, warps, stages of its pipeline. Of weights alone:
+    splits of the pixels of all groups together, and whether neighbours are read tap by tap. Of layers alone: rows of a
+    strip, 2 or 4 (1: no strips but the usual kernel).
     """
 
     tile: int
@@ -42,7 +42,7 @@ class Tuning:
 def tuned(operation: str, size: int) -> Tuning:
     """For bfloat16 and images of size x size pixels: the fastest that spill nothing, on an H200 with eight runs."""
     return {
-        "layer": Tuning(64),
+        "layer": Tuning(64, stages=5, rows=2),
         "source": Tuning(64, warps=2, stages=2 if size > 8 else 1),
         "input": Tuning(64, many=2) if size > 8 else Tuning(128, many=4, warps=8),
         "weights": Tuning(64, many=4, splits=32 if size > 8 else 8),
@@ -84,14 +84,16 @@ class LeanOperations:
 
     def layer(self, room: Room, layer: int) -> None:
         block, tuning, lists = room.block, self.tuning("layer", room.block.size), room.lists
-        if tuning.rows == 1:
+        size, rows = block.size, min(tuning.rows, block.size)
+        if rows == 1:
             return self.usual.layer(room, layer)
-        strips, images, width, rows = _strips(room, tuning)
+        images, wide = room.pixels // size**2, max(tuning.tile, size)
+        strips = triton.cdiv(images, wide // size) * (size // rows)
         forward.layer[(strips, room.groups)](
             room.x, room.forward, room.scale, room.shift, lists.by_consumer, lists.consumer_count, room.sums,
             lists.arrived, room.mean, room.rstd, room.gain, room.offset, layer, block.first, block.consumers,
-            block.chunks, room.samples, images, room.pixels, room.forward.stride(0), block.size, block.size,
-            width, rows, self.usual.precision, EPS, triton.next_power_of_2(block.consumers),
+            block.chunks, room.samples, images, room.pixels, room.forward.stride(0), size, size,
+            wide, rows, self.usual.precision, EPS, triton.next_power_of_2(block.consumers),
             num_warps=tuning.warps, num_stages=tuning.stages,
         )  # fmt: skip
 
@@ -99,26 +101,15 @@ class LeanOperations:
         block, lists, several = room.block, room.lists, last - first > 1
         tuning = self.tuning("input" if several else "source", block.size)
         many = tuning.many if several else 1
-        given = (
+        programs = triton.cdiv(room.pixels, tuning.tile), triton.cdiv(last - first, many), room.groups
+        backward.source[programs](
             room.x, room.out, room.backward, room.pooled_grad, room.gain, room.offset, room.mean, room.rstd,
             lists.by_chunk, lists.chunk_count, room.gates, room.grad, room.totals,
             room.gamma_grad, room.beta_grad, room.gamma_grad.stride(0), first, last, block.consumers, block.chunks,
-            room.samples,
+            room.samples, room.pixels, framed(room), room.pooled.shape[1], room.backward.stride(0),
+            block.size, block.size, block.pool, tuning.tile, many, self.usual.precision,
+            room.pixels % tuning.tile == 0, num_warps=tuning.warps, num_stages=tuning.stages,
         )  # fmt: skip
-        shape = block.size, block.size, block.pool
-        options = {"num_warps": tuning.warps, "num_stages": tuning.stages}
-        programs = triton.cdiv(last - first, many), room.groups
-        if tuning.rows > 1:
-            strips, images, width, rows = _strips(room, tuning)
-            by_rows.source[(strips, *programs)](
-                *given, images, room.backward.stride(0), *shape, width, rows, many, self.usual.precision, **options
-            )
-        else:
-            backward.source[(triton.cdiv(room.pixels, tuning.tile), *programs)](
-                *given, room.pixels, framed(room), room.pooled.shape[1], room.backward.stride(0), *shape,
-                tuning.tile, many, self.usual.precision, room.pixels % tuning.tile == 0,
-                bool(tuning.by_tap), **options,
-            )  # fmt: skip
 
     def convolutions(self, room: Room) -> None:
         block, lists, tuning = room.block, room.lists, self.tuning("weights", room.block.size)
@@ -139,10 +130,3 @@ class LeanOperations:
             block.consumers, block.chunks, sums.stride(0), sums.stride(1), gamma.stride(0), room.backward.stride(0),
             room.weights.stride(0),
         )  # fmt: skip
-
-
-def _strips(room: Room, tuning: Tuning) -> tuple[int, int, int, int]:
-    """How many there are; images of a group; pixels beside each other and rows of a strip."""
-    size = room.block.size
-    images, width, rows = room.pixels // size**2, max(tuning.tile, size), min(tuning.rows, size)
-    return triton.cdiv(images, width // size) * (size // rows), images, width, rows
