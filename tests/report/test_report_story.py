@@ -228,15 +228,16 @@ def test_a_diverged_run_that_ended_with_an_error_counts_with_it(tmp_path):
 
 def test_sections_that_a_study_keeps_apart_have_titles_of_their_own(tmp_path):
     common = {"dataset": "digits", "epochs": 4}
-    for part, rate in (("-rate_0.1", 0.1), ("-held_out", 0.05), ("", 0.05)):
-        grid_run(tmp_path, "search", 0.25, 0, settings=common | {"learning_rate": rate})
+    for part, rate, size in (("-rate_0.1", 0.1, 32), ("-held_out", 0.05, 32), ("-batch_8", 0.05, 8), ("", 0.05, 32)):
+        grid_run(tmp_path, "search", 0.25, 0, settings=common | {"learning_rate": rate, "batch_size": size})
         if part:
             (tmp_path / "runs" / "digits-4_epochs").rename(tmp_path / "runs" / f"digits{part}-4_epochs")
     sections = read(tmp_path).sections
     assert sorted(section.title for section in sections) == [
-        "digits, 4 epochs", "digits, 4 epochs, held-out images", "digits, 4 epochs, learning rate 0.1",
+        "digits, 4 epochs", "digits, 4 epochs, batch 8", "digits, 4 epochs, held-out images",
+        "digits, 4 epochs, learning rate 0.1",
     ]  # fmt: skip
-    assert len({section.name for section in sections}) == 3
+    assert len({section.name for section in sections}) == 4
 
 
 def folded(folder, pairs):

@@ -184,6 +184,7 @@ def test_records_of_other_settings_and_damaged_ones_are_refused(tmp_path: Path) 
     with pytest.raises(BadInput, match=r"momentum: 0.9 there, 0.5 here"):
         other.run(Stop(), Silent())
     assert grid(tmp_path, recipe=Recipe(learning_rate=0.3)).settings.folder == "digits-rate_0.3-2_epochs"
+    assert grid(tmp_path, batch_size=16).settings.folder == "digits-batch_16-2_epochs"
     (path,) = tmp_path.rglob("*.jsonl")
     path.write_text("\n".join(path.read_text().splitlines()[:2]) + "\n")
     with pytest.raises(Corrupt, match=path.name):

@@ -84,7 +84,8 @@ class Section:
         settings = self.runs[0].head["settings"]
         shape = "-".join(map(str, settings["widths"]))
         rate = f", learning rate {settings['learning_rate']:g}" if "-rate_" in self.name else ""
-        length = f"{settings['epochs']} epochs{rate}"
+        batch = f", batch {settings['batch_size']}" if "-batch_" in self.name else ""
+        length = f"{settings['epochs']} epochs{rate}{batch}"
         return f"{settings['dataset']}, {length}, {shape}, {self.runs[0].head['evaluated_on']}"
 
     @property

@@ -270,6 +270,8 @@ def _title(story: Story) -> str:
     # A study keeps other rates of the weights, and held-out images, in folders of their own.
     if "-rate_" in story.place[0] and number(settings.get("learning_rate")) is not None:
         words.append(f"learning rate {settings['learning_rate']:g}")
+    if "-batch_" in story.place[0] and number(settings.get("batch_size")) is not None:
+        words.append(f"batch {settings['batch_size']:g}")
     if "-held_out" in story.place[0]:
         words.append("held-out images")
     shape = str(settings.get("model") or settings.get("network") or "").partition(" ")[0]

@@ -14,6 +14,7 @@ from espalier.train.presets import PAPER, Recipe
 METHODS = ("search", "scratch", "found", "permuted", "penalty")
 TARGETS = (0.03, 0.06, 0.12, 0.25, 0.5, 0.75)
 PENALTIES = (2**-4, 2**-6, 2**-8)
+BATCH_SIZE = 32
 PAIR = 2  # masks; "epochs" and "batch_size" are given for so many, whatever `samples` is
 COSTS = ("weights", "macs", "units", "parameters")
 
@@ -68,7 +69,7 @@ class GridSettings:
     folds: int = 0
     held_out: int = 0
     epochs: int = 20
-    batch_size: int = 32
+    batch_size: int = BATCH_SIZE
     samples: int = 2
     cost: str = "weights"
     recipe: Recipe = field(default_factory=Recipe)
@@ -110,10 +111,11 @@ class GridSettings:
 
     @property
     def folder(self) -> str:
-        """Runs on other data, of another length, or at another rate of the weights, are kept apart."""
+        """Runs on other data, of another length, batch or rate of the weights are kept apart. The usual is unnamed."""
         held = "-held_out" if self.held_out else ""
-        rate = self.recipe.learning_rate
-        return f"{self.dataset}{held}{'' if rate == Recipe().learning_rate else f'-rate_{rate:g}'}-{self.epochs}_epochs"
+        rate = "" if self.recipe.learning_rate == Recipe().learning_rate else f"-rate_{self.recipe.learning_rate:g}"
+        batch = "" if self.batch_size == BATCH_SIZE else f"-batch_{self.batch_size}"
+        return f"{self.dataset}{held}{rate}{batch}-{self.epochs}_epochs"
 
     @property
     def evaluated_on(self) -> str:
