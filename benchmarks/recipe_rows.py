@@ -37,21 +37,22 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
         for story in runs:
             by_target.setdefault(story["run"]["target"], []).append(story)
         if by_target:
-            found.append(row(folder.name, place.name, head, sum(f[0]["seconds"]["batch"] for f in files), by_target))
+            found.append(row(folder.name, place.name, [file[0] for file in files], by_target))
     return found
 
 
-def row(name: str, method: str, head: Any, seconds: float, by_target: dict[float, list[Any]]) -> dict[str, Any]:
-    targets = sorted(by_target)
+def row(name: str, method: str, heads: list[Any], by_target: dict[float, list[Any]]) -> dict[str, Any]:
+    head, targets = heads[0], sorted(by_target)
     of = [[story["result"]["test_error"] for story in by_target[t]] for t in targets]
     return {
         "name": f"study: {name}, {method}", "method": method, "epochs": head["settings"]["epochs"],
-        "runs": len(of[0]), "targets": targets, "setting": head["settings"], "examples": head["examples"],
+        "targets": targets, "runs": [len(e) for e in of], "setting": head["settings"], "examples": head["examples"],
         "mean": [round(100 * statistics.mean(e), 3) for e in of],
         "train_loss": [last_losses(by_target[t]) for t in targets],
         "pairs": [[[s["run"].get("fold") or 0, s["run"]["seed"]] for s in by_target[t]] for t in targets],
-        "errors": of, "seconds": round(seconds, 1), "hardware": head["hardware"], "versions": head["versions"],
-        "commit": head["commit"], "command": head["command"],
+        "errors": of, "seconds": round(sum(one["seconds"]["batch"] for one in heads), 1),
+        "hardware": head["hardware"], "versions": head["versions"], "commit": head["commit"],
+        "commands": list(dict.fromkeys(one["command"] for one in heads)),
     }  # fmt: skip
 
 
