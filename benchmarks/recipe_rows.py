@@ -18,69 +18,64 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from espalier.report.recipe import paired_interval
-from espalier.study.grid_record import lines
-
-Errors = dict[float, dict[tuple[int, int], float]]  # of each target: by fold and seed
+from espalier.report import recipe
+from espalier.report.recipe import Run, Section
 
 
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """A row for each length and method of a study."""
-    found = []
-    for place in sorted({path.parent for path in folder.glob("runs/*/*/*.jsonl")}):
-        files = [lines(path) for path in sorted(place.glob("*.jsonl"))]
-        head = files[0][0]
-        if head["evaluated_on"] == "test set" or not head["settings"]["held_out"]:
-            sys.exit(f"{place} was evaluated on {head['evaluated_on']}: tuning is done on held-out data alone")
-        runs = [story for _, *stories in files for story in stories if story["run"].get("target") is not None]
-        by_target: dict[float, list[Any]] = {}
-        for story in runs:
-            by_target.setdefault(story["run"]["target"], []).append(story)
-        if by_target:
-            found.append(row(folder.name, place.name, [file[0] for file in files], by_target))
+def by_method(section: Section) -> dict[str, dict[float, list[Run]]]:
+    """The runs of each method by target."""
+    found: dict[str, dict[float, list[Run]]] = {}
+    for run in section.runs:
+        if run.target is not None:
+            found.setdefault(run.method, {}).setdefault(run.target, []).append(run)
     return found
 
 
-def row(name: str, method: str, heads: list[Any], by_target: dict[float, list[Any]]) -> dict[str, Any]:
-    head, targets = heads[0], sorted(by_target)
-    of = [[story["result"]["test_error"] for story in by_target[t]] for t in targets]
+def row(name: str, method: str, by_target: dict[float, list[Run]]) -> dict[str, Any]:
+    """What is kept of one method."""
+    targets = sorted(by_target)
+    heads = {id(run.head): run.head for t in targets for run in by_target[t]}.values()
+    head = next(iter(heads))
     return {
         "name": f"study: {name}, {method}", "method": method, "epochs": head["settings"]["epochs"],
-        "targets": targets, "runs": [len(e) for e in of], "setting": head["settings"], "examples": head["examples"],
-        "mean": [round(100 * statistics.mean(e), 3) for e in of],
+        "targets": targets, "runs": [len(by_target[t]) for t in targets],
+        "setting": head["settings"], "examples": head["examples"],
+        "mean": [round(100 * statistics.mean(run.error for run in by_target[t]), 3) for t in targets],
         "train_loss": [last_losses(by_target[t]) for t in targets],
-        "pairs": [[[s["run"].get("fold") or 0, s["run"]["seed"]] for s in by_target[t]] for t in targets],
-        "errors": of, "seconds": round(sum(one["seconds"]["batch"] for one in heads), 1),
+        "pairs": [[[run.pairing[0] or 0, run.pairing[1]] for run in by_target[t]] for t in targets],
+        "errors": [[run.error for run in by_target[t]] for t in targets],
+        "seconds": round(sum(one["seconds"]["batch"] for one in heads), 1),
         "hardware": head["hardware"], "versions": head["versions"], "commit": head["commit"],
         "commands": list(dict.fromkeys(one["command"] for one in heads)),
     }  # fmt: skip
 
 
-def last_losses(stories: list[Any]) -> float | None:
+def last_losses(runs: list[Run]) -> float | None:
     """Their mean; None where a run diverged."""
-    losses = [story["curve"][-1]["train_loss"] for story in stories]
+    losses = [run.story["curve"][-1]["train_loss"] for run in runs]
     return None if None in losses else round(statistics.mean(losses), 4)
 
 
-def keyed(one: dict[str, Any]) -> Errors:
-    return {
-        target: {(fold, seed): error for (fold, seed), error in zip(pairs, errors, strict=True)}
-        for target, pairs, errors in zip(one["targets"], one["pairs"], one["errors"], strict=True)
-    }
-
-
-def compared(one: dict[str, Any], base: dict[str, Any] | None) -> str:
-    """The row in one line."""
-    mine, theirs, parts = keyed(one), keyed(base) if base else {}, []
+def told(one: dict[str, Any], section: Section, base: Section | None) -> str:
+    """The row in one line, beside the search of another section."""
+    parts = []
     for target, mean, loss in zip(one["targets"], one["mean"], one["train_loss"], strict=True):
         text = f"{target:g}: {mean:.2f} (loss {'diverged' if loss is None else f'{loss:.3f}'})"
-        both = sorted(mine[target].keys() & theirs.get(target, {}).keys())
-        if both and one is not base:
-            apart = [100 * (mine[target][key] - theirs[target][key]) for key in both]
-            low, high = paired_interval(apart, [fold for fold, _ in both])
-            text += f" {statistics.mean(apart):+.2f} [{low:+.2f}, {high:+.2f}]"
+        itself = section is base and one["method"] == "search"
+        theirs = base.of("search", target) if base and not itself else {}
+        if apart := recipe.compare(section.of(one["method"], target), theirs):
+            text += f" {100 * apart.mean:+.2f} [{100 * apart.low:+.2f}, {100 * apart.high:+.2f}]"
         parts.append(text)
     return f"{one['epochs']:4d} epochs  {one['name'].removeprefix('study: '):28s} " + "   ".join(parts)
+
+
+def sections_of(folder: Path) -> list[Section]:
+    sections = recipe.read(folder)
+    for section in sections:
+        where = section.runs[0].head["evaluated_on"]
+        if not section.runs[0].head["settings"]["held_out"]:
+            sys.exit(f"{folder} was evaluated on {where}: tuning is done on held-out data alone")
+    return sections
 
 
 def main() -> None:
@@ -88,11 +83,14 @@ def main() -> None:
     parser.add_argument("folders", type=Path, nargs="+", help="of studies; others are held against the first")
     parser.add_argument("--out", type=Path, help="the file to append the rows to; default: none")
     given = parser.parse_args()
-    of = {folder: rows_of(folder) for folder in given.folders}
-    rows = [one for found in of.values() for one in found]
-    bases = {one["epochs"]: one for one in of[given.folders[0]] if one["method"] == "search"}
-    for one in sorted(rows, key=lambda r: r["epochs"]):
-        print(compared(one, bases.get(one["epochs"])))
+    of = [(folder.name, section) for folder in given.folders for section in sections_of(folder)]
+    epochs = [section.runs[0].head["settings"]["epochs"] for _, section in of]
+    bases = {n: section for n, (name, section) in reversed(list(zip(epochs, of))) if name == given.folders[0].name}
+    rows = []
+    for n, (name, section) in sorted(zip(epochs, of), key=lambda pair: pair[0]):
+        for method, by_target in sorted(by_method(section).items()):
+            rows.append(row(name, method, by_target))
+            print(told(rows[-1], section, bases.get(n)))
     if given.out:
         with given.out.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(one, separators=(",", ":")) + "\n" for one in rows)

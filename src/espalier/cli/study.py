@@ -15,7 +15,7 @@ from espalier.cli.config import configurable
 from espalier.cli.words import number, share, told, words
 from espalier.space import BadInput
 from espalier.study.grid import Grid
-from espalier.study.grid_spec import METHODS, TARGETS, GridSettings
+from espalier.study.grid_spec import BATCH_SIZE, METHODS, TARGETS, GridSettings
 from espalier.train import presets, progress
 from espalier.train.batched import Compute
 from espalier.train.presets import Recipe
@@ -41,7 +41,9 @@ def study(
     epochs: str = typer.Option(
         "20", help="Of a search with two masks, one number or several; every method takes as many example-gradients."
     ),
-    batch_size: int = typer.Option(32, help="Examples under each of two masks; twice as many where there is one."),
+    batch_size: int = typer.Option(
+        BATCH_SIZE, help="Examples under each of two masks; twice as many where there is one."
+    ),
     widths: str = typer.Option("", help="Units of the hidden layers, as 64,64,64; default: as wide as the input."),
     cost: str = typer.Option("weights", help="What a target counts: weights, macs, units or parameters."),
     samples: int = typer.Option(2, help="Masks compared in one update, at equal examples per update."),
