@@ -127,8 +127,8 @@ def macs(section: Section) -> Table:
     """MACs as the cost against weights as the cost, at equal MACs of what ships."""
     columns = (
         ("penalty eps'", ""), ("runs", COUNT), ("shipped MAC share", SHARE), ("shipped weight share", SHARE),
-        ("error", ERROR), ("error with weights as the cost, at equal MACs", ERROR), ("difference", "+.2%"),
-        ("standard error by the test images", ERROR),
+        ("error", ERROR), ("error with weights as the cost", ERROR), ("at a shipped MAC share of", SHARE),
+        ("difference", "+.2%"), ("standard error by the test images", ERROR),
     )  # fmt: skip
     line = sorted(
         (median([r.shipped_mac_share for r in runs]), median([r.error for r in runs]))
@@ -140,14 +140,16 @@ def macs(section: Section) -> Table:
         runs = section.of(MACS, penalty)
         share, error = median([r.shipped_mac_share for r in runs]), median([r.error for r in runs])
         row: list[Any] = [power(penalty), len(runs), share, median([r.shipped_weight_share for r in runs]), error]
-        if line and line[0][0] <= share <= line[-1][0]:
-            other = float(np.interp(share, [s for s, _ in line], [e for _, e in line]))
+        if line and share <= line[-1][0]:
+            at = max(share, line[0][0])  # below that the other search shipped nothing: its smallest network is larger
+            other = float(np.interp(at, [s for s, _ in line], [e for _, e in line]))
             images = runs[0].story["examples"]["test"]
-            row += [other, error - other, math.sqrt(sum(e * (1 - e) / images for e in (error, other)))]
+            row += [other, at, error - other, math.sqrt(sum(e * (1 - e) / images for e in (error, other)))]
         else:
-            row += [None] * 3
+            row += [None] * 4
         rows.append(tuple(row))
     told = f"{over(section)}; errors with weights as the cost interpolated between its penalties"
     caption = f"Error at equal MACs: MACs as the cost against weights as the cost ({told}): {section.title}"
-    note = f"{section.note}. Shipped: without dead parts. Empty: outside of the networks that the other search shipped"
+    smallest = "Where the other search shipped no network as small, its smallest stands"
+    note = f"{section.note}. Shipped: without dead parts. {smallest}"
     return Table("macs", caption, columns, tuple(rows), note)

@@ -84,16 +84,17 @@ def series(axes: Axes, section: Section, variant: str, name: str, label: str, i:
     )  # fmt: skip
 
 
-def _arms(found: np.ndarray) -> np.ndarray:
+def _arms(found: np.ndarray) -> np.ndarray | None:
+    """None where there is one trial of each: bars of no length would be told in the legend."""
     arms: np.ndarray = np.maximum(np.stack([found[:, 1] - found[:, 0], found[:, 2] - found[:, 1]]), 0)
-    return arms
+    return arms if arms.any() else None
 
 
 def label_penalties(axes: Axes, section: Section, name: str) -> None:
     """Each point of the search with its penalty; points close to each other share a label."""
     groups: list[tuple[list[float], list[float], list[str]]] = []
     for x, y, text in _penalties(section, "search", name):
-        if not groups or abs(groups[-1][0][0] - x) >= 0.13:
+        if not groups or abs(groups[-1][0][0] - x) >= 0.09 or not 0.88 < y / groups[-1][1][-1] < 1.14:
             groups.append(([], [], []))
         xs, ys, names = groups[-1]
         xs.append(x)
