@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from espalier.search.arguments import ramp_length
 from espalier.space import BadInput, BadType, Space
 from espalier.train import Recipe
-from espalier.train.presets import PRESETS, read, settle_update, settled
+from espalier.train.presets import PRESETS, Phases, read, settled
 
 
 def test_the_paper_is_the_paper() -> None:
     """Its experiment A, with theta at one over the degrees of freedom whatever the length, and cost as it is."""
     for updates in (10, 937_500):
-        found = read("paper").search_arguments(Space.of(2352), updates)
+        phases = read("paper").phases(updates, None)
+        assert phases == Phases(0, updates, updates)
+        found = read("paper").search_arguments(Space.of(2352), phases)
         assert found == {"learning_rate": 1 / 2352, "initial": 0.5, "adaptive": False, "ramp": 0.5, "even": 0.0}
     paper = read("paper")
     assert (paper.learning_rate, paper.momentum, paper.weight_decay, paper.drops) == (0.01, 0.9, 1e-4, (0.5, 0.75))
@@ -36,16 +40,16 @@ def test_the_rate_of_theta_is_a_way_over_the_updates_within_bounds() -> None:
 
 def test_the_default_settles_as_its_ramp_ends() -> None:
     recipe = Recipe()
-    assert recipe.ramp + recipe.settle == 1
-    assert settle_update(recipe, 1000, 0.5) == 500
+    assert recipe.begin + recipe.ramp + recipe.settle == 1
+    assert recipe.phases(1000, 0.5) == Phases(round(1000 * recipe.begin), 500, 1000)
 
 
 @pytest.mark.parametrize(("share", "ramp"), [(0.8, 0.2), (0.5, 0.5), (0.1, 0.5), (0.0, 0.5), (None, 0.5)])
 def test_an_explicit_settle_ends_the_ramp(share: float | None, ramp: float) -> None:
-    found = settled(Recipe(ramp=0.5, settle=0.25), share)
+    found = settled(Recipe(ramp=0.5, settle=0.25, begin=0.0), share)
     assert found.ramp == pytest.approx(ramp)
     assert found.settle == (0.25 if share is None else share)
-    assert settle_update(found, 1000, 0.5) >= round(1000 * found.ramp)
+    assert found.phases(1000, 0.5).settle >= round(1000 * found.ramp)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +58,7 @@ def test_an_explicit_settle_ends_the_ramp(share: float | None, ramp: float) -> N
         ({"ramp": 0.0}, r"ramp of a recipe is a share of the run in \(0, 1\]"),
         ({"ramp": 1.01}, "ramp of a recipe"),
         ({"settle": 1.0}, r"settle of a recipe is a share of the run in \[0, 1\)"),
+        ({"begin": 1.0}, r"begin of a recipe is a share of the run in \[0, 1\)"),
         ({"initial": 1.5}, r"initial of a recipe is in \[0, 1\]"),
         ({"even": 2}, r"even of a recipe is in \[0, 1\]"),
         ({"theta_way": -1.0}, "theta_way of a recipe is a finite number"),
@@ -71,12 +76,37 @@ def test_what_settle_is_not() -> None:
         with pytest.raises(kind, match="settle is a share of the run"):
             settled(Recipe(), share)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match=r"use settle of at most 0\.2"):
-        settle_update(Recipe(ramp=0.8, settle=0.5), 100, 0.5)
-    assert settle_update(Recipe(ramp=0.8, settle=0.5), 100, None) == 50  # without a target there is no ramp
+        Recipe(ramp=0.8, settle=0.5, begin=0.0).phases(100, 0.5)
+    assert Recipe(ramp=0.8, settle=0.5, begin=0.0).phases(100, None).settle == 50  # without a target there is no ramp
     assert set(PRESETS) == {"default", "paper", "finetune"}
 
 
-@pytest.mark.parametrize("updates", range(1, 30))
-def test_the_ramp_ends_before_the_structure_settles(updates: int) -> None:
-    recipe = Recipe()
-    assert settle_update(recipe, updates, 0.3) >= ramp_length(updates, recipe.ramp)
+@given(
+    updates=st.integers(1, 400), begin=st.floats(0, 0.99), ramp=st.floats(0.01, 1), settle=st.floats(0, 0.99),
+    target=st.sampled_from([None, 0.3]),
+)  # fmt: skip
+def test_the_phases_of_a_run(updates: int, begin: float, ramp: float, settle: float, target: float | None) -> None:
+    """One after another, a search between them, and a ramp that ends in it."""
+    recipe = Recipe(begin=begin, ramp=ramp, settle=settle)
+    if begin + settle >= 1 or (target is not None and begin + ramp + settle > 1 + 1e-9):
+        with pytest.raises(BadInput, match="settle"):
+            recipe.phases(updates, target)
+        return
+    phases = recipe.phases(updates, target)
+    assert 0 <= phases.begin < phases.end == updates
+    assert phases.begin <= phases.settle <= updates
+    assert abs(phases.begin - begin * updates) <= 1
+    if target is None:
+        return
+    found = recipe.search_arguments(Space.of(5), phases, target)
+    assert found["horizon"] == updates - phases.begin
+    last = phases.begin + ramp_length(found["horizon"], found["ramp"])
+    assert last <= max(phases.settle, phases.begin + 1)
+    assert abs(last - min(phases.begin + ramp * updates, updates)) <= 1
+
+
+@given(begin=st.floats(0, 0.9), ramp=st.floats(0.01, 1), share=st.floats(0, 0.99))
+def test_any_settle_leaves_room_for_what_comes_before(begin: float, ramp: float, share: float) -> None:
+    found = settled(Recipe(begin=begin, ramp=ramp, settle=0.0), share)
+    assert found.begin + found.ramp + found.settle <= 1 + 1e-9
+    assert found.begin * ramp == pytest.approx(found.ramp * begin)  # shortened alike

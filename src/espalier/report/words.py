@@ -102,7 +102,7 @@ def headline(section: Section) -> str:
         return f"The {measure} is {score(measure, best)} ({section.error_of}), at {percent(x)} of the {axis}."
     lowest = f"The lowest {section.middle}{measure} is {score(measure, best)}, at {percent(x)} of the {axis}"
     small, value, _ = next(one for one in front if one[1] <= 1.1 * best)
-    if small == x:
+    if percent(small) == percent(x):
         return f"{lowest}."
     return f"{lowest}; within a tenth of it, at {score(measure, value)}, {percent(small)} of them are enough."
 

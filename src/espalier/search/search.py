@@ -133,6 +133,16 @@ class Search:
         budget = price.target * price.full_cost
         return selection.within(self._distribution, price.cost, self._theta, budget, price.full, price.smallest)
 
+    def whole(self, noise: Tensor | None = None) -> Tensor:
+        """A mask ``(*batch, d)`` with every bit open, to train under before the search begins; choices, of which there
+        is no whole, are drawn, from this noise or new."""
+        if self.space.is_bits:
+            return torch.ones_like(self._theta, dtype=torch.float32)
+        mask = self.draw(self.noise() if noise is None else noise)[..., 0, :].clone()
+        for _, where in self.space.bits:
+            mask[..., where] = 1.0
+        return mask
+
     def usage(self) -> Tensor:
         """Cost of ``select()`` over the full cost ``(*batch)``."""
         return self._priced.cost(self.select()) / self.full_cost

@@ -18,7 +18,6 @@ from espalier.space import BadInput, Bits, Space
 from espalier.study.course import Course, points, settings_in_lines
 from espalier.study.grid_spec import PAIR, GridRun, GridSettings
 from espalier.study.network import Network
-from espalier.train import presets
 from espalier.train.batched.batch import Batch, Compute, Precision, searched
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given
@@ -59,9 +58,8 @@ class GridBatch:
             raise BadInput(f"batch_size={settings.batch_size} leaves no update of {len(data.train_labels)} examples")
         self.full = Network(tuple(widths))
         self.network = self._shape()
-        target = runs[0].target if runs[0].searches else None
-        settle_at = presets.settle_update(self.recipe, self.total, target)
-        self.settle_at = settle_at if runs[0].searches else self.total
+        self.phases = self.recipe.phases(self.total, runs[0].target if runs[0].searches else None)
+        self.settle_at = self.phases.settle if runs[0].searches else self.total
         described = [run.describe() for run in runs]
         # The masks of a batch come from one generator: its seed is made of all that makes the batch.
         self.seed = zlib.crc32(json.dumps([described, settings.describe(self.method)]).encode())
@@ -85,6 +83,7 @@ class GridBatch:
             total=self.total,
             batch_size=PAIR * settings.batch_size // self.samples,
             samples=self.samples,
+            begin=self.phases.begin,
             compute=compute or Compute(precision=cast(Precision, settings.precision)),
             chain=self.network.chain,
         )
@@ -112,9 +111,8 @@ class GridBatch:
         network, settings, own = self.network, self.settings, self.recipe
         # A layer keeps at least one unit: what ships is to compute something of its input.
         space = Space([Bits(f"layer {i}", width, least=1) for i, width in enumerate(network.hidden, 1)])
-        price: Row = {"penalty": [run.penalty for run in self.runs]}
-        if self.runs[0].target is not None:
-            price = {"target": [run.target for run in self.runs], "horizon": self.total}
+        targets = None if self.runs[0].target is None else [run.target for run in self.runs]
+        price: Row = {} if targets else {"penalty": [run.penalty for run in self.runs]}
         return Search(
             space,
             cost=cost(network, settings.cost),
@@ -123,7 +121,7 @@ class GridBatch:
             batch=(len(self.runs),),
             device=self.device,
             **price,
-            **own.search_arguments(space, self.settle_at),
+            **own.search_arguments(space, self.phases, targets),
         )
 
     def masks(self) -> Tensor:

@@ -1,7 +1,7 @@
 """Where an update's examples come from: tensors read in an order of our own, or somebody else's iterable of batches.
 
-While searching an update reads ``batch`` examples, which all its masks share; once settled it reads ``samples * batch``
-different ones under the one mask: the same work, none of it done twice.
+Where masks are compared an update reads ``batch`` examples, which all of them share; else, under one mask, it reads
+``samples * batch`` different ones: the same work, none of it done twice.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ class Feed(Protocol):
     updates: int
     exact: bool
 
-    def epoch(self, start: int, stop: int, settle_at: int, samples: int) -> Iterator[Batch]:
-        """One batch for each update from start to stop, counted from the start of the run, all of one epoch."""
+    def epoch(self, start: int, stop: int, compared: range, samples: int) -> Iterator[Batch]:
+        """One batch for each update from start to stop, counted from the start of the run, all of one epoch.
+
+        compared: the updates whose batch ``samples`` masks share."""
         ...
 
     def once(self, limit: int | None = None) -> Iterator[Batch]:
@@ -75,11 +77,12 @@ class Tensors:
         self.updates = self.n // self.batch
         self.stream = Stream(self.seed, self.n)
 
-    def epoch(self, start: int, stop: int, settle_at: int, samples: int) -> Iterator[Batch]:
+    def epoch(self, start: int, stop: int, compared: range, samples: int) -> Iterator[Batch]:
         wide = min(samples * self.batch, self.n)
         for update in range(start, stop):
-            size = self.batch if update < settle_at else wide
-            self.stream.position = min(update, settle_at) * self.batch + max(update - settle_at, 0) * wide
+            size = self.batch if update in compared else wide
+            narrow = min(max(update - compared.start, 0), len(compared))
+            self.stream.position = narrow * self.batch + (update - narrow) * wide
             yield self._take(self.stream.take(1, size)[0])
 
     def once(self, limit: int | None = None) -> Iterator[Batch]:
@@ -132,10 +135,10 @@ class Batches:
         if not self.updates:
             raise BadInput("the data are empty: the iterable gives no batch")
 
-    def epoch(self, start: int, stop: int, settle_at: int, samples: int) -> Iterator[Batch]:
+    def epoch(self, start: int, stop: int, compared: range, samples: int) -> Iterator[Batch]:
         passes, new = self._pass(), True
         for update in range(start, stop):
-            wanted = 1 if update < settle_at else samples
+            wanted = 1 if update in compared else samples
             batches = list(islice(passes, wanted))
             # The rest of a pass is not filled up from the next one, which may hold the same examples.
             while len(batches) < wanted and not (new and batches):

@@ -72,6 +72,7 @@ def fit(
     scheduler: called with that optimiser, gives a torch scheduler, which is stepped after every epoch. Default: the
         preset's steps, where the optimizer is the default too; else none.
     settle: the share of the run, at its end, in which the structure is fixed; the ramp to a target ends before it.
+        What comes before, by the preset, is shortened where it has to be.
     preset: "paper", "finetune", a :class:`espalier.train.Recipe`, or None for the default recipe.
     seed: of the masks, of the order of the examples, and of everything random inside the call.
     validation: data as above, of a Dataset its test part; evaluated after every epoch under the mask that would ship.
@@ -86,7 +87,7 @@ def fit(
     feeding = feed.read(data, whole(batch_size, "batch_size", 1), seed, nested.dtype(module))
     recipe = presets.settled(presets.read(preset), settle)
     horizon = whole(epochs, "epochs", 1) * feeding.updates
-    settle_at = presets.settle_update(recipe, horizon, target)
+    phases = recipe.phases(horizon, target)
     held_out = None
     if validation is not None:
         beside = data if isinstance(data, Dataset) else None
@@ -97,12 +98,10 @@ def fit(
             gated.space,
             cost=gated.cost(cost) if isinstance(cost, str) else cost,
             penalty=penalty,
-            target=target,
-            horizon=None if target is None else horizon,
             samples=samples,
             seed=seed,
             device=where,
-            **recipe.search_arguments(gated.space, settle_at),
+            **recipe.search_arguments(gated.space, phases, target),
         )
         settings = {
             **_settings(module, gated, feeding, inner, search),
@@ -112,7 +111,7 @@ def fit(
             "cost": cost if isinstance(cost, str) else "given",
             "penalty": penalty,
             "target": target,
-            "settle_at": settle_at,
+            "settle_at": phases.settle,
             "recipe": asdict(recipe),
             "seed": seed,
             "device": where.type,
@@ -126,8 +125,7 @@ def fit(
             StructureOptimizer(inner, search, gated),
             feeding,
             loss,
-            horizon=horizon,
-            settle_at=settle_at,
+            phases=phases,
             scheduler=steps,
             per_update=scheduler is None,
             validation=held_out,

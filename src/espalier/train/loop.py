@@ -16,6 +16,7 @@ from espalier.train.checkpoint import Checkpoint
 from espalier.train.feed import Batch, Feed
 from espalier.train.metrics import Row, Shares, Thinned, clean, structure_row
 from espalier.train.optimizer import StructureOptimizer
+from espalier.train.presets import Phases
 from espalier.train.progress import Progress
 from espalier.train.record import Record
 from espalier.train.score import Loss
@@ -35,7 +36,7 @@ class OutOfMemory(EspalierError, MemoryError):
 class Run:
     """One run: everything that changes while it trains, and one update at a time.
 
-    horizon: the updates of the whole run. settle_at: the update at which the structure is fixed, horizon for never.
+    phases: its updates. ``horizon``: their number.
     scheduler: stepped after every update if ``per_update``, else after every epoch.
     """
 
@@ -45,8 +46,7 @@ class Run:
         feed: Feed,
         loss: Loss,
         *,
-        horizon: int,
-        settle_at: int,
+        phases: Phases,
         scheduler: Scheduler | None,
         per_update: bool,
         validation: Feed | None,
@@ -54,7 +54,7 @@ class Run:
     ) -> None:
         self.structure, self.feed, self.loss = structure, feed, loss
         self.search, self.gated = structure.search, structure.gated
-        self.horizon, self.settle_at = horizon, settle_at
+        self.phases, self.horizon = phases, phases.end
         self.scheduler, self.per_update = scheduler, per_update
         self.validation, self.device = validation, device
         self.shares = Shares(self.gated, self.search.cost, self.search.full_cost, device)
@@ -78,14 +78,15 @@ class Run:
     def batches(self) -> Iterator[Batch]:
         """What the updates from here to the end of the epoch read, on the device."""
         end = min((self.update // self.feed.updates + 1) * self.feed.updates, self.horizon)
-        for batch in self.feed.epoch(self.update, end, self.settle_at, self.search.samples):
+        for batch in self.feed.epoch(self.update, end, self.phases.compared, self.search.samples):
             inputs, targets = nested.each(lambda t: t.to(self.device, non_blocking=True), batch)
             yield inputs, targets
 
     def step(self, batch: Batch) -> None:
         """One update of weights and structure."""
-        if self.update >= self.settle_at and not self.search.settled:
+        if self.update >= self.phases.settle and not self.search.settled:
             self.search.settle()
+        whole = self.search.whole() if self.update < self.phases.begin else None
         inputs, targets = batch
         seen: list[Any] = []  # the outputs under the first mask
 
@@ -100,7 +101,7 @@ class Run:
             return loss
 
         try:
-            loss = self.structure.step(closure)
+            loss = self.structure.step(closure, under=whole)
         except Diverged as error:
             raise Diverged(f"update {self.update + 1} of {self.horizon}: {error}") from None
         self.sums[0] += float(loss)

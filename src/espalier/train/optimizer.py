@@ -47,23 +47,30 @@ class StructureOptimizer(torch.optim.Optimizer):
     def _share(self) -> None:
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
-    def step(self, closure: Callable[[], Tensor | float] | None = None) -> Tensor:  # type: ignore[override]
-        """One update. Returns the mean loss over the masks whose loss is finite, a scalar tensor."""
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], Tensor | float] | None = None, under: Tensor | None = None
+    ) -> Tensor:
+        """One update. Returns the mean loss over the masks whose loss is finite, a scalar tensor.
+
+        under: a mask ``(d)``; the weights alone take a step, under this mask, and theta rests. To train the whole
+        network before the search begins: ``step(closure, under=search.whole())``.
+        """
         if closure is None:
             raise BadInput("step needs a closure that computes the loss, goes backwards and returns it: step(closure)")
-        masks = self.search.ask()
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        masked = masks[:1] if self.search.settled else masks
-        losses, finite = mean_gradient(self.gated, masked, parameters, closure)
+        rests = under is not None or self.search.settled
+        masks = self.search.ask() if under is None else under.unsqueeze(0)
+        losses, finite = mean_gradient(self.gated, masks[:1] if rests else masks, parameters, closure)
         if not finite:
-            with contextlib.suppress(Diverged):  # a search on the CPU says so at once; here the update is named
-                self.search.tell(masks, losses.expand(len(masks)))
+            if under is None:
+                with contextlib.suppress(Diverged):  # a search on the CPU says so at once; here the update is named
+                    self.search.tell(masks, losses.expand(len(masks)))
             raise Diverged(
                 f"every loss was infinite or not a number ({losses.tolist()}) after {int(self.search.updates)} good "
                 "updates of theta; weights and theta were left as they were. Lower the learning rate of the weights, "
                 "or look at the data"
             )
-        if not self.search.settled:
+        if not rests:
             self.search.tell(masks, losses)
         self.inner.step()
         # Inside an autocast region torch keeps the weights it has cast; they have just changed.

@@ -16,6 +16,21 @@ from espalier.space import BadInput, BadType, Space
 
 
 @dataclass(frozen=True)
+class Phases:
+    """The updates of a run. Before ``begin`` the whole network trains, from there on masks are compared and theta
+    learns, and from ``settle`` to the ``end`` the weights train under what was found."""
+
+    begin: int
+    settle: int
+    end: int
+
+    @property
+    def compared(self) -> range:
+        """The updates whose masks share one mini-batch."""
+        return range(self.begin, self.settle)
+
+
+@dataclass(frozen=True)
 class Recipe:
     """How structure and weights are trained; the defaults are what ``fit`` does when it is told nothing else.
 
@@ -25,6 +40,7 @@ class Recipe:
         run a small rate would leave theta where it started, and the selection to chance.
     theta_cap: and never more than this.
     initial: theta at the start.
+    begin: the share of the run, at its start, before the search begins: all gates are open and theta rests.
     adaptive: ASNG instead of a fixed rate (theta_rate is then its delta).
     ramp: the share of the run over which the expected cost is led to the target.
     even: from which gates the ramp takes: 0 from each in proportion to its cost, 1 from all alike. By cost the layers
@@ -42,6 +58,7 @@ class Recipe:
     theta_cap: float = 0.2
     initial: float = 0.85
     adaptive: bool = False
+    begin: float = 0.0
     ramp: float = 0.5
     even: float = 1.0
     settle: float = 0.5
@@ -61,8 +78,9 @@ class Recipe:
             raise BadInput(
                 f"ramp of a recipe is a share of the run in (0, 1], not {self.ramp!r}: it ends inside the run"
             )
-        if not 0 <= self.settle < 1:
-            raise BadInput(f"settle of a recipe is a share of the run in [0, 1), not {self.settle!r}")
+        for name in ("begin", "settle"):
+            if not 0 <= getattr(self, name) < 1:
+                raise BadInput(f"{name} of a recipe is a share of the run in [0, 1), not {getattr(self, name)!r}")
         for name in ("initial", "even"):
             if not 0 <= getattr(self, name) <= 1:
                 raise BadInput(f"{name} of a recipe is in [0, 1], not {getattr(self, name)!r}")
@@ -76,15 +94,37 @@ class Recipe:
         rate = max(self.theta_rate / space.freedom, self.theta_way / max(updates, 1))
         return max(min(rate, self.theta_cap), min(self.theta_rate, 1.0) / space.freedom)
 
-    def search_arguments(self, space: Space, updates: int) -> dict[str, Any]:
-        """What :class:`espalier.Search` is given; updates: those before the structure settles."""
-        return {
-            "learning_rate": self.step_of_theta(space, updates),
+    def phases(self, updates: int, target: float | None) -> Phases:
+        """Of a run of so many updates; without a target there is no ramp to wait for."""
+        if self.begin + self.settle >= 1:
+            raise BadInput(
+                f"begin={self.begin:g} and settle={self.settle:g} of the run leave nothing of it to search in; their "
+                "sum is below 1"
+            )
+        if target is not None and self.begin + self.ramp + self.settle > 1 + 1e-9:
+            before = f"the search begins at {self.begin:g} of the run, " if self.begin else ""
+            raise BadInput(
+                f"{before}the ramp to the target takes {self.ramp:g} of the run and settle={self.settle:g} fixes the "
+                f"structure before it ends; use settle of at most {max(1 - self.begin - self.ramp, 0.0):g}, or a "
+                "recipe with a shorter ramp"
+            )
+        begin = min(round(self.begin * updates), updates - 1)
+        settle = updates - round(self.settle * updates)
+        if target is not None:
+            settle = max(settle, begin + ramp_length(updates, self.ramp))  # halves are rounded to both sides
+        return Phases(begin, min(settle, updates), updates)
+
+    def search_arguments(self, space: Space, phases: Phases, target: object = None) -> dict[str, Any]:
+        """What :class:`espalier.Search` is given; target: a number, or one for each run, or None."""
+        horizon = phases.end - phases.begin
+        own: dict[str, Any] = {
+            "learning_rate": self.step_of_theta(space, len(phases.compared)),
             "initial": self.initial,
             "adaptive": self.adaptive,
-            "ramp": self.ramp,
             "even": self.even,
+            "ramp": min(ramp_length(phases.end, self.ramp) / horizon, 1.0),
         }
+        return own if target is None else own | {"target": target, "horizon": horizon}
 
     def optimizer(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         return torch.optim.SGD(
@@ -151,22 +191,12 @@ def read(preset: str | Recipe | None) -> Recipe:
 
 
 def settled(recipe: Recipe, share: float | None) -> Recipe:
-    """The recipe with this share of the run settled instead of its own; its ramp ends before that begins."""
+    """The recipe with this share of the run settled instead of its own; what comes before is shortened to fit."""
     if share is None:
         return recipe
     if isinstance(share, bool) or not isinstance(share, (int, float)):
         raise BadType(f"settle is a share of the run, not {share!r}")
     if not 0 <= share < 1:
         raise BadInput(f"settle is a share of the run in [0, 1), not {share!r}: what is settled has been searched for")
-    return replace(recipe, settle=share, ramp=min(recipe.ramp, 1 - share))
-
-
-def settle_update(recipe: Recipe, updates: int, target: float | None) -> int:
-    """The update at which the structure settles; that of the run's end where it never does."""
-    if target is not None and recipe.ramp + recipe.settle > 1 + 1e-9:
-        raise BadInput(
-            f"the ramp to the target takes {recipe.ramp:g} of the run and settle={recipe.settle:g} fixes the structure "
-            f"before it ends; use settle of at most {1 - recipe.ramp:g}, or a recipe with a shorter ramp"
-        )
-    at = updates - round(recipe.settle * updates)
-    return at if target is None else max(at, ramp_length(updates, recipe.ramp))  # halves are rounded to both sides
+    fits = min((1 - share) / (recipe.begin + recipe.ramp), 1.0)
+    return replace(recipe, settle=share, begin=recipe.begin * fits, ramp=recipe.ramp * fits)

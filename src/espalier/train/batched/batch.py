@@ -18,7 +18,7 @@ from espalier.train.batched.capture import Replayer
 from espalier.train.batched.chain import Chain
 from espalier.train.batched.feed import Feed, Pair
 from espalier.train.batched.losses import cross_entropy
-from espalier.train.batched.masks import Given, Searched, Source
+from espalier.train.batched.masks import Given, Searched, Source, Whole
 from espalier.train.batched.optimizers import Optimizer
 from espalier.train.batched.schedule import Schedule
 from espalier.train.batched.step import Call, Differential, Gradient, Loss, Named, Stacked, Step, compiled
@@ -75,6 +75,7 @@ class Batch:
 
     call: ``gated.call``; params, fixed: name to ``(R, ...)``, taken over and changed in place; seeds: of the data
     order, one for each run; samples: masks compared in one update; batch_size: examples that each of them reads.
+    begin: the updates before those of a search, under the whole network.
     chain: what the network is, where it is a chain of linear layers; updates on a GPU are then faster.
     gradient: how the weights' gradient is computed, None for that of ``call``, mapped over runs and masks.
     """
@@ -94,6 +95,7 @@ class Batch:
         total: int,
         batch_size: int,
         samples: int,
+        begin: int = 0,
         rates: Tensor | None = None,
         pad: int = 0,
         compute: Compute | None = None,
@@ -118,12 +120,22 @@ class Batch:
         self.gradient = gradient or self.differential
         self.step = Step(self.state, self.gradient, optimizer, schedule, total, self.feed, known, tf32)
         self.done = 0  # the same as state.done, known without asking the device
+        self._later: tuple[int, Source] | None = None
+        if begin and isinstance(source, Searched):
+            self._later = begin, source
+            source = Whole(source.search)
         self._start(source)
 
     def _classes(self, outputs: int) -> bool:
         """Whether every target is one of so many classes: none is left out, and none is a probability."""
         y = self.feed.targets
         return y.ndim == 1 and not y.is_floating_point() and bool(((y >= 0) & (y < outputs)).all())
+
+    def _begin(self) -> None:
+        """The search, where it is due."""
+        if self._later is not None and self.done >= self._later[0]:
+            source, self._later = self._later[1], None
+            self._start(source)
 
     def _start(self, source: Source) -> None:
         self.source = source
@@ -161,11 +173,13 @@ class Batch:
         here = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
         with torch.no_grad(), self.compute.applied(), here:
             while updates:
+                self._begin()
+                wanted = updates if self._later is None else min(updates, self._later[0] - self.done)
                 if self._replayer is not None:
-                    count = self._replayer.next(updates)
+                    count = self._replayer.next(wanted)
                     self._replayer.run(self.feed.take(count, self.examples))
                 else:
-                    count = min(updates, self.compute.updates_at_once)
+                    count = min(wanted, self.compute.updates_at_once)
                     reading = self.feed.take(count, self.examples)
                     for i in range(count):
                         self._update(self.source, reading.at(i), self.source.noise(self.examples))
@@ -230,6 +244,8 @@ class Batch:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on from a state of the same batch; the tensors are written where the present ones are."""
+        self.done = int(saved["done"])
+        self._begin()
         if self.source.compares and "given" in saved:
             self.settle(saved["given"]["mask"])
         state = self.state
@@ -238,7 +254,6 @@ class Batch:
         for mine, theirs in zip(state.slots, saved["slots"], strict=True):
             for slot, value in zip(mine, theirs, strict=True):
                 slot.copy_(value)
-        self.done = int(saved["done"])
         state.done.fill_(self.done)
         self.step.set_pace()
         for name in ("sums", "skipped", "broken"):

@@ -16,7 +16,7 @@ from espalier.cost import Cost
 from espalier.data import Dataset, standardise
 from espalier.search import Search
 from espalier.space import BadInput, Diverged
-from espalier.train import chance, identity, presets
+from espalier.train import chance, identity
 from espalier.train.batched import stack
 from espalier.train.batched.batch import Batch, Compute, searched
 from espalier.train.batched.chain import Chain, chain_of
@@ -38,7 +38,7 @@ SAVING = 0.02  # of the time may go into checkpoints
 class Group:
     """Runs of equal shape, trained together. folder: of their checkpoints, None for none.
 
-    ``total``: updates of each run. ``settle_at``: the one before which the structure is fixed.
+    ``total``: updates of each run, in ``phases``.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Group:
         self.factory, self.runs, self.plan, self.device = factory, list(runs), plan, device
         self.per_epoch = len(inputs) // plan.batch_size
         self.total = plan.epochs * self.per_epoch
-        self.settle_at = presets.settle_update(plan.recipe, self.total, runs[0].target)
+        self.phases = plan.recipe.phases(self.total, runs[0].target)
         # Gates are found by watching the model compute: what it computes of is to be finite, whatever the data are.
         self.example = standardise(inputs[:4].cpu(), gain, shift).nan_to_num(0.0, 0.0, 0.0)
         self.gated, params, fixed = stack.stacked(factory, [run.seed for run in runs], self.example, device)
@@ -81,6 +81,7 @@ class Group:
             total=self.total,
             batch_size=plan.batch_size,
             samples=plan.samples,
+            begin=self.phases.begin,
             rates=torch.tensor([run.learning_rate or plan.descent.lr for run in runs], dtype=dtype, device=device),
             pad=plan.pad,
             compute=compute,
@@ -93,7 +94,7 @@ class Group:
         self.spent, self.began = 0.0, time.monotonic()
         self.slice = 1  # updates until the next look at the clock; grows to what takes LOOK seconds
         self.settings = plan.describe() | {"space": self.gated.space.to_json(), "data": _describe(inputs, targets)}
-        self.settings |= {"settle_at": self.settle_at, "device": device.type, "precision": compute.precision}
+        self.settings |= {"settle_at": self.phases.settle, "device": device.type, "precision": compute.precision}
         # The factory is called under the seed of each run, so the same call builds the same weights.
         built = [*params.values(), *fixed.values()]
         self.settings["model"] = f"{identity.network(self.gated.model)} {identity.weights(built)}"
@@ -134,9 +135,8 @@ class Group:
         return cost if isinstance(cost, Cost) else Cost.linear(cost)
 
     def _search(self) -> Search:
-        price: dict[str, Any] = {"penalty": [run.penalty or 0.0 for run in self.runs]}
-        if self.runs[0].target is not None:
-            price = {"target": [run.target for run in self.runs], "horizon": self.total}
+        targets = None if self.runs[0].target is None else [run.target for run in self.runs]
+        price: dict[str, Any] = {} if targets else {"penalty": [run.penalty or 0.0 for run in self.runs]}
         space = self.gated.space
         # The masks of a batch come from one generator: its seed is made of all that makes the batch.
         return Search(
@@ -146,7 +146,7 @@ class Group:
             batch=(len(self.runs),),
             device=self.device,
             **price,
-            **self.plan.search_arguments(space, self.settle_at),
+            **self.plan.search_arguments(space, self.phases, targets),
         )
 
     def _source(self) -> Source:
@@ -203,12 +203,12 @@ class Group:
     def _advance(self) -> None:
         """On to where something is due: the end of the epoch, settling, a look at the clock."""
         done = self.batch.done
-        if self.search is not None and done == self.settle_at and not self.search.settled:
+        if self.search is not None and done == self.phases.settle and not self.search.settled:
             self.search.settle()
             self.batch.settle(self.masks())
         due = [done + self.slice, (done // self.per_epoch + 1) * self.per_epoch]
-        if done < self.settle_at:
-            due.append(self.settle_at)
+        if done < self.phases.settle:
+            due.append(self.phases.settle)
         self.gated.model.train()
         begin = time.monotonic()
         self.batch.advance(min(due) - done)

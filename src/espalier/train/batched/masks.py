@@ -1,7 +1,8 @@
 """Where the masks of a batch of runs come from: a search, or masks that are given, whole or with gates dropped.
 
-While a search compares masks, all of them read one mini-batch. Masks that are given have nothing to compare: an update
-then reads ``samples`` times as many distinct examples, the same compute with none of it duplicate.
+While a search compares masks, all of them read one mini-batch. Masks that are given, and the whole network before the
+search begins, have nothing to compare: an update then reads ``samples`` times as many distinct examples, the same
+compute with none of it duplicate.
 """
 
 from __future__ import annotations
@@ -78,6 +79,28 @@ class Searched:
             shuffled = losses.gather(-1, noise[1].argsort(-1))
             losses = torch.where(self.permuted.unsqueeze(-1), shuffled, losses)
         self.search.learn(masks, losses)
+
+
+class Whole:
+    """The whole network, before its search begins: see :meth:`espalier.Search.whole`."""
+
+    compares, masks_each = False, False
+
+    def __init__(self, search: Search) -> None:
+        self.search, self.d = search, search.space.d
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        return None if self.search.space.is_bits else self.search.generator
+
+    def noise(self, examples: int) -> tuple[Tensor, ...]:
+        return () if self.search.space.is_bits else (self.search.noise(),)
+
+    def masks(self, noise: tuple[Tensor, ...]) -> Tensor:
+        return self.search.whole(*noise).unsqueeze(1)
+
+    def learn(self, masks: Tensor, losses: Tensor, noise: tuple[Tensor, ...]) -> None:
+        pass
 
 
 class Given:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from espalier.space import BadInput, BadType, Space
 from espalier.train import checks, identity
 from espalier.train.batched.optimizers import SGD, Optimizer
 from espalier.train.batched.schedule import Schedule, Steps
-from espalier.train.presets import Recipe
+from espalier.train.presets import Phases, Recipe
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class Plan:
     def rates(self) -> Schedule:
         return self.schedule or Steps(self.recipe.drops)
 
-    def search_arguments(self, space: Space, updates: int) -> dict[str, Any]:
-        """updates: those before the structure settles."""
-        own = self.recipe.search_arguments(space, updates)
-        return own | {"samples": self.samples} | dict(self.search or {})
+    def search_arguments(self, space: Space, phases: Phases, targets: Sequence[float | None] | None) -> dict[str, Any]:
+        """targets: of the runs. A ramp that is given is in the recipe, as a share of the run."""
+        given = {name: value for name, value in (self.search or {}).items() if name != "ramp"}
+        return self.recipe.search_arguments(space, phases, targets) | {"samples": self.samples} | given
 
     def describe(self) -> dict[str, Any]:
         """JSON-able: what two calls are compared by before one goes on with the other's checkpoint."""
