@@ -24,7 +24,7 @@ from espalier.train.batched.optimizers import SGD
 from espalier.train.batched.schedule import Steps
 
 X, Y = networks.digit_vectors(256)[0]
-RECIPE = Recipe(begin=0.25, ramp=0.25, settle=0.5, drops=(0.75,))
+RECIPE = Recipe(begin=0.25, ramp=0.25, settle=0.5, ramp_updates=0, drops=(0.75,))
 
 
 class Weighed(networks.Watched):

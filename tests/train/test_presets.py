@@ -18,7 +18,7 @@ def test_the_paper_is_the_paper() -> None:
     """Its experiment A, with theta at one over the degrees of freedom whatever the length, and cost as it is."""
     for updates in (10, 937_500):
         phases = read("paper").phases(updates, None)
-        assert phases == Phases(0, updates, updates)
+        assert phases == Phases(0, updates // 2, updates, updates)
         found = read("paper").search_arguments(Space.of(2352), phases)
         assert found == {"learning_rate": 1 / 2352, "initial": 0.5, "adaptive": False, "ramp": 0.5, "even": 0.0}
     paper = read("paper")
@@ -41,7 +41,9 @@ def test_the_rate_of_theta_is_a_way_over_the_updates_within_bounds() -> None:
 def test_the_default_settles_as_its_ramp_ends() -> None:
     recipe = Recipe()
     assert recipe.begin + recipe.ramp + recipe.settle == 1
-    assert recipe.phases(1000, 0.5) == Phases(round(1000 * recipe.begin), 500, 1000)
+    phases = recipe.phases(100_000, 0.5)
+    assert phases.begin == round(100_000 * recipe.begin)
+    assert phases.begin + phases.ramp == phases.settle == 50_000
 
 
 @pytest.mark.parametrize(("share", "ramp"), [(0.8, 0.2), (0.5, 0.5), (0.1, 0.5), (0.0, 0.5), (None, 0.5)])
@@ -83,11 +85,13 @@ def test_what_settle_is_not() -> None:
 
 @given(
     updates=st.integers(1, 400), begin=st.floats(0, 0.99), ramp=st.floats(0.01, 1), settle=st.floats(0, 0.99),
-    target=st.sampled_from([None, 0.3]),
+    target=st.sampled_from([None, 0.3]), least=st.sampled_from([0, 40, 1000]),
 )  # fmt: skip
-def test_the_phases_of_a_run(updates: int, begin: float, ramp: float, settle: float, target: float | None) -> None:
+def test_the_phases_of_a_run(
+    updates: int, begin: float, ramp: float, settle: float, target: float | None, least: int
+) -> None:
     """One after another, a search between them, and a ramp that ends in it."""
-    recipe = Recipe(begin=begin, ramp=ramp, settle=settle)
+    recipe = Recipe(begin=begin, ramp=ramp, settle=settle, ramp_updates=least)
     if begin + settle >= 1 or (target is not None and begin + ramp + settle > 1 + 1e-9):
         with pytest.raises(BadInput, match="settle"):
             recipe.phases(updates, target)
@@ -95,14 +99,19 @@ def test_the_phases_of_a_run(updates: int, begin: float, ramp: float, settle: fl
     phases = recipe.phases(updates, target)
     assert 0 <= phases.begin < phases.end == updates
     assert phases.begin <= phases.settle <= updates
-    assert abs(phases.begin - begin * updates) <= 1
+    assert phases.begin <= begin * updates + 1
+    if ramp * updates >= least:
+        assert abs(phases.begin - begin * updates) <= 1
+    else:  # what the ramp takes, the whole network loses
+        assert phases.begin <= 1 or phases.ramp >= min(least, updates - phases.begin) - 1
+        assert abs(phases.begin + phases.ramp - min((begin + ramp) * updates, updates)) <= 2
     if target is None:
         return
     found = recipe.search_arguments(Space.of(5), phases, target)
     assert found["horizon"] == updates - phases.begin
     last = phases.begin + ramp_length(found["horizon"], found["ramp"])
     assert last <= max(phases.settle, phases.begin + 1)
-    assert abs(last - min(phases.begin + ramp * updates, updates)) <= 1
+    assert last == phases.begin + phases.ramp
 
 
 @given(begin=st.floats(0, 0.9), ramp=st.floats(0.01, 1), share=st.floats(0, 0.99))

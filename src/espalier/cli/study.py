@@ -53,6 +53,9 @@ def study(
     initial: float | None = typer.Option(None, help="Theta at the start."),
     begin: float | None = typer.Option(None, help="The share of the run, at its start, under the whole network."),
     ramp: float | None = typer.Option(None, help="The share of the run over which the cost is led to the target."),
+    ramp_updates: int | None = typer.Option(
+        None, help="The fewest updates of that, where the search can begin earlier."
+    ),
     even: float | None = typer.Option(None, help="0: the ramp takes from gates by their cost; 1: from all alike."),
     settle: float | None = typer.Option(None, help="The share of the run, at its end, under the structure found."),
     adaptive: bool = typer.Option(False, "--adaptive", help="The step size of theta adapts itself (ASNG)."),
@@ -77,7 +80,7 @@ def study(
     stop = Stop(time_limit)
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     given = {"theta_rate": theta_rate, "theta_way": theta_way, "initial": initial, "begin": begin}
-    given |= {"ramp": ramp, "even": even}
+    given |= {"ramp": ramp, "ramp_updates": ramp_updates, "even": even}
     given |= {"learning_rate": learning_rate, "adaptive": adaptive or None}
     given["drops"] = tuple(number(word) for word in words(drops)) or None  # type: ignore[assignment]
     own = recipe(preset, given, settle)

@@ -150,8 +150,8 @@ class GridSettings:
         if method not in ("scratch", "found"):
             shown |= {"samples": self.samples}
             shown |= {name: value for name, value in recipe.items() if name not in weights}
-            if not recipe["begin"]:  # runs from before there was such a thing are as good
-                del shown["begin"]
+            if not recipe["begin"]:  # without it there is nothing to begin earlier; and earlier runs are as good
+                del shown["begin"], shown["ramp_updates"]
         return shown
 
     def runs(self, method: str, fold: int | None, found: Mapping[tuple[Any, ...], Sequence[int]]) -> list[GridRun]:

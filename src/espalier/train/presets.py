@@ -18,9 +18,11 @@ from espalier.space import BadInput, BadType, Space
 @dataclass(frozen=True)
 class Phases:
     """The updates of a run. Before ``begin`` the whole network trains, from there on masks are compared and theta
-    learns, and from ``settle`` to the ``end`` the weights train under what was found."""
+    learns, and from ``settle`` to the ``end`` the weights train under what was found. ``ramp``: how many of those in
+    between lead to the target."""
 
     begin: int
+    ramp: int
     settle: int
     end: int
 
@@ -43,6 +45,7 @@ class Recipe:
     begin: the share of the run, at its start, before the search begins: all gates are open and theta rests.
     adaptive: ASNG instead of a fixed rate (theta_rate is then its delta).
     ramp: the share of the run over which the expected cost is led to the target.
+    ramp_updates: and no fewer than so many updates, where the search can begin earlier for it.
     even: from which gates the ramp takes: 0 from each in proportion to its cost, 1 from all alike. By cost the layers
         that read most end as bottlenecks: what a gate costs is known exactly, what it is worth only from noise.
     settle: the share of the run, at its end, in which the structure is fixed. It begins as the ramp ends, while the
@@ -60,6 +63,7 @@ class Recipe:
     adaptive: bool = False
     begin: float = 0.0
     ramp: float = 0.5
+    ramp_updates: int = 1000
     even: float = 1.0
     settle: float = 0.5
     learning_rate: float = 0.05
@@ -108,11 +112,13 @@ class Recipe:
                 f"structure before it ends; use settle of at most {max(1 - self.begin - self.ramp, 0.0):g}, or a "
                 "recipe with a shorter ramp"
             )
-        begin = min(round(self.begin * updates), updates - 1)
+        earlier = min(max(self.ramp_updates / updates - self.ramp, 0.0), self.begin)
+        begin = min(round((self.begin - earlier) * updates), updates - 1)
+        ramp = min(ramp_length(updates, min(self.ramp + earlier, 1.0)), updates - begin)
         settle = updates - round(self.settle * updates)
         if target is not None:
-            settle = max(settle, begin + ramp_length(updates, self.ramp))  # halves are rounded to both sides
-        return Phases(begin, min(settle, updates), updates)
+            settle = max(settle, begin + ramp)  # halves are rounded to both sides
+        return Phases(begin, ramp, max(settle, begin + 1), updates)
 
     def search_arguments(self, space: Space, phases: Phases, target: object = None) -> dict[str, Any]:
         """What :class:`espalier.Search` is given; target: a number, or one for each run, or None."""
@@ -122,7 +128,7 @@ class Recipe:
             "initial": self.initial,
             "adaptive": self.adaptive,
             "even": self.even,
-            "ramp": min(ramp_length(phases.end, self.ramp) / horizon, 1.0),
+            "ramp": phases.ramp / horizon,
         }
         return own if target is None else own | {"target": target, "horizon": horizon}
 
