@@ -29,6 +29,7 @@ def batch(
     source: Any = None,
     optimizer: Any = None,
     chain: Chain | None = None,
+    begin: int = 0,
 ) -> Batch:
     models, params = initial(dtype)
     if source is None:
@@ -50,6 +51,7 @@ def batch(
         total=60,
         batch_size=8,
         samples=SAMPLES,
+        begin=begin,
         compute=compute,
         chain=chain,
     )
@@ -82,6 +84,15 @@ def test_settled_and_dropped_masks_are_recorded_too() -> None:
             engine.advance(23)
             ends.append(engine)
         assert_equal(*ends, 1e-9)
+
+
+def test_the_whole_network_before_the_search_is_recorded_and_left_again() -> None:
+    eager, recorded = batch(EAGER, begin=13), batch(Compute(capture=True, updates_at_once=5), begin=13)
+    for engine in (eager, recorded):
+        engine.advance(30)
+        assert engine.source.search.updates.tolist() == [17] * RUNS
+    assert_equal(eager, recorded, 1e-9)
+    torch.testing.assert_close(eager.source.search.theta, recorded.source.search.theta, rtol=1e-12, atol=1e-12)
 
 
 def test_compiled_equals_eager_over_one_update_in_float32() -> None:
