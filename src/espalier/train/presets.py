@@ -63,7 +63,7 @@ class Recipe:
     adaptive: bool = False
     begin: float = 0.0
     ramp: float = 0.5
-    ramp_updates: int = 1000
+    ramp_updates: int = 600
     even: float = 1.0
     settle: float = 0.5
     learning_rate: float = 0.05
