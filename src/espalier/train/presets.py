@@ -102,8 +102,8 @@ class Recipe:
         """Of a run of so many updates; without a target there is no ramp to wait for."""
         if self.begin + self.settle >= 1:
             raise BadInput(
-                f"begin={self.begin:g} and settle={self.settle:g} of the run leave nothing of it to search in; their "
-                "sum is below 1"
+                f"begin={self.begin:g} and settle={self.settle:g} of the run leave nothing of it to search in; "
+                "give numbers whose sum is below 1"
             )
         if target is not None and self.begin + self.ramp + self.settle > 1 + 1e-9:
             before = f"the search begins at {self.begin:g} of the run, " if self.begin else ""
