@@ -239,9 +239,10 @@ def nothing(operation: str, size: int) -> None:
 
 def best(table: Any, lean: bool) -> dict[tuple[str, int], Any]:
     """The fastest way for each kernel and size of image."""
-    from espalier.models import densenet_lean, densenet_triton
+    from espalier.models.densenet_fast import first
+    from espalier.models.densenet_fast import lean as leaner
 
-    tuning = (densenet_lean if lean else densenet_triton).Tuning
+    tuning = (leaner if lean else first).Tuning
     fastest = {}
     for at, row in table.items() if isinstance(table, dict) else ():
         name, size = at.split()

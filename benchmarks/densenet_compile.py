@@ -77,9 +77,10 @@ class Job(NamedTuple):
 
 
 def ways(name: str, lean: bool) -> list[Any]:
-    from espalier.models import densenet_lean, densenet_triton
+    from espalier.models.densenet_fast import first
+    from espalier.models.densenet_fast import lean as leaner
 
-    tuning = (densenet_lean if lean else densenet_triton).Tuning
+    tuning = (leaner if lean else first).Tuning
     return [tuning(*map(int, way.split())) for way in (LEAN if lean else GRID)[name].split(", ")]
 
 
@@ -90,19 +91,20 @@ def kind(lean: bool | None, precision: str) -> bool:
 
 def operations(precision: str, lean: bool, chosen: Callable[[str, int], Any]) -> Any:
     """What does the work, cut up as chosen, and as usual where nothing is."""
-    from espalier.models import densenet_lean, densenet_triton
+    from espalier.models.densenet_fast import first
+    from espalier.models.densenet_fast import lean as leaner
 
     small, exact = precision == "bf16", "tf32" if precision == "tf32" else "ieee"
-    here = densenet_lean if lean else densenet_triton
+    here = leaner if lean else first
     usual = here.tuned if small else here.careful
 
     def tuning(operation: str, size: int) -> Any:
         return chosen(operation, size) or usual(operation, size)
 
     if not lean:
-        return densenet_triton.TritonOperations(exact, tuning)
-    first = densenet_triton.TritonOperations(exact, densenet_triton.tuned if small else densenet_triton.careful)
-    return densenet_lean.LeanOperations(first, tuning)
+        return first.TritonOperations(exact, tuning)
+    rest = first.TritonOperations(exact, first.tuned if small else first.careful)
+    return leaner.LeanOperations(rest, tuning)
 
 
 class NoGPU:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from espalier.models.densenet_kernels import SMALL, _add_two, _in_frame
+from espalier.models.densenet_fast.kernels import SMALL, _add_two, _in_frame
 
 FEW = [name for name in SMALL if name not in ("H", "W", "POOL")]
 

@@ -1,7 +1,6 @@
 """The fast step's operations on a GPU with leaner kernels: how those are cut up and launched.
 
-``tuned`` is what was measured (docs/performance.md). That weight gradients read by tap was not yet: it compiles for an
-H200 and agrees with torch under Triton's interpreter.
+``tuned`` is what was measured (docs/performance.md).
 """
 
 # mypy: disable-error-code="import-not-found, import-untyped"
@@ -15,10 +14,9 @@ import torch
 import triton
 from torch import Tensor
 
-from espalier.models import densenet_backward as backward
-from espalier.models import densenet_forward as forward
-from espalier.models.densenet_chunks import EPS, Block, Room
-from espalier.models.densenet_triton import TritonOperations, framed
+from espalier.models.densenet_fast import backward, forward
+from espalier.models.densenet_fast.chunks import EPS, Block, Room
+from espalier.models.densenet_fast.first import TritonOperations, framed
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ def careful(operation: str, size: int) -> Tuning:
 
 @dataclass(eq=False)
 class LeanOperations:
-    """See :class:`espalier.models.densenet_chunks.Operations`.
+    """See :class:`espalier.models.densenet_fast.chunks.Operations`.
 
     usual: does what is not done here, and says in which precision float32 is multiplied.
     """

@@ -5,8 +5,8 @@ once. Normalising, scaling, gating and ReLU are one function of a value and two 
 input is ever stored: ``m relu(g x + b) = relu((g m) x + b m)``. And backwards a source gathers what all its consumers
 ask of it in one pass, because the gradients of later layers are ready when an earlier one needs them.
 
-This file knows the network; what is done to a block's activations is in ``densenet_chunks.py`` (torch) and
-``densenet_triton.py`` (the same for CUDA).
+This file knows the network; what is done to a block's activations is in ``chunks.py`` (torch) and
+``first.py`` (the same for CUDA).
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from espalier.models.densenet_chunks import LANES, Block, Operations, Room, TorchOperations
+from espalier.models.densenet_fast.chunks import LANES, Block, Operations, Room, TorchOperations
 from espalier.space import BadInput
 
 Named = dict[str, Tensor]
@@ -77,7 +77,7 @@ class FastDenseNet:
         if depth < 7 or (depth - 4) % 3:
             raise BadInput(f"a DenseNet of three equal blocks has a depth of 4 + 3 n layers, not {depth}")
         self.precision, self.dtype = precision, DTYPES[precision]
-        self.lean = precision == "bf16"  # whether a GPU takes the kernels of densenet_lean.py: set before a call
+        self.lean = precision == "bf16"  # whether a GPU takes the kernels of lean.py: set before a call
         self.wide = torch.float64 if precision == "float64" else torch.float32
         self.growth, self.classes, self.stem, self.channels = growth, classes, stem, channels
         self.layers = (depth - 4) // 3
@@ -237,7 +237,7 @@ class FastDenseNet:
 
     def _on_gpu(self, size: int) -> Operations:
         try:
-            from espalier.models import densenet_triton as gpu
+            from espalier.models.densenet_fast import first as gpu
         except ImportError as error:
             raise BadInput("the fast step on a GPU needs Triton; install it, or use the readable step") from error
         if size & (size - 1):
@@ -246,7 +246,7 @@ class FastDenseNet:
         usual = gpu.TritonOperations(exact, gpu.tuned if small else gpu.careful)
         if not self.lean:
             return usual
-        from espalier.models import densenet_lean as lean
+        from espalier.models.densenet_fast import lean
 
         return lean.LeanOperations(usual, lean.tuned if small else lean.careful)
 

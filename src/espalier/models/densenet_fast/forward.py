@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from espalier.models.densenet_kernels import SMALL, _add_sums
+from espalier.models.densenet_fast.kernels import SMALL, _add_sums
 
 
 @triton.jit

@@ -11,8 +11,8 @@ import torch
 import triton
 from torch import Tensor
 
-from espalier.models import densenet_kernels as kernels
-from espalier.models.densenet_chunks import EPS, Room
+from espalier.models.densenet_fast import kernels
+from espalier.models.densenet_fast.chunks import EPS, Room
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Lists:
 
 @dataclass(eq=False)
 class TritonOperations:
-    """See :class:`espalier.models.densenet_chunks.Operations`. precision: of products of float32, "ieee" or "tf32"."""
+    """See :class:`~espalier.models.densenet_fast.chunks.Operations`. precision: of float32 products, "ieee" or "tf32"."""
 
     precision: str = "ieee"
     tuning: Callable[[str, int], Tuning] = tuned
