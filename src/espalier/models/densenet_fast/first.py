@@ -56,7 +56,7 @@ class Lists:
 
 @dataclass(eq=False)
 class TritonOperations:
-    """See :class:`~espalier.models.densenet_fast.chunks.Operations`. precision: of float32 products, "ieee" or "tf32"."""
+    """See ``Operations`` in ``chunks.py``. precision: of products of float32, "ieee" or "tf32"."""
 
     precision: str = "ieee"
     tuning: Callable[[str, int], Tuning] = tuned
