@@ -160,7 +160,7 @@ def test_tables_hold_the_numbers_of_the_files_beside_the_paper_s(tmp_path):
 
 def test_one_trial_is_told_as_one_and_the_docs_hold_error_at_equal_macs(tmp_path):
     as_the_paper_says(tmp_path, trials=1)
-    for penalty, macs, error in ((2**-2, 0.3, 0.071), (2**-3, 0.5, 0.058)):
+    for penalty, macs, error in ((2**-2, 0.3, 0.071), (2**-3, 0.5, 0.058), (2**-1, 0.05, 0.079)):
         write(tmp_path, "search", penalty, 0, error=error, share=0.5, variant="search+cost_macs", mac_share=macs)
     write(tmp_path, "search", 2**-4, 0, error=0.05, share=0.42, epochs=300)
     docs = tmp_path / "page.md"
@@ -185,6 +185,10 @@ def test_one_trial_is_told_as_one_and_the_docs_hold_error_at_equal_macs(tmp_path
     low, high = 0.241 * 0.97, 0.423 * 0.97
     other = 0.071 + (0.060 - 0.071) * (0.3 - low) / (high - low)
     assert float(table["2^-2"]["difference"]) == pytest.approx(0.071 - other)
+    assert float(table["2^-2"]["at a shipped MAC share of"]) == pytest.approx(0.3)
+    # Smaller than any network of the other search: held against its smallest, which ships 0.158 x 0.97 and errs 8.1%.
+    assert float(table["2^-1"]["at a shipped MAC share of"]) == pytest.approx(0.158 * 0.97)
+    assert float(table["2^-1"]["difference"]) == pytest.approx(0.079 - 0.081)
     spread = ((0.071 * 0.929 + other * (1 - other)) / 10_000) ** 0.5
     assert float(table["2^-2"]["standard error by the test images"]) == pytest.approx(spread)
     # A search that ends without a path from image to classes is no network to compare with.

@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from espalier.cli.main import main
 from espalier.report import files
 from espalier.report.page import NAME, render
 from espalier.report.sections import read
+from espalier.report.words import headline
 from espalier.report.write import write
 
 EVIL = '<script>alert(1)</script><img src=x onerror="alert(2)">&%{x}'
@@ -199,6 +201,16 @@ def test_the_headline_names_its_section_where_another_holds_a_lower_error(tmp_pa
     write(tmp_path, figures=False)
     named = re.search(r'class="headline">(.*?)<', (tmp_path / NAME).read_text(encoding="utf-8"))[1]
     assert named == f"100 examples, 5 epochs, Sequential: t{alone[1:]}"
+
+
+@pytest.mark.parametrize(("small", "enough"), [(0.9999, False), (0.4, True)])
+def test_the_headline_saves_nothing_that_it_cannot_show(small, enough):
+    """99.99% of the weights are no news beside 100% of them."""
+    front = [(small, 0.067, []), (1.0, 0.063, [])]
+    section = SimpleNamespace(axes=["weights"], measure="error", middle="", runs=[1, 2], front=lambda _: front)
+    told = headline(section)
+    assert told.startswith("The lowest error is 6.30%, at 100% of the weights")
+    assert ("40.0% of them are enough" in told) == ("are enough" in told) == enough
 
 
 def test_an_unfinished_run_is_on_the_page_but_in_no_median(tmp_path):

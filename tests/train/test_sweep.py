@@ -206,7 +206,7 @@ def killed_after(updates: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 SETTINGS = [
     {"targets": [0.3, 0.6], "settle": 0.5, "epochs": 3},
-    {"targets": [0.3, 0.6], "preset": Recipe(begin=0.3, ramp=0.3, settle=0.4, ramp_updates=0), "epochs": 3},
+    {"targets": [0.3, 0.6], "preset": Recipe(begin=0.25, ramp=0.25, settle=0.5, ramp_updates=0), "epochs": 3},
     {"penalties": [0.1], "preset": "paper", "seeds": [0, 1], "epochs": 2, "search": {"adaptive": True}},
     {"dropouts": [0.5, 0.2], "epochs": 2},
 ]
