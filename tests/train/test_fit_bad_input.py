@@ -64,7 +64,7 @@ REFUSED = {
     "a preset of another kind": ({"preset": 3}, "a name or an espalier"),
     "settled from the start": ({"settle": 1.0}, r"settle is a share of the run in \[0, 1\), not 1.0"),
     "settled before the ramp ends": (
-        {"preset": Recipe(ramp=0.3, settle=0.9), "target": 0.5},
+        {"preset": Recipe(begin=0.0, ramp=0.3, settle=0.9), "target": 0.5},
         "use settle of at most 0.7",
     ),
     "a seed below 0": ({"seed": -1}, "seed is at least 0"),

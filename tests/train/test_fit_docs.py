@@ -42,6 +42,7 @@ def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
         ("way of theta", "theta_way"),
         ("even", "even"),
         ("theta at the start", "initial"),
+        ("begin", "begin"),
         ("ramp", "ramp"),
         ("settle", "settle"),
         ("weights", "learning_rate"),

@@ -108,7 +108,7 @@ def smallest_share() -> float:
         ),
         ({"cost": "parameters", "target": 0.01}, Unreachable, "below the smallest reachable share.*what no gate cuts"),
         ({"target": 0.5, "preset": {"ramp": 1.2}}, BadInput, r"ramp of a recipe is a share of the run in \(0, 1\]"),
-        ({"target": 0.5, "preset": {"ramp": 0.8, "settle": 0.5}}, BadInput, "use settle of at most 0.2"),
+        ({"target": 0.5, "preset": {"begin": 0.0, "ramp": 0.8, "settle": 0.5}}, BadInput, "use settle of at most 0.2"),
         ({"target": 0.5, "batch_size": 512}, BadInput, "batch_size=512 is larger than the data, 256 examples"),
         ({"target": 1.1}, BadInput, r"share of the full cost in \(0, 1\]"),
     ],

@@ -59,11 +59,11 @@ class Recipe:
     theta_rate: float = 1.0
     theta_way: float = 200.0
     theta_cap: float = 0.2
-    initial: float = 0.85
+    initial: float = 0.95
     adaptive: bool = False
-    begin: float = 0.0
-    ramp: float = 0.5
-    ramp_updates: int = 600
+    begin: float = 0.35
+    ramp: float = 0.15
+    ramp_updates: int = 2000
     even: float = 1.0
     settle: float = 0.5
     learning_rate: float = 0.05
@@ -107,10 +107,12 @@ class Recipe:
             )
         if target is not None and self.begin + self.ramp + self.settle > 1 + 1e-9:
             before = f"the search begins at {self.begin:g} of the run, " if self.begin else ""
+            room = 1 - self.begin - self.ramp
+            settle = f"settle of at most {room:g}, or " if room > 0 else ""
+            earlier = " or that begins earlier" if self.begin else ""
             raise BadInput(
                 f"{before}the ramp to the target takes {self.ramp:g} of the run and settle={self.settle:g} fixes the "
-                f"structure before it ends; use settle of at most {max(1 - self.begin - self.ramp, 0.0):g}, or a "
-                "recipe with a shorter ramp"
+                f"structure before it ends; use {settle}a recipe with a shorter ramp{earlier}"
             )
         earlier = min(max(self.ramp_updates / updates - self.ramp, 0.0), self.begin)
         begin = min(round((self.begin - earlier) * updates), updates - 1)
@@ -153,6 +155,7 @@ PAPER = Recipe(
     theta_way=0.0,
     theta_cap=1.0,
     initial=0.5,
+    begin=0.0,
     settle=0.0,
     ramp=0.5,
     even=0.0,
@@ -165,6 +168,7 @@ PAPER = Recipe(
 # each mask says little, and at a small rate the cost would choose the gates, not the loss.
 FINETUNE = Recipe(
     initial=0.98,
+    begin=0.0,
     theta_rate=16.0,
     theta_way=0.0,
     theta_cap=0.2,
