@@ -5,8 +5,8 @@
 
 Appends a row for each method and length in each folder: the whole setting, every single error, means, the hardware and
 the command. Prints every row's mean error (in %) and mean training loss, and the difference from the first folder's
-search, over pairs of equal fold and seed, with its 95% bootstrap interval. Studies of test sets are refused: tuning is
-not done on those.
+search, over pairs of equal fold and seed, with its 95% bootstrap interval, at each size and over all of them. Studies
+of test sets are refused: tuning is not done on those.
 """
 
 from __future__ import annotations
@@ -66,7 +66,20 @@ def told(one: dict[str, Any], section: Section, base: Section | None) -> str:
         if apart := recipe.compare(section.of(one["method"], target), theirs):
             text += f" {100 * apart.mean:+.2f} [{100 * apart.low:+.2f}, {100 * apart.high:+.2f}]"
         parts.append(text)
+    if base and not (section is base and one["method"] == "search"):
+        parts += together(section, base, one["method"], one["targets"])
     return f"{one['epochs']:4d} epochs  {one['name'].removeprefix('study: '):28s} " + "   ".join(parts)
+
+
+def together(section: Section, base: Section, method: str, targets: list[float]) -> list[str]:
+    """The difference over all sizes: of each pair their mean, as sizes of one seed are not independent."""
+    ours, theirs = [section.of(method, t) for t in targets], [base.of("search", t) for t in targets]
+    pairs = sorted(set.intersection(*(set(runs) for runs in [*ours, *theirs])), key=str)
+    if len(targets) < 2 or len(pairs) < 2:
+        return []
+    apart = [statistics.mean(a[pair].error - b[pair].error for a, b in zip(ours, theirs)) for pair in pairs]
+    low, high = recipe.paired_interval(apart, [fold for fold, _ in pairs])
+    return [f"together {100 * statistics.mean(apart):+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"]
 
 
 def sections_of(folder: Path) -> list[Section]:
