@@ -70,6 +70,10 @@ def test_the_ramp_ends_at_its_share_of_the_run() -> None:
     assert shares[3] == pytest.approx(0.4, abs=0.02)
     assert shares[4:] == [shares[3]] * 4
     assert [row["settled"] for row in rows] == [False] * 4 + [True] * 4
+    assert [row["begun"] for row in rows] == [False] * 2 + [True] * 6
+    told = [loop.describe(row) for row in rows]
+    assert ["before the search" in line for line in told] == [True] * 2 + [False] * 6
+    assert ["share" in line for line in told] == [False] * 2 + [True] * 6
 
 
 @pytest.mark.parametrize("updates", [1, 7, 8, 9, 15, 16, 20])
@@ -165,3 +169,11 @@ def test_in_a_batch_it_is_the_open_mask_that_is_given() -> None:
     again.load_state_dict(saved)
     again.advance(7)
     assert second.theta.equal(search.theta)
+
+
+def test_rows_of_a_sweep_say_when_the_search_has_begun() -> None:
+    given = {"loss": F.cross_entropy, "epochs": 4, "batch_size": 32, "preset": RECIPE, "quiet": True}
+    late = espalier.sweep(networks.mlp, (X, Y), targets=[0.4], **given)[0]
+    assert [row["begun"] for row in late.history] == [False, True, True, True]
+    never = espalier.sweep(networks.mlp, (X, Y), dropouts=[0.1], **given)[0]
+    assert all(row["begun"] for row in never.history)  # there is no search to wait for

@@ -77,8 +77,14 @@ def test_what_settle_is_not() -> None:
     for share, kind in ((1.0, BadInput), (-0.1, BadInput), ("half", BadType), (True, BadType)):
         with pytest.raises(kind, match="settle is a share of the run"):
             settled(Recipe(), share)  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match=r"use settle of at most 0\.2"):
+    with pytest.raises(BadInput, match=r"use settle of at most 0\.2, or a recipe with a shorter ramp$"):
         Recipe(ramp=0.8, settle=0.5, begin=0.0).phases(100, 0.5)
+    with pytest.raises(
+        BadInput, match=r"at most 0\.4, or a recipe with a shorter ramp or that begins earlier$"
+    ):
+        Recipe(ramp=0.4, settle=0.5, begin=0.2).phases(100, 0.5)
+    with pytest.raises(BadInput, match=r"ends; use a recipe with a shorter ramp or that begins earlier$"):
+        Recipe(ramp=0.8, settle=0.5, begin=0.3).phases(100, 0.5)
     assert Recipe(ramp=0.8, settle=0.5, begin=0.0).phases(100, None).settle == 50  # without a target there is no ramp
     assert set(PRESETS) == {"default", "paper", "finetune"}
 

@@ -132,7 +132,7 @@ class Run:
             "loss": loss / updates,
             "error": missed / predictions if predictions else None,
         }
-        row |= structure_row(self.search, self.gated, self.shares)
+        row |= {"begun": self.update > self.phases.begin} | structure_row(self.search, self.gated, self.shares)
         found = None
         if self.validation is not None:
             mask = self.search.select()
@@ -220,12 +220,15 @@ def train(run: Run, checkpoint: Checkpoint | None, record: Record | None, stop: 
 def describe(row: Row) -> str:
     """A row for a person."""
     parts = [f"epoch {row['epoch']}", f"loss {row['loss']:.4f}" if row["loss"] is not None else "loss none"]
-    # While the structure is searched for, the one mask that would ship now may be far worse than those that are drawn.
+    # While the structure is searched for, the one mask that would ship now may be far worse than those that are drawn;
+    # before the search begins it is any mask of its size.
     validation = "validation" if row["settled"] else "validation if cut now"
-    for name, key in (("error", "error"), (validation, "validation_error"), ("share", "cost_share")):
+    shown = [("error", "error"), (validation, "validation_error"), ("share", "cost_share")]
+    for name, key in shown if row["begun"] else shown[:1]:
         if row.get(key) is not None:
             parts.append(f"{name} {row[key]:.2%}")
-    return "  ".join([*parts, "settled"] if row["settled"] else parts)
+    phase = "settled" if row["settled"] else "" if row["begun"] else "the whole network, before the search"
+    return "  ".join([*parts, phase] if phase else parts)
 
 
 @contextmanager

@@ -108,11 +108,11 @@ class Recipe:
         if target is not None and self.begin + self.ramp + self.settle > 1 + 1e-9:
             before = f"the search begins at {self.begin:g} of the run, " if self.begin else ""
             room = 1 - self.begin - self.ramp
-            settle = f"settle of at most {room:g}, or " if room > 0 else ""
-            earlier = " or that begins earlier" if self.begin else ""
+            less = f"settle of at most {room:g}, or " if room > 0 else ""
+            sooner = " or that begins earlier" if self.begin else ""
             raise BadInput(
                 f"{before}the ramp to the target takes {self.ramp:g} of the run and settle={self.settle:g} fixes the "
-                f"structure before it ends; use {settle}a recipe with a shorter ramp{earlier}"
+                f"structure before it ends; use {less}a recipe with a shorter ramp{sooner}"
             )
         earlier = min(max(self.ramp_updates / updates - self.ramp, 0.0), self.begin)
         begin = min(round((self.begin - earlier) * updates), updates - 1)

@@ -131,6 +131,11 @@ class Batch:
         y = self.feed.targets
         return y.ndim == 1 and not y.is_floating_point() and bool(((y >= 0) & (y < outputs)).all())
 
+    @property
+    def begun(self) -> bool:
+        """Whether an update of the search was made; where there is none, there is nothing to wait for."""
+        return self._later is None
+
     def _begin(self) -> None:
         """The search, where it is due."""
         if self._later is not None and self.done >= self._later[0]:

@@ -51,7 +51,8 @@ class Measure:
         columns["learning_rate"] = self.batch.learning_rates()
         table = torch.stack([column.to(torch.float64) for column in columns.values()], -1).tolist()
         settled = self.search is None or self.search.settled
-        head = {"epoch": epoch, "update": self.batch.done, "settled": settled, "seconds": round(seconds, 3)}
+        head: Row = {"epoch": epoch, "update": self.batch.done, "begun": self.batch.begun, "settled": settled}
+        head["seconds"] = round(seconds, 3)
         return [head | {name: known(value) for name, value in zip(columns, row, strict=True)} for row in table]
 
 
