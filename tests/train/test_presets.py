@@ -79,9 +79,7 @@ def test_what_settle_is_not() -> None:
             settled(Recipe(), share)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match=r"use settle of at most 0\.2, or a recipe with a shorter ramp$"):
         Recipe(ramp=0.8, settle=0.5, begin=0.0).phases(100, 0.5)
-    with pytest.raises(
-        BadInput, match=r"at most 0\.4, or a recipe with a shorter ramp or that begins earlier$"
-    ):
+    with pytest.raises(BadInput, match=r"at most 0\.4, or a recipe with a shorter ramp or that begins earlier$"):
         Recipe(ramp=0.4, settle=0.5, begin=0.2).phases(100, 0.5)
     with pytest.raises(BadInput, match=r"ends; use a recipe with a shorter ramp or that begins earlier$"):
         Recipe(ramp=0.8, settle=0.5, begin=0.3).phases(100, 0.5)
