@@ -204,3 +204,35 @@ def test_commands_are_told_without_what_changes_no_run() -> None:
     other = "espalier study --out elsewhere --epochs 20 --seeds 3"
     assert made_by([*many, other]) == [line, other]
     assert made_by(["not 'one of ours"]) == ["not 'one of ours"]
+
+
+def test_the_figure_shows_differences_as_shares_of_the_rivals_error(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from espalier.report.recipe_plot import rivals
+
+    study(tmp_path)
+    (section,) = recipe.read(tmp_path)
+    figure = rivals(section)
+    assert figure is not None
+    (axes,) = figure.axes
+    scratch, permuted = axes.containers  # there is no run of found widths, and nothing is drawn for them
+    wanted = [
+        np.mean([r.error for r in section.of("search", t).values()])
+        / np.mean([r.error for r in section.of("scratch", t).values()])
+        - 1
+        for t in (0.1, 0.3, 0.5)
+    ]
+    np.testing.assert_allclose(np.asarray(scratch[0].get_ydata(), float), wanted, atol=1e-12)
+    (bars,) = scratch[2]
+    low, high = np.array([segment[:, 1] for segment in bars.get_segments()]).T
+    assert high[0] < 0 < low[2]  # won, and lost
+    assert low[1] < 0 < high[1]
+    hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
+    assert [line.get_xdata()[0] for line in hollow] == [scratch[0].get_xdata()[1], permuted[0].get_xdata()[1]]
+    (alone,) = recipe.read(only_ours(tmp_path / "alone"))
+    assert rivals(alone) is None
+
+
+def only_ours(folder: Path) -> Path:
+    save(folder, "search", [story("search", 0.1, 0, seed, 0.1) for seed in range(3)])
+    return folder

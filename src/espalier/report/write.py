@@ -39,6 +39,12 @@ def write(
         if study.kind == "grid":
             with told():
                 written += recipe.write(folder, reproduction)
+            if figures and importlib.util.find_spec("matplotlib") is not None:
+                from espalier.report import plots, recipe_plot
+
+                for one in recipe.read(folder):
+                    if (drawn := recipe_plot.rivals(one)) is not None:
+                        written += plots.save(drawn, study.root / "figures" / f"{one.name}-rivals")
     if page:
         lacking = [name for name in ("plotly", "jinja2") if importlib.util.find_spec(name) is None]
         if lacking:

@@ -1,0 +1,54 @@
+"""The recipe against its rivals, with matplotlib: how much of a rival's error ours saves, and how surely."""
+
+from __future__ import annotations
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from espalier.report.drawing import RULES
+from espalier.report.plots import COLOURS
+from espalier.report.recipe import RIVALS, Section, compare
+from espalier.report.words import pretty
+
+APART = 0.2  # between rivals of one size, in steps between sizes
+
+
+def rivals(section: Section) -> Figure | None:
+    """Ours minus each rival at each size, as a share of the rival's mean error; None without a rival."""
+    cells = [
+        (place, rival, found, sum(run.error for run in theirs.values()) / len(theirs))
+        for place, target in enumerate(section.targets)
+        for rival in RIVALS
+        if (theirs := section.of(rival, target)) and (found := compare(section.of("search", target), theirs))
+    ]
+    present = [rival for rival in RIVALS if any(cell[1] == rival and cell[3] > 0 for cell in cells)]
+    if not present:
+        return None
+    with matplotlib.rc_context(RULES):
+        figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+        axes = figure.subplots()
+        axes.axhline(0.0, color="#333333", lw=1.0)
+        for i, rival in enumerate(present):
+            mine = [(place, found, of) for place, name, found, of in cells if name == rival and of > 0]
+            x = [place + APART * (i - (len(present) - 1) / 2) for place, _, _ in mine]
+            y = [found.mean / of for _, found, of in mine]
+            arms = [[(f.mean - f.low) / of for _, f, of in mine], [(f.high - f.mean) / of for _, f, of in mine]]
+            colour, marker = COLOURS[1 + list(RIVALS).index(rival)]
+            axes.errorbar(
+                x, y, yerr=arms, color=colour, marker=marker, ms=6, ls="", elinewidth=1.6, capsize=3,
+                label=RIVALS[rival].replace("control:", "the control,"),
+            )  # fmt: skip
+            for at, (_, found, _), value in zip(x, mine, y):
+                if found.verdict == "level":  # hollow: nothing is sure
+                    axes.plot([at], [value], marker=marker, ms=6, ls="", color=colour, mfc="white", zorder=3)
+        axes.set_xticks(range(len(section.targets)), [f"{100 * target:g}%" for target in section.targets])
+        axes.set_xlabel("of the full cost")
+        axes.set_ylabel("ours minus the rival, of its error")
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.margins(y=0.12)
+        axes.legend(loc="best")
+        figure.suptitle(pretty(f"Ours and its rivals: {section.title}"), x=0.01, ha="left", fontsize=11, weight="bold")
+        note = "below 0 ours is better; bars: 95% bootstrap over pairs; hollow: level"
+        figure.supxlabel(pretty(f"{note}\n{section.note}"), x=0.01, ha="left", fontsize=7.5, color="#555555")
+    return figure
