@@ -13,6 +13,7 @@ typer = pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
 
 from espalier.cli.app import app  # noqa: E402
+from espalier.cli.study import recipe  # noqa: E402
 
 SMALL = [
     "study", "--dataset", "digits", "--device", "cpu", "--widths", "8,6", "--epochs", "1", "--seeds", "2",
@@ -82,6 +83,23 @@ def test_settings_from_a_file_and_the_flags_of_the_recipe(tmp_path):
     (head,) = heads(tmp_path)
     wanted = {"ramp": 0.25, "settle": 0.5, "initial": 0.8, "theta_rate": 3.0, "even": 0.0, "drops": [0.5, 0.6]}
     assert wanted.items() <= head["settings"].items()
+
+
+@pytest.mark.parametrize(
+    ("given", "settle", "wanted"),
+    [
+        ({}, None, (0.35, 0.15, 0.5)),
+        ({"ramp": 0.4}, None, (0.1, 0.4, 0.5)),
+        ({"ramp": 0.4}, 0.3, (0.3, 0.4, 0.3)),
+        ({}, 0.75, (0.175, 0.075, 0.75)),
+        ({"begin": 0.1}, 0.75, (0.1, 0.15, 0.75)),
+        ({"begin": 0.2, "ramp": 0.3}, None, (0.2, 0.3, 0.5)),
+        ({"begin": 0.5, "ramp": 0.3}, 0.4, (0.5, 0.3, 0.4)),  # as it was said; no run has such phases
+    ],
+)
+def test_what_is_given_is_taken_at_its_word_and_the_rest_fits(given, settle, wanted):
+    found = recipe("default", {"begin": None, "ramp": None, "initial": None} | given, settle)
+    assert (found.begin, found.ramp, found.settle) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ def test_data_of_ones_own(tmp_path: Path) -> None:
         ({"folds": 1}, BadInput, "at least 2, or 0"),
         ({"batch_size": 1000}, BadInput, "at most 673"),
         ({"samples": 5}, BadInput, "divisor"),
-        ({"recipe": {"ramp": 0.9, "settle": 0.5}}, BadInput, "use settle of at most 0.1"),
+        ({"recipe": {"begin": 0.0, "ramp": 0.9, "settle": 0.5}}, BadInput, "use settle of at most 0.1"),
         ({"recipe": {"ramp": 1.5}}, BadInput, "ramp"),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from espalier.search.arguments import ramp_length
 from espalier.space import BadInput, BadType, Space
 from espalier.train import Recipe
-from espalier.train.presets import PRESETS, Phases, read, settled
+from espalier.train.presets import PRESETS, Phases, ramped, read, settled
 
 
 def test_the_paper_is_the_paper() -> None:
@@ -52,6 +52,14 @@ def test_an_explicit_settle_ends_the_ramp(share: float | None, ramp: float) -> N
     assert found.ramp == pytest.approx(ramp)
     assert found.settle == (0.25 if share is None else share)
     assert found.phases(1000, 0.5).settle >= round(1000 * found.ramp)
+
+
+@pytest.mark.parametrize(("share", "begin"), [(0.1, 0.35), (0.15, 0.35), (0.3, 0.2), (0.5, 0.0), (0.8, 0.0)])
+def test_an_explicit_ramp_lets_the_search_begin_earlier(share: float, begin: float) -> None:
+    found = ramped(Recipe(begin=0.35, ramp=0.15, settle=0.5), share)
+    assert (found.ramp, found.settle) == (share, 0.5)
+    assert found.begin == pytest.approx(begin)
+    assert ramped(read("paper"), share).begin == 0
 
 
 @pytest.mark.parametrize(

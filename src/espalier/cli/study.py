@@ -132,13 +132,17 @@ def study(
 def recipe(preset: str, given: dict[str, Any], settle: float | None) -> Recipe:
     """The recipe of that name with what is given (not None) in place of its own.
 
-    Settling alone shortens the recipe's own ramp; a ramp that is given is taken at its word.
+    Settling alone shortens what is the recipe's own before it, and a ramp alone lets the search begin earlier; what is
+    given is taken at its word.
     """
-    if given["ramp"] is not None:
-        given = given | {"settle": settle}
-        settle = None
-    changed = replace(presets.read(preset), **{name: value for name, value in given.items() if value is not None})
-    return presets.settled(changed, settle)
+    said = {name: value for name, value in given.items() if value is not None}
+    own, ramp = presets.read(preset), said.pop("ramp", None)
+    if "begin" not in said and ramp is None:
+        return presets.settled(replace(own, **said), settle)
+    changed = replace(own, **said | ({} if settle is None else {"settle": settle}))
+    if ramp is None:
+        return changed
+    return replace(changed, ramp=ramp) if "begin" in said else presets.ramped(changed, ramp)
 
 
 def _whole(word: str, what: str) -> int:

@@ -210,3 +210,10 @@ def settled(recipe: Recipe, share: float | None) -> Recipe:
         raise BadInput(f"settle is a share of the run in [0, 1), not {share!r}: what is settled has been searched for")
     fits = min((1 - share) / (recipe.begin + recipe.ramp), 1.0)
     return replace(recipe, settle=share, begin=recipe.begin * fits, ramp=recipe.ramp * fits)
+
+
+def ramped(recipe: Recipe, share: float) -> Recipe:
+    """The recipe with this share of the run as its ramp instead of its own; where that does not fit between what comes
+    before and what settles, the search begins earlier."""
+    changed = replace(recipe, ramp=share)
+    return replace(changed, begin=max(min(recipe.begin, 1 - recipe.settle - share), 0.0))

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -84,7 +83,7 @@ def sweep(
     """
     recipe = presets.settled(presets.read(preset), settle)
     if search is not None and "ramp" in search:  # so that it is held against what settles
-        recipe = replace(recipe, ramp=search["ramp"])
+        recipe = presets.ramped(recipe, search["ramp"])
     plan = Plan(
         epochs=epochs,
         batch_size=batch_size,
