@@ -14,6 +14,7 @@ import numpy as np
 from espalier.report.commands import made_by
 from espalier.report.files import put
 from espalier.report.generated import MARK, into, place
+from espalier.report.sections import NAMES
 from espalier.report.statistics import median
 from espalier.report.table import Table, power
 from espalier.space import BadInput, Corrupt
@@ -86,7 +87,8 @@ class Section:
         rate = f", learning rate {settings['learning_rate']:g}" if "-rate_" in self.name else ""
         batch = f", batch {settings['batch_size']}" if "-batch_" in self.name else ""
         length = f"{settings['epochs']} epochs{rate}{batch}"
-        return f"{settings['dataset']}, {length}, {shape}, {self.runs[0].head['evaluated_on']}"
+        data = NAMES.get(settings["dataset"], settings["dataset"])
+        return f"{data}, {length}, {shape}, {self.runs[0].head['evaluated_on']}"
 
     @property
     def note(self) -> str:

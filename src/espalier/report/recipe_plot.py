@@ -45,7 +45,7 @@ def rivals(section: Section) -> Figure | None:
         axes.set_xticks(range(len(section.targets)), [f"{100 * target:g}%" for target in section.targets])
         axes.set_xlabel("of the full cost")
         axes.set_ylabel("ours minus the rival, of its error")
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.margins(y=0.12)
         axes.legend(loc="best")
         figure.suptitle(pretty(f"Ours and its rivals: {section.title}"), x=0.01, ha="left", fontsize=11, weight="bold")
