@@ -171,6 +171,14 @@ def test_in_a_batch_it_is_the_open_mask_that_is_given() -> None:
     assert second.theta.equal(search.theta)
 
 
+def test_a_ramp_given_to_a_sweep_lets_its_search_begin_earlier() -> None:
+    given = {"loss": F.cross_entropy, "epochs": 4, "batch_size": 32, "preset": RECIPE, "quiet": True}
+    late = espalier.sweep(networks.mlp, (X, Y), targets=[0.4], search={"ramp": 0.5}, **given)[0]
+    assert [row["begun"] for row in late.history] == [True] * 4
+    assert [row["settled"] for row in late.history] == [False, False, True, True]
+    assert late.history[0]["expected_share"] > late.history[1]["expected_share"]
+
+
 def test_rows_of_a_sweep_say_when_the_search_has_begun() -> None:
     given = {"loss": F.cross_entropy, "epochs": 4, "batch_size": 32, "preset": RECIPE, "quiet": True}
     late = espalier.sweep(networks.mlp, (X, Y), targets=[0.4], **given)[0]

@@ -8,7 +8,7 @@ from matplotlib.ticker import PercentFormatter
 
 from espalier.report.drawing import RULES
 from espalier.report.plots import COLOURS
-from espalier.report.recipe import RIVALS, Section, compare
+from espalier.report.recipe import RIVALS, Comparison, Section, compare
 from espalier.report.words import pretty
 
 APART = 0.2  # between rivals of one size, in steps between sizes
@@ -16,21 +16,14 @@ APART = 0.2  # between rivals of one size, in steps between sizes
 
 def rivals(section: Section) -> Figure | None:
     """Ours minus each rival at each size, as a share of the rival's mean error; None without a rival."""
-    cells = [
-        (place, rival, found, sum(run.error for run in theirs.values()) / len(theirs))
-        for place, target in enumerate(section.targets)
-        for rival in RIVALS
-        if (theirs := section.of(rival, target)) and (found := compare(section.of("search", target), theirs))
-    ]
-    present = [rival for rival in RIVALS if any(cell[1] == rival and cell[3] > 0 for cell in cells)]
+    present = {rival: cells for rival in RIVALS if (cells := _cells(section, rival))}
     if not present:
         return None
     with matplotlib.rc_context(RULES):
         figure = Figure(figsize=(7.2, 4.2), layout="constrained")
         axes = figure.subplots()
         axes.axhline(0.0, color="#333333", lw=1.0)
-        for i, rival in enumerate(present):
-            mine = [(place, found, of) for place, name, found, of in cells if name == rival and of > 0]
+        for i, (rival, mine) in enumerate(present.items()):
             x = [place + APART * (i - (len(present) - 1) / 2) for place, _, _ in mine]
             y = [found.mean / of for _, found, of in mine]
             arms = [[(f.mean - f.low) / of for _, f, of in mine], [(f.high - f.mean) / of for _, f, of in mine]]
@@ -52,3 +45,15 @@ def rivals(section: Section) -> Figure | None:
         note = "below 0 ours is better; bars: 95% bootstrap over pairs; hollow: level"
         figure.supxlabel(pretty(f"{note}\n{section.note}"), x=0.01, ha="left", fontsize=7.5, color="#555555")
     return figure
+
+
+def _cells(section: Section, rival: str) -> list[tuple[int, Comparison, float]]:
+    """The place of each size, the comparison there, and the rival's mean error; without those that have no share."""
+    cells = list[tuple[int, Comparison, float]]()
+    for place, target in enumerate(section.targets):
+        theirs = section.of(rival, target)
+        found = compare(section.of("search", target), theirs)
+        error = sum(run.error for run in theirs.values()) / max(len(theirs), 1)
+        if found is not None and error > 0:
+            cells.append((place, found, error))
+    return cells
