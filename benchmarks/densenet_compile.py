@@ -48,7 +48,7 @@ GRID = {
         "64 8 8 1 8, 64 8 8 2 8, 32 4 4 1 8, 64 4 8 1 8, 32 4 4 1 32, 32 8 8 1 8, 32 4 4 2 16, 64 4 8 2 16"
     ),
 }
-# The same for the leaner kernels, then rows of a layer's strip and whether weights read neighbours tap by tap.
+# The same for the leaner kernels, then rows of a layer's strip.
 LEAN = {
     "layer": "64 1 4 5 0 2, 64 1 4 5 0 4, 128 1 4 5 0 2, 128 1 8 5 0 2, 64 1 4 2 0 2, 64",
     "source": "64 1 2 2, 64 1 2 1, 64 1 2 3, 128 1 4 2, 32 1 2 3",
@@ -57,8 +57,7 @@ LEAN = {
         "128 2 4 1, 64 4 4 1"
     ),
     "weights": (
-        "64 4 4 1 32, 64 4 4 1 64, 64 4 4 1 128, 64 4 4 1 8 1 1, 64 4 4 1 32 1 1, 64 4 4 1 64 1 1, "
-        "64 4 4 1 128 1 1, 32 4 4 1 32 1 1, 32 4 4 1 64 1 1, 64 8 8 1 32 1 1, 64 8 8 1 64 1 1"
+        "64 4 4 1 8, 64 4 4 1 32, 64 4 4 1 64, 64 4 4 1 128, 32 4 4 1 32, 32 4 4 1 64, 64 8 8 1 32, 64 8 8 1 64"
     ),
 }
 ALL = ("layer", "source", "input", "weights", "finish", "pool")  # what takes time

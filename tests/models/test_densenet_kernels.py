@@ -57,7 +57,7 @@ def operations(precision):
     if sys.argv[2] == "lean":
         return lean.LeanOperations(usual, lambda *_: lean.Tuning(32, 2, splits=12))
     rows = 2 if precision == "float32" else 4
-    return lean.LeanOperations(usual, lambda *_: lean.Tuning(32, 2, splits=12, rows=rows, by_tap=1))
+    return lean.LeanOperations(usual, lambda *_: lean.Tuning(32, 2, splits=12, rows=rows))
 
 
 problem = Problem(images=2, depth=7, dtype=torch.float32)
@@ -109,7 +109,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["first", "lean", "by tap and row"])
+@pytest.mark.parametrize("kind", ["first", "lean", "by row"])
 def test_interpreted_kernels_compute_what_torch_computes(kind):
     np = pytest.importorskip("numpy")
     if tuple(map(int, np.__version__.split(".")[:2])) >= (2, 4):

@@ -29,11 +29,14 @@ def test_a_resnet_on_the_gpu() -> None:
     assert result.theta.is_cuda
     assert next(result.model.parameters()).is_cuda
     assert result.share_after <= 0.5
-    x = TEST[0].cuda()
-    with gated.masked(result.mask), torch.no_grad():
-        torch.testing.assert_close(model.eval()(x), result.model(x), rtol=1e-3, atol=1e-3)
     assert result.validation == evaluate(result.model, TEST, loss=F.cross_entropy)
     assert stochastic(gated, result.theta, TEST, loss=F.cross_entropy, structures=4).examples == 450
+    # in float64: convolutions in tf32 differ by more than 1e-3 of their own
+    model.double().eval()
+    compact = result.model.double()
+    x = TEST[0].cuda().double()
+    with gated.masked(result.mask), torch.no_grad():
+        torch.testing.assert_close(model(x), compact(x))
 
 
 def test_data_may_lie_on_the_gpu_already() -> None:

@@ -27,19 +27,22 @@ def _neighbours(p, pixels, H: tl.constexpr, W: tl.constexpr, EVEN: tl.constexpr)
 
 
 @triton.jit
-def _first_eight(corner, W: tl.constexpr, BY_TAP: tl.constexpr):
-    """Where the first eight of nine neighbours and their channels lie, ``(pixels, 128)``.
+def _first_eight(corner, W: tl.constexpr):
+    """Where the first eight of nine neighbours and their channels lie, ``(pixels, 128)``."""
+    k = tl.arange(0, 128)
+    near = ((k // 48 - 1) * (W + 2) + (k // 16) % 3 - 1) * 16 + k % 16
+    return corner[:, None] * 16 + near[None, :]
 
-    By tap: ``(pixels, 8, 16)``. Then neighbouring threads read neighbouring pixels, else a pixel's neighbours.
+
+@triton.jit
+def _by_tap(corner, W: tl.constexpr):
+    """The same as ``(pixels, 8, 16)``: neighbouring threads read neighbouring pixels instead of a pixel's neighbours.
+
+    For weights this is faster, for activations it is slower (docs/performance.md).
     """
-    if BY_TAP:
-        tap = tl.arange(0, 8)[None, :, None]
-        near = ((tap // 3 - 1) * (W + 2) + tap % 3 - 1) * 16 + tl.arange(0, 16)[None, None, :]
-        return corner[:, None, None] * 16 + near
-    else:
-        k = tl.arange(0, 128)
-        near = ((k // 48 - 1) * (W + 2) + (k // 16) % 3 - 1) * 16 + k % 16
-        return corner[:, None] * 16 + near[None, :]
+    tap = tl.arange(0, 8)[None, :, None]
+    near = ((tap // 3 - 1) * (W + 2) + tap % 3 - 1) * 16 + tl.arange(0, 16)[None, None, :]
+    return corner[:, None, None] * 16 + near
 
 
 @triton.jit(do_not_specialize=FEW)
@@ -84,7 +87,7 @@ def source(
 
     # The nine taps of 16 channels as 8 + 1: the frame of zeros around an image makes every neighbour readable.
     corner = g * framed + _neighbours(p, pixels, H, W, EVEN)
-    eight = out + _first_eight(corner, W, False)
+    eight = out + _first_eight(corner, W)
     ninth = out + (corner + W + 3)[:, None] * 16 + o[None, :]
     column = (n // 16) * 9 * 256 + n % 16
     weight += (g // samples) * run_stride + j * 9 * 256
@@ -122,7 +125,7 @@ def source(
 def weights(
     x, out, scale, shift, mean, rstd, gates, listed, count, target,
     consumers, chunks, samples, groups, pixels, framed, per_split, run_stride, half, H: tl.constexpr, W: tl.constexpr,
-    TILE: tl.constexpr, MANY: tl.constexpr, PRECISION: tl.constexpr, WHOLE: tl.constexpr, BY_TAP: tl.constexpr,
+    TILE: tl.constexpr, MANY: tl.constexpr, PRECISION: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """N and A between one layer and MANY of the chunks it reads, over a part of the pixels of one group.
 
@@ -143,12 +146,9 @@ def weights(
         s = tl.load(scale + row * slots + slot, mask=known, other=0.0)
         t = tl.load(shift + row * slots + slot, mask=known, other=0.0)
         gate = tl.load(gates + row * chunks + j, mask=known, other=0.0)
-        if BY_TAP:
-            chunk = quad * MANY + tl.arange(0, MANY)
-            chunk = tl.load(listed + row * chunks + chunk, mask=chunk < number, other=0)
-            far = ((chunk * groups + g) * (pixels // H * (H + 2)) * 16)[None, :, None] + c[None, None, :]
-        else:
-            far = ((j * groups + g) * (pixels // H * (H + 2)) * 16 + i % 16)[None, :]
+        chunk = quad * MANY + tl.arange(0, MANY)
+        chunk = tl.load(listed + row * chunks + chunk, mask=chunk < number, other=0)
+        far = ((chunk * groups + g) * (pixels // H * (H + 2)) * 16)[None, :, None] + c[None, None, :]
         there = out + (layer * groups + g) * framed * 16
         value = tl.zeros((MANY * 16, 128), tl.float32)
         active = tl.zeros((MANY * 16, 128), tl.float32)
@@ -161,20 +161,17 @@ def weights(
             if WHOLE:
                 image, y = begin // (H * W), (begin // W) % H
                 above = there + ((image * (H + 2) + y + 1) * (W + 2) + 1) * 16
-                eight = tl.load(above + _first_eight(corner, W, BY_TAP))
+                eight = tl.load(above + _by_tap(corner, W))
                 ninth = tl.load(above + ((corner + W + 3)[:, None] * 16 + c[None, :]))
                 base, lies = x + (begin + (2 * image + 1) * W) * 16, own * 16
             else:
                 p = begin + own
                 corner = _neighbours(p, pixels, H, W, False)
-                eight = tl.load(there + _first_eight(corner, W, BY_TAP))
+                eight = tl.load(there + _by_tap(corner, W))
                 ninth = tl.load(there + (corner + W + 3)[:, None] * 16 + c[None, :])
                 base, lies = x, _in_frame(tl.minimum(p, pixels - 1), H, W) * 16
-            if BY_TAP:
-                v = tl.reshape(tl.load(base + (lies[:, None, None] + far)), (TILE, MANY * 16))
-                eight = tl.reshape(eight, (TILE, 128))
-            else:
-                v = tl.load(base + (lies[:, None] + far))
+            v = tl.reshape(tl.load(base + (lies[:, None, None] + far)), (TILE, MANY * 16))
+            eight = tl.reshape(eight, (TILE, 128))
             exact = v.to(tl.float32)
             lit = exact * s[None, :] + t[None, :] > 0
             if not WHOLE:

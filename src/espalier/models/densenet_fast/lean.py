@@ -1,7 +1,6 @@
 """The fast step's operations on a GPU with leaner kernels: how those are cut up and launched.
 
-``tuned`` is what was measured (docs/performance.md). That weight gradients read by tap was not, and is not in use: it
-compiles for an H200 and agrees with torch under Triton's interpreter.
+``tuned`` is what was measured (docs/performance.md).
 """
 
 # mypy: disable-error-code="import-not-found, import-untyped"
@@ -25,8 +24,8 @@ class Tuning:
     """How a kernel is cut up.
 
     Pixels of a tile or side by side in a strip, chunks at a time, warps, stages of its pipeline. Of weights alone:
-    splits of the pixels of all groups together, and whether neighbours are read tap by tap. Of layers alone: rows of a
-    strip, 2 or 4 (1: no strips but the usual kernel).
+    splits of the pixels of all groups together. Of layers alone: rows of a strip, 2 or 4 (1: no strips but the usual
+    kernel).
     """
 
     tile: int
@@ -35,7 +34,6 @@ class Tuning:
     stages: int = 1
     splits: int = 0
     rows: int = 1
-    by_tap: int = 0
 
 
 def tuned(operation: str, size: int) -> Tuning:
@@ -43,7 +41,7 @@ def tuned(operation: str, size: int) -> Tuning:
     return {
         "layer": Tuning(64, stages=5, rows=2),
         "source": Tuning(64, warps=2, stages=2 if size > 8 else 1),
-        "input": Tuning(64, many=2) if size > 8 else Tuning(128, many=4, warps=8),
+        "input": Tuning(128, many=2),
         "weights": Tuning(64, many=4, splits=32 if size > 8 else 8),
     }[operation]
 
@@ -121,7 +119,7 @@ class LeanOperations:
             room.x, room.out, room.scale, room.shift, room.mean, room.rstd, room.gates, lists.by_consumer,
             lists.consumer_count, sums, block.consumers, block.chunks, room.samples, room.groups, room.pixels,
             framed(room), per_split, sums.stride(1), sums.stride(0), block.size, block.size, tuning.tile, tuning.many,
-            self.usual.precision, whole, bool(tuning.by_tap), num_warps=tuning.warps, num_stages=tuning.stages,
+            self.usual.precision, whole, num_warps=tuning.warps, num_stages=tuning.stages,
         )  # fmt: skip
         gamma, beta = self.affine[block]
         backward.settle[(block.chunks - 1, block.layers, room.groups // room.samples)](
