@@ -19,35 +19,45 @@ from pathlib import Path
 from typing import Any
 
 from espalier.report import recipe
-from espalier.report.recipe import Run, Section
+from espalier.report.recipe import Pairing, Run, Section
 
 
 def by_method(section: Section) -> dict[str, dict[float, list[Run]]]:
-    """The runs of each method by target."""
+    """The runs of each method by target, those of the plain method by penalty."""
     found: dict[str, dict[float, list[Run]]] = {}
     for run in section.runs:
-        if run.target is not None:
-            found.setdefault(run.method, {}).setdefault(run.target, []).append(run)
+        label = run.penalty if run.target is None else run.target
+        if label is not None:
+            found.setdefault(run.method, {}).setdefault(label, []).append(run)
     return found
 
 
-def row(name: str, method: str, by_target: dict[float, list[Run]]) -> dict[str, Any]:
+def row(name: str, method: str, by_label: dict[float, list[Run]]) -> dict[str, Any]:
     """What is kept of one method."""
-    targets = sorted(by_target)
-    heads = {id(run.head): run.head for t in targets for run in by_target[t]}.values()
+    labels = sorted(by_label)
+    groups = [by_label[label] for label in labels]
+    heads = {id(run.head): run.head for runs in groups for run in runs}.values()
     head = next(iter(heads))
     return {
         "name": f"study: {name}, {method}", "method": method, "epochs": head["settings"]["epochs"],
-        "targets": targets, "runs": [len(by_target[t]) for t in targets],
+        **named(method, labels, groups), "runs": [len(runs) for runs in groups],
         "setting": head["settings"], "examples": head["examples"],
-        "mean": [round(100 * statistics.mean(run.error for run in by_target[t]), 3) for t in targets],
-        "train_loss": [last_losses(by_target[t]) for t in targets],
-        "pairs": [[[run.pairing[0] or 0, run.pairing[1]] for run in by_target[t]] for t in targets],
-        "errors": [[run.error for run in by_target[t]] for t in targets],
+        "mean": [round(100 * statistics.mean(run.error for run in runs), 3) for runs in groups],
+        "train_loss": [last_losses(runs) for runs in groups],
+        "pairs": [[[run.pairing[0] or 0, run.pairing[1]] for run in runs] for runs in groups],
+        "errors": [[run.error for run in runs] for runs in groups],
         "seconds": round(sum(one["seconds"]["batch"] for one in heads), 1),
         "hardware": head["hardware"], "versions": head["versions"], "commit": head["commit"],
         "commands": list(dict.fromkeys(one["command"] for one in heads)),
     }  # fmt: skip
+
+
+def named(method: str, labels: list[float], groups: list[list[Run]]) -> dict[str, list[float]]:
+    """What sets the runs apart; where that is a penalty, the sizes that came of it as well."""
+    if method != "penalty":
+        return {"targets": labels}
+    shares = [round(statistics.median(run.result("reached_after") for run in runs), 4) for runs in groups]
+    return {"penalties": labels, "shares": shares}
 
 
 def last_losses(runs: list[Run]) -> float | None:
@@ -56,30 +66,35 @@ def last_losses(runs: list[Run]) -> float | None:
     return None if None in losses else round(statistics.mean(losses), 4)
 
 
-def told(one: dict[str, Any], section: Section, base: Section | None) -> str:
-    """The row in one line, beside the search of another section."""
-    parts = []
-    for target, mean, loss in zip(one["targets"], one["mean"], one["train_loss"], strict=True):
-        text = f"{target:g}: {mean:.2f} (loss {'diverged' if loss is None else f'{loss:.3f}'})"
-        itself = section is base and one["method"] == "search"
-        theirs = base.of("search", target) if base and not itself else {}
-        if apart := recipe.compare(section.of(one["method"], target), theirs):
+def told(one: dict[str, Any], by_label: dict[float, list[Run]], base: dict[float, list[Run]]) -> str:
+    """The row in one line, beside the search of another folder; a penalty's beside that search's only size."""
+    plain = one["method"] == "penalty"
+    parts, compared = [], []
+    for i, (label, runs) in enumerate(sorted(by_label.items())):
+        size = f" ({one['shares'][i]:.1%})" if plain else ""
+        loss = one["train_loss"][i]
+        text = f"{label:g}{size}: {one['mean'][i]:.2f} (loss {'diverged' if loss is None else f'{loss:.3f}'})"
+        theirs = base.get(next(iter(base)) if plain and len(base) == 1 else label, [])
+        pairs = by_pairing(runs), by_pairing(theirs)
+        if theirs is not runs and (apart := recipe.compare(*pairs)):
             text += f" {100 * apart.mean:+.2f} [{100 * apart.low:+.2f}, {100 * apart.high:+.2f}]"
+            compared.append(pairs)
         parts.append(text)
-    if base and not (section is base and one["method"] == "search"):
-        parts += together(section, base, one["method"], one["targets"])
+    if not plain and len(compared) == len(by_label) > 1:
+        parts.append(together(compared))
     return f"{one['epochs']:4d} epochs  {one['name'].removeprefix('study: '):28s} " + "   ".join(parts)
 
 
-def together(section: Section, base: Section, method: str, targets: list[float]) -> list[str]:
+def by_pairing(runs: list[Run]) -> dict[Pairing, Run]:
+    return {run.pairing: run for run in runs}
+
+
+def together(compared: list[tuple[dict[Pairing, Run], dict[Pairing, Run]]]) -> str:
     """The difference over all sizes: of each pair their mean, as sizes of one seed are not independent."""
-    ours, theirs = [section.of(method, t) for t in targets], [base.of("search", t) for t in targets]
-    pairs = sorted(set.intersection(*(set(runs) for runs in [*ours, *theirs])), key=str)
-    if len(targets) < 2 or len(pairs) < 2:
-        return []
-    apart = [statistics.mean(a[pair].error - b[pair].error for a, b in zip(ours, theirs)) for pair in pairs]
+    pairs = sorted(set.intersection(*(set(runs) for both in compared for runs in both)), key=str)
+    apart = [statistics.mean(ours[pair].error - theirs[pair].error for ours, theirs in compared) for pair in pairs]
     low, high = recipe.paired_interval(apart, [fold for fold, _ in pairs])
-    return [f"together {100 * statistics.mean(apart):+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"]
+    return f"together {100 * statistics.mean(apart):+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
 
 
 def sections_of(folder: Path) -> list[Section]:
@@ -91,19 +106,24 @@ def sections_of(folder: Path) -> list[Section]:
     return sections
 
 
+def epochs(section: Section) -> int:
+    return int(section.runs[0].head["settings"]["epochs"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+", help="of studies; others are held against the first")
     parser.add_argument("--out", type=Path, help="the file to append the rows to; default: none")
     given = parser.parse_args()
-    of = [(folder.name, section) for folder in given.folders for section in sections_of(folder)]
-    epochs = [section.runs[0].head["settings"]["epochs"] for _, section in of]
-    bases = {n: section for n, (name, section) in reversed(list(zip(epochs, of))) if name == given.folders[0].name}
-    rows = []
-    for n, (name, section) in sorted(zip(epochs, of), key=lambda pair: pair[0]):
-        for method, by_target in sorted(by_method(section).items()):
-            rows.append(row(name, method, by_target))
-            print(told(rows[-1], section, bases.get(n)))
+    of = [(folder, section) for folder in given.folders for section in sections_of(folder)]
+    rows, bases = [], {}
+    for folder, section in sorted(of, key=lambda pair: epochs(pair[1])):
+        methods = by_method(section)
+        if folder == given.folders[0]:
+            bases[epochs(section)] = methods.get("search", {})
+        for method, by_label in sorted(methods.items()):
+            rows.append(row(folder.name, method, by_label))
+            print(told(rows[-1], by_label, bases.get(epochs(section), {})))
     if given.out:
         with given.out.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(one, separators=(",", ":")) + "\n" for one in rows)
