@@ -40,7 +40,9 @@ def rivals(section: Section) -> Figure | None:
         axes.set_ylabel("ours minus the rival, of its error")
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.margins(y=0.12)
-        axes.legend(loc="best")
+        axes.legend(  # above, off the bars
+            loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, fontsize=8.5, handletextpad=0.2, columnspacing=1.2
+        )
         figure.suptitle(pretty(f"Ours and its rivals: {section.title}"), x=0.01, ha="left", fontsize=11, weight="bold")
         note = "below 0 ours is better; bars: 95% bootstrap over pairs; hollow: level"
         figure.supxlabel(pretty(f"{note}\n{section.note}"), x=0.01, ha="left", fontsize=7.5, color="#555555")
