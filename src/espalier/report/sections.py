@@ -202,7 +202,8 @@ def read(folder: str | os.PathLike[str]) -> Study:
     if len(kinds) > 1:
         _refuse("study", {json.dumps(kind): group[0].path for kind, group in kinds.items()})
     kind = next(iter(kinds), None)
-    name = (root.resolve().name if kind in (None, "grid") else kind).replace("-", " ").replace("_", " ")
+    folder = root.resolve().name if kind in (None, "grid") else kind
+    name = NAMES.get(folder, folder.replace("-", " ").replace("_", " "))
     sections = _sections(stories)
     return Study(root, name[:1].upper() + name[1:], kind, sections, tuple(notes))
 
