@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from espalier.cli import sizes, training
+from espalier.cli import flags, sizes, training
 from espalier.cli.compact import Shipped, ship
 from espalier.cli.config import configurable
 from espalier.cli.sizes import Size
@@ -49,7 +49,7 @@ def demo(
     epochs: int = typer.Option(40, min=1, help="Passes over the training data; the images take a third of them."),
     seeds: int = typer.Option(3, min=1, help="Networks of each size."),
     out: Path = typer.Option(Path("espalier-demo"), help="Where runs, small networks and the page are written."),
-    quiet: bool = typer.Option(False, "--quiet", help="No progress."),
+    quiet: flags.Quiet = False,
 ) -> None:
     """See it work: networks on handwritten digits, trained and cut to size in the same loop, on a CPU.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from espalier.cli import flags
 from espalier.cli.config import configurable
 from espalier.report.write import write
 
@@ -14,7 +15,7 @@ from espalier.report.write import write
 @configurable
 def report(
     folder: Path = typer.Argument(help="A study, a sweep or a run: the folder that its runs were written to."),
-    reproduction: Path | None = typer.Option(None, help="A page whose generated part is to be replaced as well."),
+    reproduction: flags.Reproduction = None,
     figures: bool = typer.Option(True, help="Figures as SVG and PNG (needs matplotlib)."),
     as_json: bool = typer.Option(False, "--json", help="What was written, as one JSON object."),
     page: bool = typer.Option(True, help="The page report.html (needs plotly and jinja2)."),

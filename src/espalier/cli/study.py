@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import typer
 
-from espalier.cli import finish
+from espalier.cli import finish, flags
 from espalier.cli.config import configurable
 from espalier.cli.words import number, share, told, words
 from espalier.space import BadInput
@@ -26,7 +26,7 @@ from espalier.train.stop import Stop
 def study(
     out: Path = typer.Option(..., help="Folder of the runs; the same command goes on with what is in it."),
     dataset: str = typer.Option("digits", help="digits, mnist or fashion-mnist."),
-    data_dir: Path | None = typer.Option(None, help="Where the data sets are."),
+    data_dir: flags.DataDir = None,
     methods: str = typer.Option(",".join(METHODS[:4]), help=f"Some of {', '.join(METHODS)}."),
     targets: str = typer.Option(
         ",".join(f"{t:g}" for t in TARGETS), help="Shares of the full cost to end at, as 0.1,0.3 or 10%,30%."
@@ -46,7 +46,7 @@ def study(
     ),
     widths: str = typer.Option("", help="Units of the hidden layers, as 64,64,64; default: as wide as the input."),
     cost: str = typer.Option("weights", help="What a target counts: weights, macs, units or parameters."),
-    samples: int = typer.Option(2, help="Masks compared in one update, at equal examples per update."),
+    samples: flags.Samples = 2,
     preset: str = typer.Option("default", help="The recipe that the flags below change."),
     theta_rate: float | None = typer.Option(None, help="Theta's learning rate times the degrees of freedom."),
     theta_way: float | None = typer.Option(None, help="Theta's learning rate times the updates of the search."),
@@ -58,20 +58,20 @@ def study(
     ),
     even: float | None = typer.Option(None, help="0: the ramp takes from gates by their cost; 1: from all alike."),
     settle: float | None = typer.Option(None, help="The share of the run, at its end, under the structure found."),
-    adaptive: bool = typer.Option(False, "--adaptive", help="The step size of theta adapts itself (ASNG)."),
+    adaptive: flags.Adaptive = False,
     learning_rate: float | None = typer.Option(None, help="Of the weights, of all methods."),
     drops: str = typer.Option("", help="After which shares of the run that rate is divided by ten, as 0.75,0.9."),
-    points: int = typer.Option(8, help="Measurements over a run."),
-    device: str = typer.Option("", help="cpu or cuda; default: cuda where there is one."),
-    precision: str = typer.Option("", help="float32, tf32 or bf16 matrix products; default: tf32 on cuda."),
+    points: flags.Points = 8,
+    device: flags.Device = "",
+    precision: flags.Precision = "",
     at_once: int | None = typer.Option(None, help="The most runs in one batch."),
-    updates_at_once: int = typer.Option(50, help="Updates recorded as one CUDA graph."),
-    time_limit: float | None = typer.Option(None, help="Stop cleanly after so many seconds."),
-    commit: str = typer.Option("", help="The revision to record, where git cannot tell."),
+    updates_at_once: flags.UpdatesAtOnce = 50,
+    time_limit: flags.TimeLimit = None,
+    commit: flags.Commit = "",
     report: bool = typer.Option(True, help="Write the tables of what is in the folder."),
     page: Path | None = typer.Option(None, help="A page whose generated parts are to be replaced as well."),
-    as_json: bool = typer.Option(False, "--json", help="The outcome as one JSON object, the last line of stdout."),
-    quiet: bool = typer.Option(False, "--quiet", help="No progress."),
+    as_json: flags.AsJson = False,
+    quiet: flags.Quiet = False,
 ) -> None:
     """A grid of runs at equal budget: the search, networks of equal and of the found widths from scratch, the control.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from espalier.cli import flags
 from espalier.cli.config import configurable
 from espalier.cli.training import Training, run
 from espalier.cli.words import number, share, told
@@ -53,7 +54,7 @@ def train(
     seed: int = typer.Option(0, min=0, help="Of the weights, the masks and the order of the examples."),
     device: str = typer.Option("", help="cpu, cuda, cuda:1, mps; default: cuda where there is one."),
     time_limit: float | None = typer.Option(None, help="Stop cleanly after so many seconds; exit code 0, unfinished."),
-    quiet: bool = typer.Option(False, "--quiet", help="No progress."),
+    quiet: flags.Quiet = False,
     as_json: bool = typer.Option(False, "--json", help="The result as one JSON object, the last line of stdout."),
 ) -> None:
     """Train one network and shape it on the way: a run directory, and in it the small network.

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from espalier.space import BadInput, Corrupt
+from espalier.space import Corrupt
 from espalier.study.grid_spec import GridRun
+from espalier.study.record import refuse_others
 from espalier.train.checkpoint import write
 
 FORMAT = 1
@@ -44,20 +45,10 @@ def save(path: Path, head: Mapping[str, Any], stories: Sequence[Mapping[str, Any
 
 def read(folder: Path, settings: Mapping[str, Any]) -> dict[Key, dict[str, Any]]:
     """The finished runs in a folder by their key; a file of other settings is refused."""
-    ours = json.loads(json.dumps(dict(settings)))
     found = dict[Key, dict[str, Any]]()
     for path in sorted(folder.glob("*.jsonl")):
         head, *stories = lines(path)
-        theirs = head["settings"]
-        differ = [
-            f"{key}: {theirs.get(key, 'not set')} there, {ours.get(key, 'not set')} here"
-            for key in sorted(theirs.keys() | ours.keys())
-            if theirs.get(key, ...) != ours.get(key, ...)
-        ]
-        if differ:
-            raise BadInput(
-                f"{path} is of runs with other settings: {'; '.join(differ)}. Use the same settings, or another folder"
-            )
+        refuse_others(path, "runs", head["settings"], settings)
         for story in stories:
             run = story["run"]
             found[run["method"], run.get("fold"), run.get("target"), run.get("penalty"), run["seed"]] = story

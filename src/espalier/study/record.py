@@ -37,7 +37,13 @@ def done(path: Path, settings: Mapping[str, Any]) -> bool:
     """Whether this run is finished, under these settings; a file of other settings is refused."""
     if not path.exists():
         return False
-    theirs, ours = load(path)["settings"], json.loads(json.dumps(dict(settings)))
+    refuse_others(path, "a run", load(path)["settings"], settings)
+    return True
+
+
+def refuse_others(path: Path, content: str, theirs: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """A file of other settings, unless it is of these; the error names each that differs."""
+    ours = json.loads(json.dumps(dict(settings)))  # as a file has them
     differ = [
         f"{key}: {theirs.get(key, 'not set')} there, {ours.get(key, 'not set')} here"
         for key in sorted(theirs.keys() | ours.keys())
@@ -45,9 +51,8 @@ def done(path: Path, settings: Mapping[str, Any]) -> bool:
     ]
     if differ:
         raise BadInput(
-            f"{path} is of a run with other settings: {'; '.join(differ)}. Use the same settings, or another folder"
+            f"{path} is of {content} with other settings: {'; '.join(differ)}. Use the same settings, or another folder"
         )
-    return True
 
 
 def mask_to_hex(mask: Tensor) -> str:
