@@ -81,7 +81,7 @@ def told(one: dict[str, Any], by_label: dict[float, list[Run]], base: dict[float
             compared.append(pairs)
         parts.append(text)
     if not plain and len(compared) == len(by_label) > 1:
-        parts.append(together(compared))
+        parts += together(compared)
     return f"{one['epochs']:4d} epochs  {one['name'].removeprefix('study: '):28s} " + "   ".join(parts)
 
 
@@ -89,12 +89,14 @@ def by_pairing(runs: list[Run]) -> dict[Pairing, Run]:
     return {run.pairing: run for run in runs}
 
 
-def together(compared: list[tuple[dict[Pairing, Run], dict[Pairing, Run]]]) -> str:
+def together(compared: list[tuple[dict[Pairing, Run], dict[Pairing, Run]]]) -> list[str]:
     """The difference over all sizes: of each pair their mean, as sizes of one seed are not independent."""
     pairs = sorted(set.intersection(*(set(runs) for both in compared for runs in both)), key=str)
+    if len(pairs) < 2:
+        return []
     apart = [statistics.mean(ours[pair].error - theirs[pair].error for ours, theirs in compared) for pair in pairs]
     low, high = recipe.paired_interval(apart, [fold for fold, _ in pairs])
-    return f"together {100 * statistics.mean(apart):+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
+    return [f"together {100 * statistics.mean(apart):+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"]
 
 
 def sections_of(folder: Path) -> list[Section]:

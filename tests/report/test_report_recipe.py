@@ -233,6 +233,25 @@ def test_the_figure_shows_differences_as_shares_of_the_rivals_error(tmp_path: Pa
     assert rivals(alone) is None
 
 
+def test_the_legend_of_three_rivals_lies_above_the_bars_and_takes_them_no_room(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from espalier.report.recipe_plot import rivals
+
+    for method, error in (("search", 0.1), ("scratch", 0.12), ("found", 0.11), ("permuted", 0.1)):
+        save(tmp_path, method, [story(method, 0.1, 0, seed, error + 0.01 * seed) for seed in range(3)])
+    (section,) = recipe.read(tmp_path)
+    figure = rivals(section)
+    assert figure is not None
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    legend = axes.get_legend()
+    assert legend is not None
+    assert len(legend.get_texts()) == 3
+    drawn, listed = axes.get_window_extent(), legend.get_window_extent()
+    assert listed.y0 >= drawn.y1
+    assert drawn.width > 0.75 * figure.bbox.width
+
+
 def only_ours(folder: Path) -> Path:
     save(folder, "search", [story("search", 0.1, 0, seed, 0.1) for seed in range(3)])
     return folder

@@ -123,6 +123,12 @@ def test_a_batch_of_short_runs_is_one_file_of_lines(tmp_path):
             read(tmp_path)
 
 
+@pytest.mark.parametrize(("folder", "name"), [("fashion-mnist", "Fashion-MNIST"), ("my_own-runs", "My own runs")])
+def test_a_folder_named_as_its_data_is_called_as_people_call_them(tmp_path, folder, name):
+    run_directory(tmp_path / folder / "run-000", seed=0)
+    assert read(tmp_path / folder).name == name
+
+
 def test_files_and_directories_below_one_folder_are_one_study(tmp_path):
     grid_run(tmp_path, "search", 0.25, 0)
     for seed in (0, 1):

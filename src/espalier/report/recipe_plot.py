@@ -26,7 +26,8 @@ def rivals(section: Section) -> Figure | None:
         for i, (rival, mine) in enumerate(present.items()):
             x = [place + APART * (i - (len(present) - 1) / 2) for place, _, _ in mine]
             y = [found.mean / of for _, found, of in mine]
-            arms = [[(f.mean - f.low) / of for _, f, of in mine], [(f.high - f.mean) / of for _, f, of in mine]]
+            ends = [(f.mean - f.low, f.high - f.mean, of) for _, f, of in mine]  # of equal pairs below 0 by rounding
+            arms = [[max(low, 0.0) / of for low, _, of in ends], [max(high, 0.0) / of for _, high, of in ends]]
             colour, marker = COLOURS[1 + list(RIVALS).index(rival)]
             axes.errorbar(
                 x, y, yerr=arms, color=colour, marker=marker, ms=6, ls="", elinewidth=1.6, capsize=3,

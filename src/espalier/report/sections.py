@@ -202,8 +202,8 @@ def read(folder: str | os.PathLike[str]) -> Study:
     if len(kinds) > 1:
         _refuse("study", {json.dumps(kind): group[0].path for kind, group in kinds.items()})
     kind = next(iter(kinds), None)
-    folder = root.resolve().name if kind in (None, "grid") else kind
-    name = NAMES.get(folder, folder.replace("-", " ").replace("_", " "))
+    called = root.resolve().name if kind in (None, "grid") else kind
+    name = NAMES.get(called, called.replace("-", " ").replace("_", " "))
     sections = _sections(stories)
     return Study(root, name[:1].upper() + name[1:], kind, sections, tuple(notes))
 
