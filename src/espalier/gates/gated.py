@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from espalier.gates.copies import MARK, Mark
 from espalier.gates.count import cost_of
 from espalier.gates.cutting import Adapted, build_plan
 from espalier.gates.explain import explain
-from espalier.gates.masking import install, set_mask, strip, with_mask
+from espalier.gates.masking import install, set_mask, slopes_of, strip, with_mask
 from espalier.gates.structure import Structure, as_array
 from espalier.space import BadInput, BadMask, Space
 
@@ -48,6 +48,7 @@ class Gated:
         self._costs: dict[str, Cost] = {}
         self._installed = install(model, structure)
         self._mask: Tensor | None = None
+        self._slopes = False
         self._held = [
             (f"{path}.{name}" if path else name, module._modules, name, child)
             for path, module in model.named_modules()
@@ -85,23 +86,30 @@ class Gated:
     # ---- using a mask ----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def masked(self, mask: Tensor) -> Iterator[None]:
+    def masked(self, mask: Tensor, *, slopes: bool = False) -> Iterator[Callable[[], Tensor]]:
         """While inside, the model runs under this mask ``(d)``; outside it is as before. May be nested.
 
         So does a ``deepcopy`` of it: made inside, the copy runs under this mask too, and without one afterwards.
+
+        slopes: what is entered gives, after a backward pass, the slopes ``(d)``: the derivative of the loss by each
+        entry of the mask, closed gates included::
+
+            with gated.masked(mask, slopes=True) as slopes:
+                loss(model(x), y).backward()
+                gradient = slopes()
         """
         mask = self._one(mask)
-        previous = self._mask
-        self._set(mask)
+        previous = self._mask, self._slopes
+        self._set(mask, slopes)
         try:
             with self._installed.copies.opened_afterwards():
-                yield
+                yield lambda: slopes_of(self._installed, self.d)
         finally:
-            self._set(previous)
+            self._set(*previous)
 
-    def _set(self, mask: Tensor | None) -> None:
-        self._mask = mask
-        set_mask(self.model, self._installed, mask)
+    def _set(self, mask: Tensor | None, slopes: bool = False) -> None:
+        self._mask, self._slopes = mask, slopes
+        set_mask(self.model, self._installed, mask, slopes)
 
     def call(self, params_and_buffers: Mapping[str, Tensor], mask: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The model as a pure function of its tensors and one mask ``(d)``; made for ``vmap``, ``grad``, ``compile``.

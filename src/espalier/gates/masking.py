@@ -1,13 +1,16 @@
-"""Applying a mask: on a consumer's input where a hook reaches it, else on its weight.
+"""Applying a mask: on a consumer's input where a hook reaches it, else on its weight; and reading slopes by the gates.
 
 The mask lives in non-persistent buffers of the modules that use it, so it follows ``.to(device)`` and ``deepcopy``, is
 no part of ``state_dict``, and changes by ``copy_`` without recompilation. While no mask is set the buffers hold ones,
-and a product with one is exact.
+and a product with one is exact. Masking a layer's weight gives what masking its input gives; while a mask is set it is
+done where the weight is the smaller of the two. While slopes are asked for the buffers require gradients, so that the
+backward pass leaves there what autograd knows of every gate, open or closed.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +26,8 @@ from espalier.gates.gate import Gate
 from espalier.gates.structure import Reader, Structure
 from espalier.space import BadInput
 
+EXAMPLES = 32  # an update reads at least so many, where it matters whether weights or inputs are masked
+
 
 class Spot:
     """One mask buffer: its module, its name, its shape, and which entry each of its values is (-1: always one).
@@ -32,9 +37,16 @@ class Spot:
     """
 
     def __init__(
-        self, path: str, buffer: str, shape: tuple[int, ...], entries: Array, raw: tuple[tuple[str, str], ...] = ()
+        self,
+        path: str,
+        buffer: str,
+        shape: tuple[int, ...],
+        entries: Array,
+        raw: tuple[tuple[str, str], ...] = (),
+        weight: tuple[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.path, self.buffer, self.shape = path, buffer, shape
+        self.weight = weight  # the module's own parameter that may be masked instead, and the mask's shape there
         self.name = f"{path}.{buffer}" if path else buffer
         self.width = len(entries)
         self.raw = raw  # for a masked weight: the places that hold it
@@ -44,6 +56,16 @@ class Spot:
         self.run = (first, first + len(entries)) if is_run else None  # a stretch of the mask needs no index
         self.index = torch.as_tensor(np.ascontiguousarray(entries), dtype=torch.int64)
         self.index_buffer = f"{buffer}_index"
+
+    def add_slopes(self, total: Tensor, gradient: Tensor, module: nn.Module) -> None:
+        """Add the gradient of the buffer to the slopes of its entries. total: ``(d + 1)``, the last for entry -1."""
+        gradient = gradient.reshape(-1).to(total)
+        if self.run is not None:
+            total[self.run[0] : self.run[1]] += gradient
+        else:
+            index = module._buffers[self.index_buffer]
+            assert index is not None
+            total.index_add_(0, index % len(total), gradient)
 
     def value(self, mask: Tensor, module: nn.Module) -> Tensor:
         """mask: ``(d)``, on the device of ``module``, which holds this buffer. Returns the buffer's value."""
@@ -90,7 +112,8 @@ def spots_of(structure: Structure) -> list[Spot]:
         path = info.places[0][0]
         axis = _input_axis(structure, reader) if len(places[path]) == 1 and len(info.places) == 1 else None
         if axis is not None:
-            spots.append(Spot(path, BUFFER, (-1, *(1,) * (-1 - axis)), reader.entries))
+            weight = _smaller_weight(structure, reader)
+            spots.append(Spot(path, BUFFER, (-1, *(1,) * (-1 - axis)), reader.entries, weight=weight))
         else:
             shape = tuple(-1 if d == reader.dim else 1 for d in range(info.tensor.ndim))
             spots.append(Spot("", f"{BUFFER}_{raw}", shape, reader.entries, tuple(info.places)))
@@ -116,6 +139,16 @@ def _input_axis(structure: Structure, reader: Reader) -> int | None:
     return axes.pop() if len(axes) == 1 else None
 
 
+def _smaller_weight(structure: Structure, reader: Reader) -> tuple[str, tuple[int, ...]] | None:
+    """The owner's parameter and the mask's shape on it, where it holds fewer numbers than what it is applied to."""
+    info = structure.trace.tensors[reader.tensor]
+    path, name = info.places[0]
+    shape = structure.trace.entries[path][0].shape
+    if info.tensor.numel() > EXAMPLES * math.prod(shape[1:]):
+        return None
+    return name, tuple(-1 if dim == reader.dim else 1 for dim in range(info.tensor.ndim))
+
+
 def install(model: nn.Module, structure: Structure) -> Installed:
     """Add buffers and hooks."""
     spots = spots_of(structure)
@@ -137,6 +170,10 @@ def install(model: nn.Module, structure: Structure) -> Installed:
         added.append((module, spot.buffer))
         if spot.buffer == "espalier_branch":
             handles.append(module.register_forward_hook(_mask_output))
+        elif spot.weight is not None:
+            hook = functools.partial(_mask_smaller, *spot.weight)
+            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+            handles.append(module.register_forward_hook(_restore_weights, always_call=True))
         elif not spot.raw:
             handles.append(module.register_forward_pre_hook(_mask_input, with_kwargs=True))
     raw = [spot for spot in spots if spot.raw]
@@ -164,6 +201,21 @@ def _mask_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         return (_product(args[0], mask), *args[1:]), kwargs
     name = next(iter(kwargs))
     return args, {**kwargs, name: _product(kwargs[name], mask)}
+
+
+def _mask_smaller(
+    name: str, shape: tuple[int, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """While a mask is set: put the masked weight where the parameter is, for the length of one forward pass."""
+    if torch.compiler.is_compiling() or not module.__dict__[STATE].masked:  # a compiled step multiplies in passing
+        return _mask_input(module, args, kwargs)
+    weight = module._parameters[name]
+    assert weight is not None
+    mask = module._buffers[BUFFER]
+    assert mask is not None
+    module.__dict__["_espalier_saved"] = ([(module, name, weight)], ())
+    module._parameters[name] = weight * mask.reshape(shape).to(weight.dtype)  # type: ignore[assignment]
+    return args, kwargs
 
 
 def _mask_output(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
@@ -214,20 +266,42 @@ def _restore_weights(module: nn.Module, args: tuple[Any, ...], output: Any) -> N
         owner._flat_weights = weights
 
 
-def set_mask(model: nn.Module, installed: Installed, mask: Tensor | None) -> None:
-    """Copy a mask ``(d)`` into the buffers; None: ones."""
+def set_mask(model: nn.Module, installed: Installed, mask: Tensor | None, slopes: bool = False) -> None:
+    """Copy a mask ``(d)`` into the buffers; None: ones. slopes: gradients are to reach the buffers."""
     values: dict[torch.device, Tensor] = {}
     for spot, module in zip(installed.spots, installed.modules):
         buffer = module._buffers[spot.buffer]
         assert buffer is not None
+        buffer.requires_grad_(False)
         if mask is None:
             buffer.fill_(1.0)
-            continue
-        if buffer.device not in values:
-            values[buffer.device] = mask.detach().to(buffer.device)
-        buffer.copy_(spot.value(values[buffer.device], module).reshape(buffer.shape))
+        else:
+            if buffer.device not in values:
+                values[buffer.device] = mask.detach().to(buffer.device)
+            buffer.copy_(spot.value(values[buffer.device], module).reshape(buffer.shape))
+        buffer.grad = None
+        buffer.requires_grad_(slopes)
     # all open: the weights themselves, since a fresh copy of equal numbers may be multiplied in another order
-    model.__dict__[STATE].masked = mask is not None and bool((mask != 1).any())
+    masked = mask is not None and (slopes or bool((mask != 1).any()))
+    for module in installed.states:
+        module.__dict__[STATE].masked = masked
+
+
+def slopes_of(installed: Installed, d: int) -> Tensor:
+    """The slopes ``(d)`` that backward passes have left at the buffers since the mask was set."""
+    total: Tensor | None = None
+    for spot, module in zip(installed.spots, installed.modules):
+        buffer = module._buffers[spot.buffer]
+        if buffer is not None and buffer.grad is not None:
+            if total is None:
+                total = torch.zeros(d + 1, dtype=torch.promote_types(buffer.dtype, torch.float32), device=buffer.device)
+            spot.add_slopes(total, buffer.grad, module)
+    if total is None:
+        raise BadInput(
+            "no backward pass has reached a gate under this mask, so there are no slopes: call backward() on a loss of "
+            "the masked model before they are read"
+        )
+    return total[:-1]
 
 
 def with_mask(installed: Installed, tensors: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
@@ -258,7 +332,7 @@ def strip(model: nn.Module) -> nn.Module:
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key, hook in list(hooks.items()):
                 function = hook.func if isinstance(hook, functools.partial) else hook
-                if function in (_mask_input, _mask_output, _mask_weights, _restore_weights):
+                if function in (_mask_input, _mask_smaller, _mask_output, _mask_weights, _restore_weights):
                     del hooks[key]
                     module._forward_pre_hooks_with_kwargs.pop(key, None)
                     module._forward_hooks_always_called.pop(key, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from espalier.search import arguments, selection
 from espalier.search.adapt import Adaptation
 from espalier.search.control import Price
 from espalier.search.distribution import Distribution
-from espalier.search.utility import ranked
+from espalier.search.signal import Signal, of_losses
 from espalier.space import BadInput, BadMask, BadMaskType, BadType, Corrupt, Diverged, Space
 
 CACHED = 1 << 18  # entries handled at a time on a CPU, so that what a step needs between passes stays in its cache
@@ -32,6 +32,9 @@ class Search:
     samples: masks per update (lambda). learning_rate: of theta, default one over the degrees of freedom.
     initial: theta at the start. margin: theta of a bit stays in [margin, 1 - margin], default 1 / variables.
     adaptive: the step size follows ASNG; ``learning_rate`` is then its delta, default 1.
+    signal: what theta learns from. "ranked": the order of the losses, as in the paper. "slopes": how strongly the loss
+        depends on each gate, which ``tell`` is given beside the losses; one mask an update is then enough.
+        "first-order": the slopes as they are, exact where the loss is linear in each gate. See docs/signal.md.
     ramp: the share of the horizon over which the expected cost is led to the target.
     even: from which gates the way to a target takes: 0 from each in proportion to its cost, 1 from all alike.
 
@@ -57,6 +60,7 @@ class Search:
         initial: float | Tensor = 0.5,
         margin: float | None = None,
         adaptive: bool = False,
+        signal: str = "ranked",
         ramp: float = 0.5,
         even: float = 0.0,
         seed: int = 0,
@@ -66,7 +70,9 @@ class Search:
         self.space = Space.of(space)
         self.device = arguments.read_device(device)
         self.batch = arguments.batch_shape(batch)
-        self.samples = arguments.whole(samples, "samples", 2, ": the losses of an update are compared with each other")
+        self.signal, self._signal = signal, Signal.start(signal, self.batch, self.device)
+        fewest, why = (1, "") if self.reads_slopes else (2, ": the losses of an update are compared with each other")
+        self.samples = arguments.whole(samples, "samples", fewest, why)
         self._distribution = Distribution(self.space, arguments.read_margin(margin), self.device)
         theta = arguments.read_initial(initial, self.space, self.batch, self.device)
         theta = self._distribution.initial(theta) if isinstance(theta, float) else self._distribution.bound(theta)
@@ -113,6 +119,11 @@ class Search:
     def full_cost(self) -> Tensor:
         """The cost of the most expensive structure."""
         return self._priced.full_cost
+
+    @property
+    def reads_slopes(self) -> bool:
+        """Whether ``tell`` needs slopes; its masks then need not share their examples."""
+        return self._signal is not None
 
     @property
     def settled(self) -> bool:
@@ -187,12 +198,21 @@ class Search:
             self._distribution.draw(self._theta[..., part], noise, out=masks[..., part])
         return masks
 
-    def tell(self, masks: Tensor, losses: Tensor) -> None:
-        """One update of theta. masks: ``(*batch, samples, d)``, losses: ``(*batch, samples)``, lower is better."""
+    def tell(self, masks: Tensor, losses: Tensor, slopes: Tensor | None = None, spreads: Tensor | None = None) -> None:
+        """One update of theta. masks: ``(*batch, samples, d)``, losses: ``(*batch, samples)``, lower is better.
+
+        slopes: ``(*batch, samples, d)``, the derivative of each mask's loss by each of its entries, closed gates
+            included. Needed by the signals that read them, and left alone by "ranked".
+        spreads: of the same shape, the root mean square of the slopes of single examples, where they are known; without
+            them the size of the slopes stands in.
+        """
         self._check_told(masks, losses)
+        for name, given in (("slopes", slopes), ("spreads", spreads)):
+            if given is not None:
+                self._check_slopes(given, masks, name)
         if self._settled is not None:
             return
-        alive = self.learn(masks, losses)
+        alive = self.learn(masks, losses, slopes, spreads)
         if self.device.type == "cpu" and not self.batch and not bool(alive):
             self.check()
 
@@ -211,9 +231,13 @@ class Search:
         """The masks ``(*batch, samples, d)`` that this noise draws from theta."""
         return self._draw(self._theta, noise)
 
-    def learn(self, masks: Tensor, losses: Tensor) -> Tensor:
+    def learn(
+        self, masks: Tensor, losses: Tensor, slopes: Tensor | None = None, spreads: Tensor | None = None
+    ) -> Tensor:
         """``tell`` without a look at what is told; not once settled. Returns whether a loss was finite ``(*batch)``."""
-        return self._learn(masks, losses)
+        if self.reads_slopes and slopes is None:
+            raise BadInput(f"signal={self.signal!r} learns from slopes: tell(masks, losses, slopes)")
+        return self._learn(masks, losses, slopes, spreads)
 
     def compile(self) -> None:
         """Compile the two. It takes seconds, once; on a GPU a search over many gates then takes one pass over theta
@@ -221,15 +245,24 @@ class Search:
         self._draw = torch.compile(self._distribution.draw, fullgraph=True, dynamic=False)
         self._learn = torch.compile(self._update, fullgraph=True, dynamic=False)
 
-    def _update(self, masks: Tensor, losses: Tensor) -> Tensor:
-        u, alive = ranked(losses.detach().to(self.device))
+    def _update(self, masks: Tensor, losses: Tensor, slopes: Tensor | None, spreads: Tensor | None) -> Tensor:
+        losses = losses.detach().to(self.device)
+        if self._signal is None or slopes is None:
+            direction, alive = of_losses(masks, losses)
+        else:
+            values, alive = self._signal.values(masks, losses, slopes.detach(), spreads, self.updates)
+            natural = self._distribution.natural(self._theta, values)
+
+            def direction(part: slice) -> Tensor:
+                return natural[..., part]
+
         self.diverged.logical_or_(~alive)
-        slopes = self._price.cost.gradient(self._theta) if self._price is not None and self._price.counts else None
-        pull = slopes if slopes is None or self._price is None else self._price.pull(slopes)
-        lr, eps = self._step_sizes(masks, u, alive, slopes, pull)
+        slope = self._price.cost.gradient(self._theta) if self._price is not None and self._price.counts else None
+        pull = slope if slope is None or self._price is None else self._price.pull(slope)
+        lr, eps = self._step_sizes(direction, alive, slope, pull)
         for part in self._parts:  # Eq. (7): theta += lr (mean_i u_i (M_i - theta) - eps natural gradient of the cost)
             theta = self._theta[..., part]
-            step = self._utility_part(masks, u, part)
+            step = direction(part)
             if eps is not None and pull is not None:
                 step = step - eps.unsqueeze(-1) * self._distribution.natural(theta, pull[..., part])
             moved = self._distribution.bound(theta + lr.unsqueeze(-1) * step)
@@ -239,18 +272,13 @@ class Search:
         self.updates.add_(alive)
         return alive
 
-    def _utility_part(self, masks: Tensor, u: Tensor, part: slice) -> Tensor:
-        """``mean_i u_i (M_i - theta)`` for some entries ``(*batch, part)``; as the u_i add up to 0, theta drops out."""
-        return (u.unsqueeze(-1) * masks[..., part]).sum(-2) / self.samples
-
     def _step_sizes(
-        self, masks: Tensor, u: Tensor, alive: Tensor, slopes: Tensor | None, pull: Tensor | None
+        self, direction: Callable[[slice], Tensor], alive: Tensor, slopes: Tensor | None, pull: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """The learning rate ``(*batch)``, 0 for a run that is not to move, and eps ``(*batch)`` or None."""
-        whole = slice(0, self.space.d)
         lr = self.learning_rate
         if self._adaptation is not None:
-            white = self._distribution.whitened(self._theta, self._utility_part(masks, u, whole))
+            white = self._distribution.whitened(self._theta, direction(slice(0, self.space.d)))
             norm = white.square().sum(-1).sqrt()
             norm = torch.where(norm > 1e-9, norm, 0.0)  # all losses, or all masks, the same: nothing to learn from
             length = self._adaptation.length(lr)
@@ -264,7 +292,7 @@ class Search:
         drift = grip = torch.zeros_like(lr)
         for part in self._parts:
             theta, slope = self._theta[..., part], slopes[..., part]
-            drift = drift + (slope * self._utility_part(masks, u, part)).sum(-1)
+            drift = drift + (slope * direction(part)).sum(-1)
             grip = grip + (slope * self._distribution.natural(theta, pull[..., part])).sum(-1)
         return lr, self._price.solve(self._theta, self.updates, lr, drift, grip)
 
@@ -283,6 +311,8 @@ class Search:
         }
         if self.target is not None:  # a fixed penalty is a setting, a solved one is part of the state
             state["penalty"] = self.penalty.clone()
+        if self._signal is not None:
+            state["signal.size"] = self._signal.size.clone()
         if self._adaptation is not None:
             for name in ("path", "gamma", "shrink"):
                 state[f"adaptation.{name}"] = getattr(self._adaptation, name).clone()
@@ -304,7 +334,8 @@ class Search:
         missing = (mine.keys() ^ state.keys()) - {"settled"}
         if missing:
             raise BadInput(
-                f"this state is of another kind of search: they differ in {sorted(missing)} (see `adaptive`, `target`)"
+                f"this state is of another kind of search: they differ in {sorted(missing)} "
+                "(see `adaptive`, `target`, `signal`)"
             )
         mine.setdefault("settled", torch.empty((*self.batch, self.space.d), dtype=torch.float32))
         for name, value in state.items():
@@ -329,6 +360,8 @@ class Search:
             self.penalty.copy_(state["penalty"])
         self.updates.copy_(state["updates"])
         self.diverged.copy_(state["diverged"])
+        if self._signal is not None:
+            self._signal.size.copy_(state["signal.size"])
         if self._adaptation is not None:
             for name in ("path", "gamma", "shrink"):
                 getattr(self._adaptation, name).copy_(state[f"adaptation.{name}"])
@@ -369,6 +402,15 @@ class Search:
             length = arguments.ramp_length(horizon, ramp)
             price.start_ramp(self._theta, bound(closed), bound(price.full), length)
         return price
+
+    def _check_slopes(self, slopes: Tensor, masks: Tensor, name: str) -> None:
+        if not isinstance(slopes, Tensor) or not slopes.is_floating_point():
+            kind = slopes.dtype if isinstance(slopes, Tensor) else type(slopes).__name__
+            raise BadType(f"{name} are a floating-point tensor, not {kind}")
+        if slopes.shape != masks.shape:
+            raise BadInput(f"{name} have shape {tuple(slopes.shape)}, not {tuple(masks.shape)}: one for each entry")
+        if slopes.device != self.device:
+            raise BadInput(f"{name} are on {slopes.device}, the search is on {self.device}; use {name}.to(...)")
 
     def _check_told(self, masks: Tensor, losses: Tensor) -> None:
         self.space.check_mask_form(masks)

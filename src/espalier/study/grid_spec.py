@@ -150,6 +150,8 @@ class GridSettings:
         if method not in ("scratch", "found"):
             shown |= {"samples": self.samples}
             shown |= {name: value for name, value in recipe.items() if name not in weights}
+            if recipe["signal"] == "ranked":  # as all earlier runs were
+                del shown["signal"]
             if not recipe["begin"]:  # without it there is nothing to begin earlier; and earlier runs are as good
                 del shown["begin"], shown["ramp_updates"]
         return shown

@@ -48,6 +48,7 @@ def fit(
     optimizer: OptimizerFactory | None = None,
     scheduler: SchedulerFactory | None = None,
     settle: float | None = None,
+    recipe: str | Recipe | None = None,
     preset: str | Recipe | None = None,
     seed: int = 0,
     device: str | torch.device | None = None,
@@ -70,10 +71,11 @@ def fit(
     samples: masks per update; they share one mini-batch. Once settled an update reads samples times as many examples.
     optimizer: called with the parameters, gives a torch optimiser; default SGD with Nesterov momentum.
     scheduler: called with that optimiser, gives a torch scheduler, which is stepped after every epoch. Default: the
-        preset's steps, where the optimizer is the default too; else none.
+        recipe's steps, where the optimizer is the default too; else none.
     settle: the share of the run, at its end, in which the structure is fixed; the ramp to a target ends before it.
-        What comes before, by the preset, is shortened where it has to be.
-    preset: "paper", "finetune", a :class:`espalier.train.Recipe`, or None for the default recipe.
+        What comes before, by the recipe, is shortened where it has to be.
+    recipe: a :class:`espalier.train.Recipe`, or the name of one: "default", "ranked" (the order of losses as the
+        signal), "paper", "finetune". preset: its old name.
     seed: of the masks, of the order of the examples, and of everything random inside the call.
     validation: data as above, of a Dataset its test part; evaluated after every epoch under the mask that would ship.
     checkpoint: the folder of the run. The same call goes on where it was stopped, killed, or out of time.
@@ -85,7 +87,9 @@ def fit(
     seed = whole(seed, "seed", 0)
     module, where = _place(model, device)
     feeding = feed.read(data, whole(batch_size, "batch_size", 1), seed, nested.dtype(module))
-    recipe = presets.settled(presets.read(preset), settle)
+    if recipe is not None and preset is not None:
+        raise BadInput("preset is the old name of recipe; give one of them")
+    recipe = presets.settled(presets.read(preset if recipe is None else recipe), settle)
     horizon = whole(epochs, "epochs", 1) * feeding.updates
     phases = recipe.phases(horizon, target)
     held_out = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -78,7 +79,9 @@ class Run:
     def batches(self) -> Iterator[Batch]:
         """What the updates from here to the end of the epoch read, on the device."""
         end = min((self.update // self.feed.updates + 1) * self.feed.updates, self.horizon)
-        for batch in self.feed.epoch(self.update, end, self.phases.compared, self.search.samples):
+        # Losses are compared on the same examples; slopes are not compared, so that each mask reads its own.
+        compared = range(0) if self.search.reads_slopes else self.phases.compared
+        for batch in self.feed.epoch(self.update, end, compared, self.search.samples):
             inputs, targets = nested.each(lambda t: t.to(self.device, non_blocking=True), batch)
             yield inputs, targets
 
@@ -87,10 +90,13 @@ class Run:
         if self.update >= self.phases.settle and not self.search.settled:
             self.search.settle()
         whole = self.search.whole() if self.update < self.phases.begin else None
-        inputs, targets = batch
+        own = self.search.reads_slopes and whole is None and not self.search.settled
+        parts = nested.split(batch, self.search.samples) if own else [batch]
+        calls = itertools.cycle(parts)
         seen: list[Any] = []  # the outputs under the first mask
 
         def closure() -> Tensor:
+            inputs, targets = next(calls)
             outputs = nested.call(self.gated.model, inputs)
             loss = self.loss(outputs, targets)
             scalar(loss)
@@ -106,7 +112,7 @@ class Run:
             raise Diverged(f"update {self.update + 1} of {self.horizon}: {error}") from None
         self.sums[0] += float(loss)
         self.sums[1] += 1
-        counts = score.wrong(seen[0], targets)  # one mask speaks for all: each is drawn from theta
+        counts = score.wrong(seen[0], parts[0][1])  # one mask speaks for all: each is drawn from theta
         if counts is not None:
             self.sums[2] += float(counts[0])
             self.sums[3] += float(counts[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,6 +55,15 @@ def join(values: Sequence[Nested]) -> Nested:
     if isinstance(first, dict):
         return {key: join([value[key] for value in values]) for key in first}
     return type(first)(join(items) for items in zip(*values, strict=True))
+
+
+def split(value: Nested, parts: int) -> list[Nested]:
+    """One batch as so many, of nearly equal size; as one where that would leave fewer than two examples in a part."""
+    size = count(value, "inputs and targets")
+    if parts == 1 or size < 2 * parts:
+        return [value]
+    ends = [round(size * part / parts) for part in range(parts + 1)]
+    return [each(lambda t, a=a, b=b: t[a:b], value) for a, b in itertools.pairwise(ends)]  # type: ignore[misc]
 
 
 def dtype(model: nn.Module) -> torch.dtype:

@@ -20,7 +20,8 @@ class StructureOptimizer(torch.optim.Optimizer):
 
     The closure is called once for each mask, with the model masked; it computes the loss, goes backwards and returns
     it, and it may zero gradients. Gradients from before the step are dropped: what is to count goes backwards inside
-    the closure. All calls of one step must see the same mini-batch. The weights then take one step
+    the closure. All calls of one step must see the same mini-batch, unless the search learns from slopes
+    (``search.reads_slopes``): then each may read examples of its own. The weights then take one step
     of the inner optimiser on the mean gradient, theta one step of the search. Once the search is settled there is one
     mask and the closure is called once: give it ``search.samples`` times as many examples for the same work.
 
@@ -60,18 +61,23 @@ class StructureOptimizer(torch.optim.Optimizer):
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         rests = under is not None or self.search.settled
         masks = self.search.ask() if under is None else under.unsqueeze(0)
-        losses, finite = mean_gradient(self.gated, masks[:1] if rests else masks, parameters, closure)
+        reads_slopes = self.search.reads_slopes and not rests
+        losses, finite, slopes = mean_gradient(
+            self.gated, masks[:1] if rests else masks, parameters, closure, reads_slopes
+        )
+        if slopes is not None:
+            slopes = slopes.to(self.search.device)
         if not finite:
-            if under is None:
+            if not rests:
                 with contextlib.suppress(Diverged):  # a search on the CPU says so at once; here the update is named
-                    self.search.tell(masks, losses.expand(len(masks)))
+                    self.search.tell(masks, losses, slopes)
             raise Diverged(
                 f"every loss was infinite or not a number ({losses.tolist()}) after {int(self.search.updates)} good "
                 "updates of theta; weights and theta were left as they were. Lower the learning rate of the weights, "
                 "or look at the data"
             )
         if not rests:
-            self.search.tell(masks, losses)
+            self.search.tell(masks, losses, slopes)
         self.inner.step()
         # Inside an autocast region torch keeps the weights it has cast; they have just changed.
         torch.clear_autocast_cache()

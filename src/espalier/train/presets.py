@@ -44,6 +44,7 @@ class Recipe:
     initial: theta at the start.
     begin: the share of the run, at its start, before the search begins: all gates are open and theta rests.
     adaptive: ASNG instead of a fixed rate (theta_rate is then its delta).
+    signal: what theta learns from, "ranked" losses or "slopes" of the gates; see :class:`espalier.Search`.
     ramp: the share of the run over which the expected cost is led to the target.
     ramp_updates: and no fewer than so many updates, where the search can begin earlier for it.
     even: from which gates the ramp takes: 0 from each in proportion to its cost, 1 from all alike. By cost the layers
@@ -61,6 +62,7 @@ class Recipe:
     theta_cap: float = 0.2
     initial: float = 0.95
     adaptive: bool = False
+    signal: str = "ranked"
     begin: float = 0.35
     ramp: float = 0.15
     ramp_updates: int = 2000
@@ -74,7 +76,7 @@ class Recipe:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("adaptive", "drops"):
+            if field.name in ("adaptive", "signal", "drops"):
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
                 raise BadInput(f"{field.name} of a recipe is a finite number from 0 up, not {value!r}")
@@ -129,6 +131,7 @@ class Recipe:
             "learning_rate": self.step_of_theta(space, len(phases.compared)),
             "initial": self.initial,
             "adaptive": self.adaptive,
+            "signal": self.signal,
             "even": self.even,
             "ramp": phases.ramp / horizon,
         }
@@ -179,7 +182,11 @@ FINETUNE = Recipe(
     drops=(0.6, 0.85),
 )
 
-PRESETS: dict[str, Recipe] = {"default": Recipe(), "paper": PAPER, "finetune": FINETUNE}
+# Slopes tell every gate apart at every update, also with all of them open: masks need not be far from the whole
+# network, and the search can be short.
+SLOPES = Recipe(signal="slopes", initial=0.99, begin=0.1, ramp=0.3, ramp_updates=0, settle=0.6, even=0.5)
+
+PRESETS: dict[str, Recipe] = {"default": SLOPES, "ranked": Recipe(), "paper": PAPER, "finetune": FINETUNE}
 
 OptimizerFactory = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]

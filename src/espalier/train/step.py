@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,28 +25,34 @@ class Gated(Protocol):
     def model(self) -> nn.Module: ...
     @property
     def space(self) -> Space: ...
-    def masked(self, mask: Tensor) -> AbstractContextManager[Any]: ...
+    def masked(self, mask: Tensor, *, slopes: bool = False) -> AbstractContextManager[Callable[[], Tensor]]: ...
     def canonical(self, mask: Tensor) -> Tensor: ...
     def cost(self, kind: str) -> Cost: ...
     def compact(self, mask: Tensor) -> nn.Module: ...
 
 
 def mean_gradient(
-    gated: Gated, masks: Tensor, parameters: Sequence[Tensor], closure: Callable[[], Tensor | float]
-) -> tuple[Tensor, list[float]]:
+    gated: Gated,
+    masks: Tensor,
+    parameters: Sequence[Tensor],
+    closure: Callable[[], Tensor | float],
+    slopes: bool = False,
+) -> tuple[Tensor, list[float], Tensor | None]:
     """masks: ``(samples, d)``. Leaves the mean gradient in the parameters; returns the losses ``(samples)``, where they
-    were computed, and the finite ones as numbers.
+    were computed, the finite ones as numbers, and, where asked for, the slopes by the gates ``(samples, d)``.
 
     closure: computes the loss of the masked model, goes backwards through it, and returns it. What the gradients held
     before is lost; where no loss is finite they are None.
     """
     total: list[Tensor | None] = [None] * len(parameters)
-    losses, finite = list[Tensor](), list[float]()
+    losses, finite, rows = list[Tensor](), list[float](), list[Tensor]()
     for mask in masks:
         for parameter in parameters:
             parameter.grad = None
-        with gated.masked(mask), torch.enable_grad():
+        with gated.masked(mask, slopes=slopes) as read, torch.enable_grad():
             loss = scalar(closure())
+            if slopes:
+                rows.append(read())
         losses.append(loss)
         value = loss.item()  # waits for a GPU; a gradient of infinities would be worse than that wait
         if math.isfinite(value):
@@ -56,7 +62,7 @@ def mean_gradient(
         torch._foreach_div_([part for part in total if part is not None], len(finite))
     for parameter, part in zip(parameters, total):
         parameter.grad = part
-    return torch.stack(losses), finite
+    return torch.stack(losses), finite, torch.stack(rows) if slopes else None
 
 
 def _added(total: list[Tensor | None], more: list[Tensor | None]) -> list[Tensor | None]:

@@ -81,7 +81,9 @@ def sweep(
     checkpoint: a folder; the same call goes on where the last one stopped, by a kill or after ``time_limit`` seconds.
         Every run has its own run directory in it.
     """
-    recipe = presets.settled(presets.read(preset), settle)
+    recipe = presets.settled(presets.read("ranked" if preset is None else preset), settle)
+    if recipe.signal != "ranked":
+        raise BadInput(f'sweep learns from ranked losses only, not from signal={recipe.signal!r}; use preset="ranked"')
     if search is not None and "ramp" in search:  # so that it is held against what settles
         recipe = presets.ramped(recipe, search["ramp"])
     plan = Plan(

@@ -1,0 +1,82 @@
+"""What theta learns from when the slopes of the loss by the gates are known: an estimate of what each gate is worth.
+
+The natural gradient of the expected loss f for bit i is theta_i (1 - theta_i) times ``E[f(m_i = 0) - f(m_i = 1)]``, the
+worth of the gate. Losses of a few masks tell one number for all gates together; the backward pass that trains the
+weights leaves a slope g_i = df/dm_i at every gate, open or closed. How well each estimate points: docs/signal.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from espalier.search.utility import ranked
+from espalier.space import BadInput, BadType
+
+# masks m, slopes g, sizes of the slopes of single examples s, all (*B, samples, d); returns worths of that shape
+Worth = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def first_order(m: Tensor, g: Tensor, s: Tensor) -> Tensor:
+    """Exact where the loss is linear in each gate; a network's loss is not, and a trained one has slopes near zero."""
+    return -g
+
+
+def sized(m: Tensor, g: Tensor, s: Tensor) -> Tensor:
+    """A gate whose slopes are large, of either sign, is needed: to close it moves the loss of each example by about its
+    slope, and of what moves away from where training has led, most is for the worse. The direction adds a little."""
+    return m * s - g / 2
+
+
+SLOPES: dict[str, Worth] = {"first-order": first_order, "slopes": sized}
+SIGNALS = ("ranked", *SLOPES)
+
+
+@dataclass
+class Signal:
+    """The worths of the gates in units of their running mean size, so that a loss times ten gives the same theta."""
+
+    worth: Worth
+    size: Tensor  # (*B) float64: the running mean, changed in place
+
+    @classmethod
+    def start(cls, name: object, batch: tuple[int, ...], device: torch.device) -> Signal | None:
+        """None for the signal that ranks losses, which has no slopes to weigh."""
+        if not isinstance(name, str):
+            raise BadType(f"signal is one of {', '.join(SIGNALS)}, not {name!r}")
+        if name not in SIGNALS:
+            raise BadInput(f"there is no signal {name!r}, only {', '.join(SIGNALS)}")
+        if name not in SLOPES:
+            return None
+        return cls(SLOPES[name], torch.zeros(batch, dtype=torch.float64, device=device))
+
+    def values(
+        self, masks: Tensor, losses: Tensor, slopes: Tensor, spreads: Tensor | None, updates: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The worth of each gate ``(*B, d)`` float64, and whether any mask had a finite loss and slopes ``(*B)``.
+
+        masks, slopes, spreads: ``(*B, samples, d)``; losses: ``(*B, samples)``; updates: ``(*B)``, those before this.
+        A mask whose loss or slopes are not finite is left out.
+        """
+        finite = losses.isfinite() & slopes.isfinite().all(-1)
+        if spreads is not None:
+            finite &= spreads.isfinite().all(-1)
+        slopes = torch.where(finite.unsqueeze(-1), slopes, 0.0).to(torch.float64)
+        sizes = slopes.abs() if spreads is None else torch.where(finite.unsqueeze(-1), spreads, 0.0).to(torch.float64)
+        worth = self.worth(masks.to(torch.float64), slopes, sizes) * finite.unsqueeze(-1)
+        worth = worth.sum(-2) / finite.sum(-1).clamp(min=1).unsqueeze(-1)
+        alive = finite.any(-1)
+        # Over about a hundred updates: a single one holds the noise of its examples.
+        weight = torch.where(alive, (1 / (updates.to(torch.float64) + 1)).clamp(min=0.01), 0.0)
+        self.size.lerp_(worth.abs().mean(-1), weight)
+        return worth / torch.where(self.size > 0, self.size, 1.0).unsqueeze(-1), alive
+
+
+def of_losses(masks: Tensor, losses: Tensor) -> tuple[Callable[[slice], Tensor], Tensor]:
+    """The paper's: utilities by rank. Returns ``mean_i u_i (M_i - theta)`` as a function of which entries
+    ``(*B, part)``, and whether any loss was finite ``(*B)``. As the u_i add up to 0, theta drops out."""
+    u, alive = ranked(losses)
+    return lambda part: (u.unsqueeze(-1) * masks[..., part]).sum(-2) / masks.shape[-2], alive
