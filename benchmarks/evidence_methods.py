@@ -37,6 +37,27 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "uniform-macs": {"method": "scratch", "widths": "macs", "of": "ours"},
     "found": {"method": "scratch", "widths": "found", "of": "ours"},
     "dense": {"method": "scratch", "widths": "whole"},
+    "pruned": {
+        "method": "pruned",
+        "criterion": "taylor",  # l2, bn
+        "batches": 10,  # whose gradients taylor reads
+        "global": True,  # channels are ranked over all layers, else in each
+        "least": 0.0,  # the share of a layer that always stays
+        "dense": 0.5,  # the share of the updates before the first cut
+        "steps": 1,
+        "span": 0.1,  # the share of the updates over which several cuts are spread
+        "anneal": True,  # the rate falls before the first cut and starts anew
+        "fine": 1.0,  # from there on it is times this
+        "regularize": 0.0,  # sparse training before the cut, for l2 and bn
+    },
+    "pruned-least": {"like": "pruned", "least": 0.05},
+    "pruned-local": {"like": "pruned", "global": False},
+    "pruned-steps": {"like": "pruned", "steps": 10},
+    "pruned-through": {"like": "pruned", "anneal": False},
+    "pruned-early": {"like": "pruned", "dense": 0.3},
+    "pruned-late": {"like": "pruned", "dense": 0.7},
+    "pruned-l2": {"like": "pruned", "criterion": "l2"},
+    "pruned-bn": {"like": "pruned", "criterion": "bn", "regularize": 1e-4},
 }
 WARM = 0.05  # the share of a run over which the rate rises, in schedules that fall to 0
 
@@ -84,13 +105,18 @@ class Budget:
     weight_decay: float
     schedule: str
 
-    def optimizer(self, parameters: Iterable[Tensor], updates: int | None = None) -> torch.optim.Optimizer:
-        """SGD with Nesterov momentum, whose rate follows the schedule by itself, from update to update."""
-        total, done = updates or self.updates, 0
+    def optimizer(
+        self, parameters: Iterable[Tensor], updates: int | None = None, done: int = 0
+    ) -> torch.optim.Optimizer:
+        """SGD with Nesterov momentum, whose rate follows the schedule by itself, from update to update.
+
+        updates: those of its schedule, of which so many are ``done``.
+        """
+        total = self.updates if updates is None else updates
         parameters = list(parameters)
         optimizer = torch.optim.SGD(
             parameters,
-            self.lr * rate(self.schedule, 0, total),
+            self.lr * rate(self.schedule, done, total),
             momentum=0.9,
             nesterov=True,
             weight_decay=self.weight_decay,

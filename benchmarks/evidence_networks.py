@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,16 +44,17 @@ def widths_of(model: nn.Module) -> list[int]:
     return [layer.out_channels for layer in layers_of(model)]
 
 
-def count(model: nn.Module, shape: Sequence[int]) -> dict[str, int]:
-    """Weights of convolutions and linear layers, their MACs for one input of this shape, and all parameters."""
-    macs: list[int] = []
+def seen_layers(model: nn.Module, shape: Sequence[int]) -> list[tuple[int, int, int, int]]:
+    """Of each convolution and linear layer that one input of this shape passes: channels read, channels written, taps
+    of its kernel, places it is applied at."""
+    seen: list[tuple[int, int, int, int]] = []
 
     def see(layer: Any, inputs: Any, output: torch.Tensor) -> None:
+        weight = layer.weight
         places = output[0, 0].numel() if isinstance(layer, nn.Conv2d) else output[..., 0].numel()
-        macs.append(layer.weight.numel() * places)
+        seen.append((weight.shape[1], weight.shape[0], weight[0, 0].numel(), places))
 
-    layers = [module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Linear))]
-    hooks = [layer.register_forward_hook(see) for layer in layers]
+    hooks = [m.register_forward_hook(see) for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
     training, device = model.training, next(model.parameters()).device
     try:
         with torch.no_grad():
@@ -61,14 +63,43 @@ def count(model: nn.Module, shape: Sequence[int]) -> dict[str, int]:
         model.train(training)
         for hook in hooks:
             hook.remove()
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return {"weights": sum(layer.weight.numel() for layer in layers), "macs": sum(macs), "parameters": parameters}
+    return seen
+
+
+def count(model: nn.Module, shape: Sequence[int]) -> dict[str, int]:
+    """Weights of convolutions and linear layers, their MACs for one input of this shape, and all parameters."""
+    layers = seen_layers(model, shape)
+    return {
+        "weights": sum(reads * writes * taps for reads, writes, taps, _ in layers),
+        "macs": sum(reads * writes * taps * places for reads, writes, taps, places in layers),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+
+
+FIRST = 100_003  # stands for the first width where a network is looked at for what its layers read and write
+
+
+@functools.cache
+def anatomy(name: str, shape: tuple[int, ...]) -> tuple[list[tuple[int, int, int, int]], list[int]]:
+    """The layers of a network, and its vectors of parameters, with ``FIRST + i`` for the i-th of its widths."""
+    with torch.device("meta"):
+        model = build(name, range(FIRST, FIRST + len(whole_widths(name))))
+        return seen_layers(model, shape), [p.numel() for p in model.parameters() if p.ndim == 1]
 
 
 def count_widths(name: str, widths: Sequence[int], shape: Sequence[int]) -> dict[str, int]:
-    """The same of a network that need not exist."""
-    with torch.device("meta"):
-        return count(build(name, widths), shape)
+    """:func:`count` of a network that need not exist."""
+    layers, vectors = anatomy(name, tuple(shape))
+
+    def value(number: int) -> int:
+        return widths[number - FIRST] if number >= FIRST else number
+
+    weights = [value(reads) * value(writes) * taps for reads, writes, taps, _ in layers]
+    return {
+        "weights": sum(weights),
+        "macs": sum(weight * layer[3] for weight, layer in zip(weights, layers)),
+        "parameters": sum(weights) + sum(map(value, vectors)),
+    }
 
 
 def uniform(whole: Sequence[int], budget: float, cost: Callable[[Sequence[int]], float]) -> list[int]:
