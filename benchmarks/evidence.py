@@ -120,8 +120,8 @@ class Worker:
         if device.type == "cuda":
             torch.backends.cudnn.benchmark = True
             torch.set_float32_matmul_precision("high")
-        elif given.jobs > 0:
-            torch.set_num_threads(1)
+        if given.jobs > 0:
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // given.jobs))
         self.images = Images(read(given.data_dir, given.held_out, given.examples), device)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
         self.place = {"torch": torch.__version__, "device": name, "jobs": given.jobs, "revision": given.revision}
@@ -137,6 +137,8 @@ class Worker:
             self.images, parent,
         )  # fmt: skip
         line = run(case)
+        if self.images.device.type == "cuda":
+            torch.cuda.empty_cache()  # what the others may need
         chosen = {"chosen": entry["setting"]}
         return {name: entry[name] for name in KEY} | line | chosen | self.place | {"argv": self.given.argv}
 
@@ -150,6 +152,7 @@ def serve(given: argparse.Namespace, pipe: Connection) -> None:
             pipe.send(("line", worker(*task)))
         except Exception:
             pipe.send(("error", traceback.format_exc()))
+            return  # a device may be of no use after an error: the next run gets a new process
 
 
 class Book:
@@ -258,7 +261,7 @@ def together(given: argparse.Namespace, book: Book) -> None:
                     idle.append(start())
                     continue
                 (book.write if kind == "line" else book.fail)(entry, answer)
-                idle.append((pipe, process))
+                idle.append((pipe, process) if kind == "line" else start())
         for pipe, _ in idle:
             pipe.send(None)
         for _, process in idle:
