@@ -18,6 +18,7 @@ import json
 import multiprocessing
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -235,12 +236,13 @@ def together(given: argparse.Namespace, book: Book) -> None:
         there.close()
         return here, process
 
-    idle: list[tuple[Connection, Any]] = [start() for _ in range(min(given.jobs, max(book.total, 1)))]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that workers are ended on the way out
+    idle: list[tuple[Connection, Any]] = []
     busy: dict[Connection, tuple[Any, Run]] = {}
     try:
         while True:
-            while idle and (task := book.take()) is not None:
-                pipe, process = idle.pop()
+            while len(busy) < given.jobs and (task := book.take()) is not None:
+                pipe, process = idle.pop() if idle else start()
                 busy[pipe] = process, task[0]
                 pipe.send(task)
             if not busy:
@@ -249,7 +251,7 @@ def together(given: argparse.Namespace, book: Book) -> None:
             ready = wait(list(busy), left if left is None else max(left, 0.0))
             if not ready and book.left() is not None and book.left() <= 0:  # type: ignore[operator]
                 print(f"time is over: {len(busy)} runs under way are given up", flush=True)
-                break
+                return
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 process, entry = busy.pop(pipe)
@@ -258,10 +260,12 @@ def together(given: argparse.Namespace, book: Book) -> None:
                 except (EOFError, ConnectionError):
                     process.join()
                     book.fail(entry, f"its process ended with exit code {process.exitcode}")
-                    idle.append(start())
                     continue
-                (book.write if kind == "line" else book.fail)(entry, answer)
-                idle.append((pipe, process) if kind == "line" else start())
+                if kind == "line":
+                    book.write(entry, answer)
+                    idle.append((pipe, process))
+                else:
+                    book.fail(entry, answer)
         for pipe, _ in idle:
             pipe.send(None)
         for _, process in idle:
