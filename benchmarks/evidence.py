@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from evidence_data import Images, read
-from evidence_methods import SETTINGS, Budget, Case, merged, resolved, run
+from evidence_methods import SETTINGS, Budget, Case, complete, merged, resolved, run
 from evidence_networks import NAMES
 
 # What tells two runs apart. Everything else of a line is what came out, or follows from these.
@@ -140,8 +140,7 @@ class Worker:
         line = run(case)
         if self.images.device.type == "cuda":
             torch.cuda.empty_cache()  # what the others may need
-        chosen = {"chosen": entry["setting"]}
-        return {name: entry[name] for name in KEY} | line | chosen | self.place | {"argv": self.given.argv}
+        return {name: entry[name] for name in KEY} | line | self.place | {"argv": self.given.argv}
 
 
 def serve(given: argparse.Namespace, pipe: Connection) -> None:
@@ -164,10 +163,10 @@ class Book:
         self.lines = {key_of(line): line for line in lines_of(given.out)}
         for entry in runs:
             line = self.lines.get(key_of(entry))
-            if line is not None and line["chosen"] != entry["setting"]:
+            if line is not None and line["setting"] != complete(entry["setting"]):
                 raise SystemExit(
-                    f"{describe(entry)} is in {given.out.name} with another setting: {line['chosen']}, now "
-                    f"{entry['setting']}. Give the setting another name, or write to another file"
+                    f"{describe(entry)} is in {given.out.name} with another setting: {line['setting']}, now "
+                    f"{complete(entry['setting'])}. Give the setting another name, or write to another file"
                 )
         self.waiting = [entry for entry in runs if key_of(entry) not in self.lines]
         self.total, self.done, self.failed = len(self.waiting), 0, 0
@@ -249,7 +248,7 @@ def together(given: argparse.Namespace, book: Book) -> None:
                 break
             left = book.left()
             ready = wait(list(busy), left if left is None else max(left, 0.0))
-            if not ready and book.left() is not None and book.left() <= 0:  # type: ignore[operator]
+            if not ready and book.left() is not None and book.left() <= 0:
                 print(f"time is over: {len(busy)} runs under way are given up", flush=True)
                 return
             for pipe in ready:

@@ -79,6 +79,23 @@ def resolved(settings: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
     return own if like is None else merged(resolved(settings, like), own)
 
 
+def recipe_of(setting: dict[str, Any]) -> Any:
+    """The recipe of a setting of ours, or the name of a preset."""
+    given = setting["recipe"]
+    if not isinstance(given, dict):
+        return given
+    return Recipe(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+
+def complete(setting: dict[str, Any]) -> dict[str, Any]:
+    """A setting with every field of its recipe, as a line has it: two of them are equal where nothing differs."""
+    if not isinstance(setting.get("recipe"), dict):
+        return setting
+    fields_of = asdict(recipe_of(setting))
+    listed = {name: list(value) if isinstance(value, tuple) else value for name, value in fields_of.items()}
+    return setting | {"recipe": listed}
+
+
 def rate(schedule: str, update: int, updates: int) -> float:
     """The factor of the learning rate in this update, from 0, of so many."""
     if schedule == "steps":
@@ -172,7 +189,7 @@ class Case:
 
     def place(self, model: nn.Module) -> nn.Module:
         if self.device.type == "cuda":
-            return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+            return model.to(self.device, memory_format=torch.channels_last)
         return model.to(self.device)
 
     def loader(self, samples: int = 1) -> Loader:
@@ -185,9 +202,9 @@ class Case:
         return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
 
 
-# A method: from a case to the network it ends with, the loss on the training set in the last epoch, the examples that
-# were read, and what is to be noted of its settings.
-Outcome = tuple[nn.Module, float, int, dict[str, Any]]
+# What a method gives: the network it ends with, the loss on the training set in the last epoch, and the examples that
+# were read, those for statistics of BatchNorm and for criteria of pruning included.
+Outcome = tuple[nn.Module, float, int]
 
 
 def train(
@@ -206,7 +223,7 @@ def train(
         with case.autocast():
             loss = F.cross_entropy(model(images), labels)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         if extra is not None:
             extra()
         optimizer.step()
@@ -234,15 +251,12 @@ def scratch(case: Case) -> Outcome:
     loss = train(case, model, loader, case.budget.optimizer(model.parameters()), case.budget.updates)
     if case.setting.get("recalibrate"):
         recalibrate(model, loader)
-    return model, loss, loader.read, {}
+    return model, loss, loader.read
 
 
 def shaped(case: Case) -> Outcome:
     """Ours: trained and shaped in one loop."""
-    samples, given = case.setting["samples"], case.setting["recipe"]
-    recipe: Any = given
-    if isinstance(given, dict):
-        recipe = Recipe(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+    samples, recipe = case.setting["samples"], recipe_of(case.setting)
     # Gates are found and verified in float32 on the CPU, before the model is moved.
     gated = espalier.attach(case.start(case.whole), next(case.images.evaluated(4))[0].cpu().contiguous())
     case.place(gated.model)
@@ -265,8 +279,7 @@ def shaped(case: Case) -> Outcome:
         )
     if result.updates != case.budget.updates:
         raise RuntimeError(f"fit made {result.updates} updates, not {case.budget.updates}")
-    note = {"recipe": asdict(recipe) if isinstance(recipe, Recipe) else recipe}
-    return case.place(result.model), float(result.history[-1]["loss"]), loader.read, note
+    return case.place(result.model), float(result.history[-1]["loss"]), loader.read
 
 
 def permuted(search: Any, among: str, seed: int) -> Any:
@@ -341,7 +354,7 @@ def evaluate(model: nn.Module, images: Images) -> tuple[float, float]:
 def run(case: Case) -> dict[str, Any]:
     """Train and measure; what a line says beside its key."""
     began = time.perf_counter()
-    model, train_loss, read, note = METHODS[case.setting["method"]](case)
+    model, train_loss, read = METHODS[case.setting["method"]](case)
     if case.device.type == "cuda":
         torch.cuda.synchronize(case.device)
     seconds = time.perf_counter() - began
@@ -357,5 +370,5 @@ def run(case: Case) -> dict[str, Any]:
         "seconds": round(seconds, 2),
         "updates": case.budget.updates,
         "examples_read": read,
-        "setting": case.setting | note,
+        "setting": complete(case.setting),
     }

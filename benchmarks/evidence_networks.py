@@ -34,7 +34,7 @@ def build(name: str, widths: Sequence[int]) -> nn.Module:
 def layers_of(model: Any) -> list[nn.Conv2d]:
     """For each width the layer that has so many outputs; of a stream, one of those that share it."""
     if isinstance(model, VGG):
-        return [block[0] for block in model.blocks]  # type: ignore[index]
+        return [block[0] for block in model.blocks]
     count = len(model.blocks) // 3
     return [*(model.blocks[count * stage].conv2 for stage in range(3)), *(block.conv1 for block in model.blocks)]
 

@@ -88,7 +88,7 @@ def gradients(case: Case, model: nn.Module, loader: Loader, batches: int) -> Non
     model.eval().zero_grad()
     for _ in range(batches):
         images, labels = loader.next()
-        F.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(model(images), labels).backward()
 
 
 def cut(case: Case, model: nn.Module, loader: Loader, limit: float) -> None:
@@ -145,4 +145,4 @@ def pruned(case: Case) -> Outcome:
         optimizer = fine.optimizer(model.parameters(), budget.updates - offset, start - offset)
         if stop > start:
             loss = train(case, model, loader, optimizer, stop - start)
-    return model, loss, loader.read, {}
+    return model, loss, loader.read
