@@ -1,0 +1,374 @@
+"""The methods of ``evidence.py``: one network trained and measured by a named setting, at equal budget for all."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import espalier
+from espalier.gates.recalibrate import recalibrate
+from espalier.train import Recipe
+from evidence_data import Images, Loader
+from evidence_networks import build, count, count_widths, uniform, whole_widths, widths_of
+
+# name: what to do. "like": the rest is as in that one. "of": the run of the same cell and seed whose widths or MACs are
+# taken. "recipe": fields of espalier.train.Recipe, or the name of a preset. lr, weight_decay, schedule: where they
+# differ from the command's.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ours": {"method": "shaped", "samples": 2, "recipe": {}, "permute": None},
+    "ranked": {
+        "like": "ours",
+        "recipe": {"signal": "ranked"} if "signal" in {field.name for field in fields(Recipe)} else {},
+    },
+    "control": {"like": "ours", "permute": "all"},
+    "control-group": {"like": "ours", "permute": "group"},
+    "uniform": {"method": "scratch", "widths": "uniform"},
+    "uniform-macs": {"method": "scratch", "widths": "macs", "of": "ours"},
+    "found": {"method": "scratch", "widths": "found", "of": "ours"},
+    "dense": {"method": "scratch", "widths": "whole"},
+    "pruned": {
+        "method": "pruned",
+        "criterion": "taylor",  # l2, bn
+        "batches": 10,  # whose gradients taylor reads
+        "global": True,  # channels are ranked over all layers, else in each
+        "least": 0.0,  # the share of a layer that always stays
+        "dense": 0.5,  # the share of the updates before the first cut
+        "steps": 1,
+        "span": 0.1,  # the share of the updates over which several cuts are spread
+        "anneal": True,  # the rate falls before the first cut and starts anew
+        "fine": 1.0,  # from there on it is times this
+        "regularize": 0.0,  # sparse training before the cut, for l2 and bn
+    },
+    "pruned-least": {"like": "pruned", "least": 0.05},
+    "pruned-local": {"like": "pruned", "global": False},
+    "pruned-steps": {"like": "pruned", "steps": 10},
+    "pruned-through": {"like": "pruned", "anneal": False},
+    "pruned-early": {"like": "pruned", "dense": 0.3},
+    "pruned-late": {"like": "pruned", "dense": 0.7},
+    "pruned-l2": {"like": "pruned", "criterion": "l2"},
+    "pruned-bn": {"like": "pruned", "criterion": "bn", "regularize": 1e-4},
+}
+WARM = 0.05  # the share of a run over which the rate rises, in schedules that fall to 0
+
+
+def merged(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """The one over the other; recipes field by field."""
+    both = copy.deepcopy(base) | copy.deepcopy(more)
+    if isinstance(base.get("recipe"), dict) and isinstance(more.get("recipe"), dict):
+        both["recipe"] = base["recipe"] | more["recipe"]
+    return both
+
+
+def resolved(settings: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    """A setting with all that it takes from the one it is like."""
+    if name not in settings:
+        raise SystemExit(f"there is no setting {name!r}, only {', '.join(settings)}")
+    own = dict(settings[name])
+    like = own.pop("like", None)
+    return own if like is None else merged(resolved(settings, like), own)
+
+
+def recipe_of(setting: dict[str, Any]) -> Any:
+    """The recipe of a setting of ours, or the name of a preset."""
+    given = setting["recipe"]
+    if not isinstance(given, dict):
+        return given
+    return Recipe(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+
+def complete(setting: dict[str, Any]) -> dict[str, Any]:
+    """A setting with every field of its recipe, as a line has it: two of them are equal where nothing differs."""
+    if not isinstance(setting.get("recipe"), dict):
+        return setting
+    fields_of = asdict(recipe_of(setting))
+    listed = {name: list(value) if isinstance(value, tuple) else value for name, value in fields_of.items()}
+    return setting | {"recipe": listed}
+
+
+def rate(schedule: str, update: int, updates: int) -> float:
+    """The factor of the learning rate in this update, from 0, of so many."""
+    if schedule == "steps":
+        return 0.1 ** sum(update >= math.ceil(share * updates) for share in (0.75, 0.9))
+    warm = max(1, round(WARM * updates))
+    if update < warm:
+        return (update + 1) / (warm + 1)
+    left = (updates - update) / (updates - warm + 1)
+    if schedule == "linear":
+        return left
+    if schedule == "cosine":
+        return (1 - math.cos(math.pi * left)) / 2
+    raise SystemExit(f"a schedule is linear, cosine or steps, not {schedule!r}")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What every run of a command has: examples in an update, updates, and the weights' optimiser."""
+
+    epochs: int
+    batch: int
+    updates: int
+    lr: float
+    weight_decay: float
+    schedule: str
+
+    def optimizer(
+        self, parameters: Iterable[Tensor], updates: int | None = None, done: int = 0
+    ) -> torch.optim.Optimizer:
+        """SGD with Nesterov momentum, whose rate follows the schedule by itself, from update to update.
+
+        updates: those of its schedule, of which so many are ``done``.
+        """
+        total = self.updates if updates is None else updates
+        parameters = list(parameters)
+        optimizer = torch.optim.SGD(
+            parameters,
+            self.lr * rate(self.schedule, done, total),
+            momentum=0.9,
+            nesterov=True,
+            weight_decay=self.weight_decay,
+            fused=parameters[0].is_cuda,
+        )
+
+        def follow(*_: Any) -> None:
+            nonlocal done
+            done += 1
+            for group in optimizer.param_groups:
+                group["lr"] = self.lr * rate(self.schedule, done, total)
+
+        optimizer.register_step_post_hook(follow)
+        return optimizer
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: its network, size, seed, budget and setting, on images. parent: the line of the run it builds on."""
+
+    network: str
+    narrow: int
+    cost: str | None
+    target: float | None
+    seed: int
+    setting: dict[str, Any]
+    budget: Budget
+    images: Images
+    parent: dict[str, Any] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.images.device
+
+    @property
+    def whole(self) -> list[int]:
+        return whole_widths(self.network, self.narrow)
+
+    def count(self, widths: list[int] | None = None) -> dict[str, int]:
+        """Of the whole network, or of one of these widths."""
+        return count_widths(self.network, self.whole if widths is None else widths, self.images.shape)
+
+    def limit(self) -> float:
+        """What the network may cost."""
+        assert self.cost is not None
+        assert self.target is not None
+        return self.target * self.count()[self.cost]
+
+    def start(self, widths: list[int]) -> nn.Module:
+        """A new network of these widths, its weights those of the seed; on the CPU."""
+        torch.manual_seed(self.seed)
+        return build(self.network, widths)
+
+    def place(self, model: nn.Module) -> nn.Module:
+        if self.device.type == "cuda":
+            return model.to(self.device, memory_format=torch.channels_last)
+        return model.to(self.device)
+
+    def loader(self, samples: int = 1) -> Loader:
+        if self.budget.batch % samples:
+            raise SystemExit(f"{self.budget.batch} examples cannot be shared alike by {samples} masks")
+        updates = self.budget.updates // self.budget.epochs
+        return Loader(self.images, self.budget.batch // samples, updates, updates * samples, self.seed)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
+
+
+# What a method gives: the network it ends with, the loss on the training set in the last epoch, and the examples that
+# were read, those for statistics of BatchNorm and for criteria of pruning included.
+Outcome = tuple[nn.Module, float, int]
+
+
+def train(
+    case: Case,
+    model: nn.Module,
+    loader: Loader,
+    optimizer: torch.optim.Optimizer,
+    updates: int,
+    extra: Callable[[], None] | None = None,
+) -> float:
+    """So many updates; returns the mean loss of the last epoch's. extra: called between gradient and step."""
+    model.train()
+    total, last = torch.zeros((), device=case.device), min(updates, len(loader))
+    for update in range(updates):
+        images, labels = loader.next()
+        with case.autocast():
+            loss = F.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        if extra is not None:
+            extra()
+        optimizer.step()
+        if update >= updates - last:
+            total += loss.detach()
+    return float(total) / max(last, 1)
+
+
+def scratch(case: Case) -> Outcome:
+    """A plain network from scratch, with the whole budget."""
+    kind = case.setting["widths"]
+    if kind == "whole":
+        widths = case.whole
+    elif kind == "uniform":
+        widths = uniform(case.whole, case.limit(), lambda each: case.count(list(each))[str(case.cost)])
+    elif case.parent is None:
+        raise ValueError(f"the line of {case.setting['of']!r}, whose widths these are, is missing")
+    elif kind == "found":
+        widths = list(case.parent["widths"])
+    elif kind == "macs":
+        widths = uniform(case.whole, case.parent["counts"]["macs"], lambda each: case.count(list(each))["macs"])
+    else:
+        raise ValueError(f"widths are whole, uniform, found or macs, not {kind!r}")
+    model, loader = case.place(case.start(widths)), case.loader()
+    loss = train(case, model, loader, case.budget.optimizer(model.parameters()), case.budget.updates)
+    if case.setting.get("recalibrate"):
+        recalibrate(model, loader)
+    return model, loss, loader.read
+
+
+def shaped(case: Case) -> Outcome:
+    """Ours: trained and shaped in one loop."""
+    samples, recipe = case.setting["samples"], recipe_of(case.setting)
+    # Gates are found and verified in float32 on the CPU, before the model is moved.
+    gated = espalier.attach(case.start(case.whole), next(case.images.evaluated(4))[0].cpu().contiguous())
+    case.place(gated.model)
+    loader = case.loader(samples)
+    named = "recipe" if "recipe" in inspect.signature(espalier.fit).parameters else "preset"
+    with case.autocast(), permuted_searches(case.setting.get("permute"), case.seed):
+        result = espalier.fit(
+            gated,
+            loader,
+            loss=F.cross_entropy,
+            epochs=case.budget.epochs,
+            cost=case.cost,
+            target=case.target,
+            batch_size=loader.batch,
+            samples=samples,
+            optimizer=case.budget.optimizer,
+            seed=case.seed,
+            quiet=True,
+            **{named: recipe},
+        )
+    if result.updates != case.budget.updates:
+        raise RuntimeError(f"fit made {result.updates} updates, not {case.budget.updates}")
+    return case.place(result.model), float(result.history[-1]["loss"]), loader.read
+
+
+def permuted(search: Any, among: str, seed: int) -> Any:
+    """Make a search blind: what it is told no longer belongs to what it asked.
+
+    Losses are permuted among the masks; slopes, and curvatures by the same permutation, among the gates of each group
+    (``among="group"``) or among all gates ("all"). By a generator of its own, anew in each update.
+    """
+    if among not in ("group", "all"):
+        raise ValueError(f"a signal is permuted among 'all' gates or those of each 'group', not {among!r}")
+    tell, generator = search.tell, torch.Generator().manual_seed(seed + 1_000_003)
+    parts = [slice(0, search.space.d)] if among == "all" else list(search.space.slices.values())
+
+    def blind(masks: Tensor, losses: Tensor, slopes: Tensor | None = None, curvatures: Tensor | None = None) -> None:
+        order = torch.randperm(losses.shape[-1], generator=generator).to(losses.device)
+        more: dict[str, Tensor] = {}
+        if slopes is not None:
+            places = torch.arange(search.space.d)
+            for part in parts:
+                own = places[part]
+                places[part] = own[torch.randperm(len(own), generator=generator)]
+            places = places.to(slopes.device)
+            more["slopes"] = slopes[..., places]
+            if curvatures is not None:
+                more["curvatures"] = curvatures[..., places]
+        tell(masks, losses[..., order], **more)
+
+    search.tell = blind
+    return search
+
+
+@contextmanager
+def permuted_searches(among: str | None, seed: int) -> Iterator[None]:
+    """Inside, the searches that ``fit`` makes are blind, unless ``among`` is None.
+
+    THE PLACE where the control is applied: fit has no seam for it, so the class it calls is replaced meanwhile.
+    """
+    if among is None:
+        yield
+        return
+    module: Any = sys.modules["espalier.train.fit"]  # the attribute of espalier.train by this name is the function
+    search = module.Search
+    module.Search = lambda *args, **named: permuted(search(*args, **named), among, seed)
+    try:
+        yield
+    finally:
+        module.Search = search
+
+
+def pruned(case: Case) -> Outcome:
+    """Torch-Pruning: trained whole, cut, trained on."""
+    from evidence_peers import pruned as by_torch_pruning  # an extra: not needed by the others
+
+    return by_torch_pruning(case)
+
+
+METHODS: dict[str, Callable[[Case], Outcome]] = {"shaped": shaped, "scratch": scratch, "pruned": pruned}
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, images: Images) -> tuple[float, float]:
+    """The share of wrong classes and the mean loss on the evaluated part, in float32."""
+    model.eval()
+    wrong, loss = torch.zeros((), device=images.device), torch.zeros((), device=images.device)
+    for batch, labels in images.evaluated():
+        logits = model(batch)
+        wrong += (logits.argmax(1) != labels).sum()
+        loss += F.cross_entropy(logits, labels, reduction="sum")
+    return float(wrong) / len(images.test_labels), float(loss) / len(images.test_labels)
+
+
+def run(case: Case) -> dict[str, Any]:
+    """Train and measure; what a line says beside its key."""
+    began = time.perf_counter()
+    model, train_loss, read = METHODS[case.setting["method"]](case)
+    if case.device.type == "cuda":
+        torch.cuda.synchronize(case.device)
+    seconds = time.perf_counter() - began
+    error, loss = evaluate(model, case.images)
+    whole, counts = case.count(), count(model, case.images.shape)
+    return {
+        "error": error,
+        "loss": loss,
+        "train_loss": train_loss,
+        "shares": {kind: counts[kind] / whole[kind] for kind in counts},
+        "counts": counts,
+        "widths": widths_of(model),
+        "seconds": round(seconds, 2),
+        "updates": case.budget.updates,
+        "examples_read": read,
+        "setting": complete(case.setting),
+    }

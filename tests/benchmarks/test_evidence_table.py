@@ -1,0 +1,61 @@
+"""The tables of the evidence: their numbers, computed a second time by other means."""
+
+import json
+
+import numpy as np
+import pytest
+
+from evidence_table import MARKS, compared, interval, main, quantile, tables
+
+stats = pytest.importorskip("scipy.stats")
+BASE = {
+    "data": "cifar10", "network": "vgg16", "narrow": 1, "cost": "weights", "target": 0.1, "epochs": 20, "batch": 128,
+    "examples": None, "lr": 0.05, "weight_decay": 5e-4, "schedule": "linear", "held_out": 0, "seconds": 60.0,
+}  # fmt: skip
+
+
+def lines():
+    rng = np.random.default_rng(0)
+    return [
+        BASE | {"method": method, "seed": seed, "error": error, "shares": {"weights": 0.1, "macs": macs}}
+        for method, macs, level, seeds in (("uniform", 0.11, 0.13, 4), ("ours", 0.4, 0.11, 5), ("dense", 1.0, 0.07, 1))
+        for seed, error in enumerate(level + 0.003 * rng.normal(size=seeds))
+    ]
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 30, 31])
+def test_quantiles_are_those_of_student(freedom):
+    assert quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-9)
+
+
+def test_differences_and_intervals_are_those_of_a_paired_test():
+    ours, rival = np.array([0.11, 0.12, 0.115, 0.118]), np.array([0.13, 0.129, 0.131, 0.125])
+    expected = stats.ttest_rel(ours, rival).confidence_interval()
+    assert interval(list(ours - rival)) == pytest.approx(((ours - rival).mean(), expected.low, expected.high))
+    both = compared(dict(enumerate(ours)), {9: 0.5, **dict(enumerate(rival))})
+    low, high = 100 * expected.low, 100 * expected.high
+    assert both == f"**{100 * (ours - rival).mean():+.2f} [{low:+.2f}, {high:+.2f}] (n = 4)**"
+    assert compared({0: 0.1}, {1: 0.2}) == ""
+    assert compared({0: 0.1}, {0: 0.2}) == "-10.00 (n = 1)"
+
+
+def test_a_table_has_a_row_for_each_method_and_goes_between_marks(tmp_path):
+    rows = [row.split(" | ") for row in tables(lines()).splitlines() if row.startswith("| ")]
+    assert [row[0] for row in rows] == ["| method", "| ours", "| uniform", "| dense"]
+    errors = {m: [100 * line["error"] for line in lines() if line["method"] == m] for m in ("ours", "uniform")}
+    for row, (method, macs) in zip(rows[1:], [("ours", "40.0"), ("uniform", "11.0")]):
+        own = errors[method]
+        assert row[1:5] == [f"{np.mean(own):.2f} ± {np.std(own, ddof=1):.2f}", str(len(own)), "10.0", macs]
+    test = stats.ttest_rel(errors["ours"][:4], errors["uniform"])
+    ends = test.confidence_interval()
+    middle = np.mean(errors["ours"][:4]) - np.mean(errors["uniform"])
+    assert f"{middle:+.2f} [{ends.low:+.2f}, {ends.high:+.2f}] (n = 4)" in rows[2][-1]
+    file, page = tmp_path / "lines.jsonl", tmp_path / "page.md"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines()))
+    page.write_text("before\n" + "\n".join(MARKS) + "\nafter\n")
+    main([str(file), "--into", str(page), "--methods", "uniform,ours"])
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "| uniform |" in text
+    assert "| dense |" not in text
