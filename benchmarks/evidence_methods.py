@@ -285,7 +285,7 @@ def shaped(case: Case) -> Outcome:
 def permuted(search: Any, among: str, seed: int) -> Any:
     """Make a search blind: what it is told no longer belongs to what it asked.
 
-    Losses are permuted among the masks; slopes, and curvatures by the same permutation, among the gates of each group
+    Losses are permuted among the masks; slopes, and spreads by the same permutation, among the gates of each group
     (``among="group"``) or among all gates ("all"). By a generator of its own, anew in each update.
     """
     if among not in ("group", "all"):
@@ -293,7 +293,7 @@ def permuted(search: Any, among: str, seed: int) -> Any:
     tell, generator = search.tell, torch.Generator().manual_seed(seed + 1_000_003)
     parts = [slice(0, search.space.d)] if among == "all" else list(search.space.slices.values())
 
-    def blind(masks: Tensor, losses: Tensor, slopes: Tensor | None = None, curvatures: Tensor | None = None) -> None:
+    def blind(masks: Tensor, losses: Tensor, slopes: Tensor | None = None, spreads: Tensor | None = None) -> None:
         order = torch.randperm(losses.shape[-1], generator=generator).to(losses.device)
         more: dict[str, Tensor] = {}
         if slopes is not None:
@@ -303,8 +303,8 @@ def permuted(search: Any, among: str, seed: int) -> Any:
                 places[part] = own[torch.randperm(len(own), generator=generator)]
             places = places.to(slopes.device)
             more["slopes"] = slopes[..., places]
-            if curvatures is not None:
-                more["curvatures"] = curvatures[..., places]
+            if spreads is not None:
+                more["spreads"] = spreads[..., places]
         tell(masks, losses[..., order], **more)
 
     search.tell = blind
