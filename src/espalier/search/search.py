@@ -250,7 +250,7 @@ class Search:
         if self._signal is None or slopes is None:
             direction, alive = of_losses(masks, losses)
         else:
-            values, alive = self._signal.values(masks, losses, slopes.detach(), spreads, self.updates)
+            values, alive = self._signal.values(masks, losses, slopes, spreads, self.updates)
             natural = self._distribution.natural(self._theta, values)
 
             def direction(part: slice) -> Tensor:
@@ -312,7 +312,7 @@ class Search:
         if self.target is not None:  # a fixed penalty is a setting, a solved one is part of the state
             state["penalty"] = self.penalty.clone()
         if self._signal is not None:
-            state["signal.size"] = self._signal.size.clone()
+            state[f"signal.{self.signal}"] = self._signal.size.clone()
         if self._adaptation is not None:
             for name in ("path", "gamma", "shrink"):
                 state[f"adaptation.{name}"] = getattr(self._adaptation, name).clone()
@@ -361,7 +361,7 @@ class Search:
         self.updates.copy_(state["updates"])
         self.diverged.copy_(state["diverged"])
         if self._signal is not None:
-            self._signal.size.copy_(state["signal.size"])
+            self._signal.size.copy_(state[f"signal.{self.signal}"])
         if self._adaptation is not None:
             for name in ("path", "gamma", "shrink"):
                 getattr(self._adaptation, name).copy_(state[f"adaptation.{name}"])

@@ -61,6 +61,7 @@ class Signal:
         masks, slopes, spreads: ``(*B, samples, d)``; losses: ``(*B, samples)``; updates: ``(*B)``, those before this.
         A mask whose loss or slopes are not finite is left out.
         """
+        slopes, spreads = slopes.detach(), None if spreads is None else spreads.detach()
         finite = losses.isfinite() & slopes.isfinite().all(-1)
         if spreads is not None:
             finite &= spreads.isfinite().all(-1)
