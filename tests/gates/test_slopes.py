@@ -1,0 +1,214 @@
+"""Slopes by the gates: what ``masked(mask, slopes=True)`` reads is the derivative of the loss by a real-valued mask."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import espalier
+from espalier import BadInput, Gate
+from espalier.models import MLP, DenseNet
+
+from .nets import NETS
+
+FOUND = ("units", "channels", "heads")
+
+
+class Shared(nn.Module):
+    """One gate read twice, on slices of two widths."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = Gate((3, 2), dim=-1)
+        self.first, self.left, self.right = nn.Linear(7, 5), nn.Linear(5, 4), nn.Linear(5, 4)
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        return self.left(self.gate(h)) + torch.sigmoid(self.right(self.gate(h)))
+
+
+class TiedAutoencoder(nn.Module):
+    """The decoder multiplies with the encoder's weight: one weight, masked on both of its sides."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.between, self.head = nn.Linear(6, 5), nn.Linear(6, 7), nn.Linear(7, 3)
+
+    def forward(self, x):
+        x = F.linear(torch.sigmoid(self.encoder(x)), self.encoder.weight.T)
+        return self.head(torch.tanh(self.between(x)))
+
+
+class Branches(nn.Module):
+    """Residual branches, some with BatchNorm inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 5, 3, padding=1), nn.Linear(5, 4)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(5, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 5, 1))
+            for _ in "abc"
+        )
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + block(F.relu(x))
+        return self.head(x.mean((2, 3)))
+
+
+def convolutional():
+    return nn.Sequential(
+        nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 5, 3), nn.BatchNorm2d(5), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(20, 3),
+    )  # fmt: skip
+
+
+def plain():
+    return nn.Sequential(nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 3))
+
+
+CASES = {
+    **{name: (make, example, FOUND) for name, (make, example) in NETS.items()},
+    "placed": (lambda: MLP(7, (6, 5), 3), lambda: torch.randn(4, 7), FOUND),
+    "placed, shared": (Shared, lambda: torch.randn(4, 7), FOUND),
+    "placed, connections": (
+        lambda: DenseNet(depth=13, growth=3, classes=4, stem=4),
+        lambda: torch.randn(3, 3, 8, 8),
+        FOUND,
+    ),
+    "conv, BatchNorm": (convolutional, lambda: torch.randn(4, 2, 8, 8), FOUND),
+    "branches": (Branches, lambda: torch.randn(3, 3, 5, 5), ("branches",)),
+    "branches and channels": (Branches, lambda: torch.randn(3, 3, 5, 5), ("branches", "channels")),
+    "inputs": (plain, lambda: torch.randn(5, 7), ("inputs", "units")),
+    "tied autoencoder": (TiedAutoencoder, lambda: torch.randn(4, 6), ("units", "inputs")),
+}
+
+
+def setting(name):
+    """A gated model in float64 and train mode, its input, and the loss of an output."""
+    make, example, kinds = CASES[name]
+    torch.manual_seed(0)
+    model, x = make().double().train(), example()
+    x = x.double() if x.is_floating_point() else x
+    with torch.no_grad():  # a bias of 0 behind closed gates is the kink of a ReLU, where no derivative exists
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.3 * torch.randn_like(parameter)
+    gated = espalier.attach(model, x, kinds=kinds)
+    direction = torch.randn(model(x).shape, dtype=torch.float64)
+
+    def loss(out):
+        return (out * direction).mean() + out.square().mean() / 3
+
+    return model, gated, x, loss
+
+
+def differences(gated, x, loss, mask, step):
+    """The derivative by each entry of the mask, from two sides, through the pure function of parameters and mask."""
+    tensors = {name: value.detach().clone() for name, value in gated.model.state_dict().items()}
+
+    def at(i, move):
+        moved = mask.double()
+        moved[i] += move
+        with torch.no_grad():
+            return loss(gated.call({k: v.clone() for k, v in tensors.items()}, moved, x)).item()
+
+    return torch.tensor([(at(i, step) - at(i, -step)) / (2 * step) for i in range(gated.d)], dtype=torch.float64)
+
+
+def some_masks(d):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.ones(d), *((torch.rand(d, generator=generator) < share).float() for share in (0.7, 0.4))]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_slopes_are_those_of_finite_differences(name):
+    model, gated, x, loss = setting(name)
+    assert gated.d
+    for mask in some_masks(gated.d):
+        with gated.masked(mask, slopes=True) as slopes:
+            loss(model(x)).backward()
+            read = slopes()
+        assert read.shape == (gated.d,)
+        assert read.dtype == torch.float64
+        assert not read.requires_grad
+        # A BatchNorm that reads zeros multiplies a step by 1 / sqrt(eps): kinks of the ReLU behind it come close.
+        step = 1e-8 if name == "placed, connections" else 1e-6
+        torch.testing.assert_close(read, differences(gated, x, loss, mask, step), rtol=1e-5, atol=2e-7)
+    if "BatchNorm" not in name:
+        assert bool((read[mask == 0] != 0).any()), "closed gates have slopes too"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_left_behind_and_the_weights_learn_the_same(name):
+    model, gated, x, loss = setting(name)
+    plain = model(x)
+    for mask in some_masks(gated.d)[1:]:
+        gradients = []
+        for slopes in (False, True):
+            model.zero_grad()
+            with gated.masked(mask, slopes=slopes):
+                out = model(x)
+                loss(out).backward()
+            gradients.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+        assert gradients[0].keys() == gradients[1].keys()
+        for n in gradients[0]:
+            torch.testing.assert_close(gradients[0][n], gradients[1][n], rtol=1e-9, atol=1e-12)
+        for n, buffer in model.named_buffers():
+            assert not buffer.requires_grad, n
+            assert buffer.grad is None, n
+        assert torch.equal(model(x), plain)
+    with gated.masked(mask):
+        assert not any(buffer.requires_grad for buffer in model.buffers())
+
+
+def test_a_shared_gate_adds_up_what_its_readers_say():
+    model, gated, x, loss = setting("placed, shared")
+    mask = torch.tensor([1.0, 0.0])
+    with gated.masked(mask, slopes=True) as slopes:
+        loss(model(x)).backward()
+        both = slopes()
+    total = torch.zeros(2, dtype=torch.float64)
+    for side in ("left", "right"):  # the other reader looks at a constant copy of the mask
+        h = torch.tanh(model.first(x)).detach()
+        spread = mask.double().repeat_interleave(torch.tensor([3, 2]))
+        own = spread.clone().requires_grad_()
+        left, right = (own, spread) if side == "left" else (spread, own)
+        loss(model.left(h * left) + torch.sigmoid(model.right(h * right))).backward()
+        total += torch.stack([own.grad[:3].sum(), own.grad[3:].sum()])
+    torch.testing.assert_close(both, total)
+
+
+def test_backward_passes_add_up_and_a_new_mask_starts_anew():
+    model, gated, x, loss = setting("conv, BatchNorm")
+    mask = some_masks(gated.d)[1]
+    with gated.masked(mask, slopes=True) as slopes:
+        loss(model(x)).backward()
+        once = slopes()
+        loss(model(x)).backward()
+        torch.testing.assert_close(slopes(), 2 * once)
+    with gated.masked(mask, slopes=True) as slopes:
+        with pytest.raises(BadInput, match="backward"):
+            slopes()
+        with gated.masked(1 - mask):  # another mask inside, without slopes
+            loss(model(x)).backward()
+            assert not any(buffer.requires_grad for buffer in model.buffers())
+        loss(model(x)).backward()
+        torch.testing.assert_close(slopes(), once)
+
+
+def test_slopes_in_float32_and_of_a_model_whose_weights_rest():
+    """Frozen parameters need no gradient; the gates still have their slopes."""
+    torch.manual_seed(0)
+    model, x = plain(), torch.randn(5, 7)
+    gated = espalier.attach(model, x)
+    mask = some_masks(gated.d)[1]
+    with gated.masked(mask, slopes=True) as slopes:
+        model(x).square().mean().backward()
+        expected = slopes()
+    assert expected.dtype == torch.float32
+    model.requires_grad_(False)
+    with gated.masked(mask, slopes=True) as slopes:
+        model(x).square().mean().backward()
+        assert torch.equal(slopes(), expected)
