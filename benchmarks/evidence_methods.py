@@ -285,27 +285,24 @@ def shaped(case: Case) -> Outcome:
 def permuted(search: Any, among: str, seed: int) -> Any:
     """Make a search blind: what it is told no longer belongs to what it asked.
 
-    Losses are permuted among the masks; slopes, and spreads by the same permutation, among the gates of each group
-    (``among="group"``) or among all gates ("all"). By a generator of its own, anew in each update.
+    Losses are permuted among the masks; slopes, and all else that is given for each gate, by one permutation among the
+    gates of each group (``among="group"``) or among all gates ("all"). By a generator of its own, anew in each update.
     """
     if among not in ("group", "all"):
         raise ValueError(f"a signal is permuted among 'all' gates or those of each 'group', not {among!r}")
-    tell, generator = search.tell, torch.Generator().manual_seed(seed + 1_000_003)
-    parts = [slice(0, search.space.d)] if among == "all" else list(search.space.slices.values())
+    tell, generator, d = search.tell, torch.Generator().manual_seed(seed + 1_000_003), search.space.d
+    parts = [slice(0, d)] if among == "all" else list(search.space.slices.values())
 
-    def blind(masks: Tensor, losses: Tensor, slopes: Tensor | None = None, spreads: Tensor | None = None) -> None:
+    def blind(masks: Tensor, losses: Tensor, *more: Tensor | None, **named: Tensor | None) -> None:
         order = torch.randperm(losses.shape[-1], generator=generator).to(losses.device)
-        more: dict[str, Tensor] = {}
-        if slopes is not None:
-            places = torch.arange(search.space.d)
-            for part in parts:
-                own = places[part]
-                places[part] = own[torch.randperm(len(own), generator=generator)]
-            places = places.to(slopes.device)
-            more["slopes"] = slopes[..., places]
-            if spreads is not None:
-                more["spreads"] = spreads[..., places]
-        tell(masks, losses[..., order], **more)
+        places = torch.arange(d)
+        for part in parts:
+            places[part] = places[part][torch.randperm(len(places[part]), generator=generator)]
+
+        def moved(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[..., places.to(values.device)]
+
+        tell(masks, losses[..., order], *map(moved, more), **{name: moved(values) for name, values in named.items()})
 
     search.tell = blind
     return search

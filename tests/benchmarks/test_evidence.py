@@ -82,7 +82,7 @@ def test_another_network_cost_and_a_setting_of_ones_own(tmp_path):
         command(tmp_path, *words, methods="late", network="vgg16")
 
 
-def test_a_run_that_fails_is_told_of_and_the_others_go_on(tmp_path, capsys):
+def test_a_run_that_fails_is_noted_and_the_others_go_on(tmp_path, capsys):
     file = tmp_path / "settings.json"
     file.write_text(json.dumps({"odd": {"like": "ours", "recipe": {"no_such_field": 1}}}))
     lines = command(tmp_path, "--settings", str(file), methods="odd,dense", jobs="1")
@@ -174,21 +174,21 @@ def test_images_are_cut_as_by_the_library_and_an_epoch_reads_each_once():
 
 
 @pytest.mark.parametrize("among", ["group", "all"])
-def test_a_blind_search_is_told_what_belongs_to_others(among):
+def test_a_blind_search_gets_what_belongs_to_others(among):
     space = espalier.Space([espalier.Bits("a", 6), espalier.Bits("b", 8)])
-    search, told = espalier.Search(space, samples=4), []
-    search.tell = lambda masks, losses, **more: told.append((losses, more))
+    search, given = espalier.Search(space, samples=4), []
+    search.tell = lambda masks, losses, slopes=None, **more: given.append((losses, slopes, more))
     permuted(search, among, 3)
     masks, losses = search.ask(), torch.arange(4.0)
     slopes = torch.arange(14.0).expand(4, 14)
     for _ in range(20):
-        search.tell(masks, losses, slopes=slopes, curvatures=2 * slopes)
+        search.tell(masks, losses, slopes, spreads=2 * slopes)
         search.tell(masks, losses)
-    assert all(sorted(losses.tolist()) == [0, 1, 2, 3] for losses, _ in told)
-    assert len({tuple(losses.tolist()) for losses, _ in told}) > 5
-    orders = [more["slopes"] for _, more in told if more]
+    assert all(sorted(losses.tolist()) == [0, 1, 2, 3] for losses, _, _ in given)
+    assert len({tuple(losses.tolist()) for losses, _, _ in given}) > 5
+    orders = [slopes for _, slopes, _ in given if slopes is not None]
     assert len(orders) == 20
-    assert all(torch.equal(more["curvatures"], 2 * more["slopes"]) for _, more in told if more)
+    assert all(torch.equal(more["spreads"], 2 * slopes) for _, slopes, more in given if more)
     crossing = any(bool((order[0, :6] >= 6).any()) for order in orders)
     assert crossing == (among == "all")
     assert all(sorted(order[2].tolist()) == list(range(14)) for order in orders)
