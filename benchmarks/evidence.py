@@ -310,7 +310,7 @@ def parsed(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", type=listed(int), default=[0])
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch", type=int, default=128, help="examples whose gradient an update takes")
-    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--weight-decay", type=float, default=5e-4)
     parser.add_argument("--schedule", choices=["linear", "cosine", "steps"], default="linear")
     parser.add_argument("--held-out", type=int, default=0, help="so many training images take the test set's place")

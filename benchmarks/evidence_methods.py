@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import espalier
 from espalier.gates.recalibrate import recalibrate
-from espalier.train import Recipe
+from espalier.train import PRESETS, Recipe
 from evidence_data import Images, Loader
 from evidence_networks import build, count, count_widths, uniform, whole_widths, widths_of
 
@@ -26,11 +26,8 @@ from evidence_networks import build, count, count_widths, uniform, whole_widths,
 # taken. "recipe": fields of espalier.train.Recipe, or the name of a preset. lr, weight_decay, schedule: where they
 # differ from the command's.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "ours": {"method": "shaped", "samples": 2, "recipe": {}, "permute": None},
-    "ranked": {
-        "like": "ours",
-        "recipe": {"signal": "ranked"} if "signal" in {field.name for field in fields(Recipe)} else {},
-    },
+    "ours": {"method": "shaped", "samples": 1, "recipe": "default", "permute": None},
+    "ranked": {"like": "ours", "samples": 2, "recipe": "ranked"},
     "control": {"like": "ours", "permute": "all"},
     "control-group": {"like": "ours", "permute": "group"},
     "uniform": {"method": "scratch", "widths": "uniform"},
@@ -50,6 +47,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "fine": 1.0,  # from there on it is times this
         "regularize": 0.0,  # sparse training before the cut, for l2 and bn
     },
+    "finetuned": {"method": "finetuned", "like": "ours", "recipe": "finetune", "dense": 0.5, "anneal": True},
     "pruned-least": {"like": "pruned", "least": 0.05},
     "pruned-local": {"like": "pruned", "global": False},
     "pruned-steps": {"like": "pruned", "steps": 10},
@@ -80,16 +78,16 @@ def resolved(settings: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def recipe_of(setting: dict[str, Any]) -> Any:
-    """The recipe of a setting of ours, or the name of a preset."""
+    """The recipe of a setting of ours."""
     given = setting["recipe"]
-    if not isinstance(given, dict):
-        return given
+    if isinstance(given, str):
+        return PRESETS[given]
     return Recipe(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 
 def complete(setting: dict[str, Any]) -> dict[str, Any]:
     """A setting with every field of its recipe, as a line has it: two of them are equal where nothing differs."""
-    if not isinstance(setting.get("recipe"), dict):
+    if "recipe" not in setting:
         return setting
     fields_of = asdict(recipe_of(setting))
     listed = {name: list(value) if isinstance(value, tuple) else value for name, value in fields_of.items()}
@@ -254,11 +252,12 @@ def scratch(case: Case) -> Outcome:
     return model, loss, loader.read
 
 
-def shaped(case: Case) -> Outcome:
-    """Ours: trained and shaped in one loop."""
+def shaped(case: Case, model: nn.Module | None = None) -> Outcome:
+    """Ours: trained and shaped in one loop, from scratch or from a trained model, which is on the CPU."""
     samples, recipe = case.setting["samples"], recipe_of(case.setting)
     # Gates are found and verified in float32 on the CPU, before the model is moved.
-    gated = espalier.attach(case.start(case.whole), next(case.images.evaluated(4))[0].cpu().contiguous())
+    start = case.start(case.whole) if model is None else model
+    gated = espalier.attach(start, next(case.images.evaluated(4))[0].cpu().contiguous())
     case.place(gated.model)
     loader = case.loader(samples)
     named = "recipe" if "recipe" in inspect.signature(espalier.fit).parameters else "preset"
@@ -280,6 +279,18 @@ def shaped(case: Case) -> Outcome:
     if result.updates != case.budget.updates:
         raise RuntimeError(f"fit made {result.updates} updates, not {case.budget.updates}")
     return case.place(result.model), float(result.history[-1]["loss"]), loader.read
+
+
+def finetuned(case: Case) -> Outcome:
+    """Ours on a trained network: trained whole for a share of the updates, then trained on and shaped."""
+    first = round(case.setting["dense"] * case.budget.updates)
+    model, loader = case.place(case.start(case.whole)), case.loader()
+    span = first if case.setting["anneal"] else case.budget.updates
+    train(case, model, loader, case.budget.optimizer(model.parameters(), span), first)
+    epochs = max(round(case.budget.epochs * (1 - case.setting["dense"])), 1)
+    rest = replace(case.budget, epochs=epochs, updates=case.budget.updates - first)
+    shaped_model, loss, read = shaped(replace(case, budget=rest), model.cpu().to(memory_format=torch.contiguous_format))
+    return shaped_model, loss, read + loader.read
 
 
 def permuted(search: Any, among: str, seed: int) -> Any:
@@ -333,7 +344,12 @@ def pruned(case: Case) -> Outcome:
     return by_torch_pruning(case)
 
 
-METHODS: dict[str, Callable[[Case], Outcome]] = {"shaped": shaped, "scratch": scratch, "pruned": pruned}
+METHODS: dict[str, Callable[[Case], Outcome]] = {
+    "shaped": shaped,
+    "finetuned": finetuned,
+    "scratch": scratch,
+    "pruned": pruned,
+}
 
 
 @torch.no_grad()

@@ -8,12 +8,12 @@ from oracle.method import Method, restrict
 from oracle.structures import entries
 
 
-def worth_of(signal, mask, slopes, spreads):
+def worth_of(signal, slopes, spreads):
     """What each gate is worth, judged by one mask; without spreads the size of the slopes stands in."""
     worth = []
     for i, slope in enumerate(slopes):
         size = abs(slope) if spreads is None else spreads[i]
-        worth.append(-slope if signal == "first-order" else mask[i] * size - slope / 2)
+        worth.append(-slope if signal == "first-order" else size - slope / 2)
     return worth
 
 
@@ -49,14 +49,16 @@ class SlopeMethod:
 
     def update(self, masks, losses, slopes, spreads=None):
         rows = []
-        for i, mask in enumerate(masks):
+        for i in range(len(masks)):
             numbers = [losses[i], *slopes[i], *([] if spreads is None else spreads[i])]
             if all(math.isfinite(number) for number in numbers):
-                rows.append(worth_of(self.signal, mask, slopes[i], None if spreads is None else spreads[i]))
+                rows.append(worth_of(self.signal, slopes[i], None if spreads is None else spreads[i]))
         if not rows:
             self.plain.diverged = True
             return
         worth = [math.fsum(column) / len(rows) for column in zip(*rows)]
+        most = 100 * self.size if self.size > 0 else math.inf
+        worth = [min(max(w, -most), most) for w in worth]
         share = max(1 / (self.updates + 1), 0.01)
         self.size += share * (math.fsum(abs(w) for w in worth) / len(worth) - self.size)
         unit = self.size if self.size > 0 else 1.0

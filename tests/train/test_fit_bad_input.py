@@ -161,7 +161,7 @@ def test_gates_are_taken_off_when_a_run_is_refused() -> None:
 
 
 def test_nan_from_the_first_batch_names_the_update(tmp_path: Path) -> None:
-    with pytest.raises(espalier.Diverged, match=r"update 1 of 8: every loss was infinite or not a number"):
+    with pytest.raises(espalier.Diverged, match=r"update 1 of 8: every loss of an update was infinite or not a number"):
         short(data=(X * float("nan"), Y), checkpoint=tmp_path)
 
 

@@ -98,8 +98,13 @@ class Gated:
                 loss(model(x), y).backward()
                 gradient = slopes()
         """
-        mask = self._one(mask)
-        previous = self._mask, self._slopes
+        self._attached()
+        self.space.check_mask_form(mask)
+        if mask.device.type == "cpu":  # looking at values on a GPU would wait for it
+            self.space.check_mask(mask)
+        if mask.ndim != 1:
+            raise BadMask(f"one mask of {self.d} entries at a time, not shape {tuple(mask.shape)}")
+        mask, previous = mask.detach(), (self._mask, self._slopes)
         self._set(mask, slopes)
         try:
             with self._installed.copies.opened_afterwards():

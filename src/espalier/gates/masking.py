@@ -268,21 +268,25 @@ def _restore_weights(module: nn.Module, args: tuple[Any, ...], output: Any) -> N
 
 def set_mask(model: nn.Module, installed: Installed, mask: Tensor | None, slopes: bool = False) -> None:
     """Copy a mask ``(d)`` into the buffers; None: ones. slopes: gradients are to reach the buffers."""
-    values: dict[torch.device, Tensor] = {}
+    own: dict[torch.device, Tensor] = {}
+    buffers, values = list[Tensor](), list[Tensor]()
     for spot, module in zip(installed.spots, installed.modules):
         buffer = module._buffers[spot.buffer]
         assert buffer is not None
-        buffer.requires_grad_(False)
-        if mask is None:
-            buffer.fill_(1.0)
-        else:
-            if buffer.device not in values:
-                values[buffer.device] = mask.detach().to(buffer.device)
-            buffer.copy_(spot.value(values[buffer.device], module).reshape(buffer.shape))
         buffer.grad = None
+        buffer.requires_grad_(False)
+        if buffer.device not in own:
+            whole = torch.ones((), device=buffer.device)
+            own[buffer.device] = whole if mask is None else mask.detach().to(buffer.device)
+        value = own[buffer.device]
+        buffers.append(buffer)
+        values.append(value.expand_as(buffer) if mask is None else spot.value(value, module).reshape(buffer.shape))
+    torch._foreach_copy_(buffers, values)
+    for buffer in buffers:
         buffer.requires_grad_(slopes)
-    # all open: the weights themselves, since a fresh copy of equal numbers may be multiplied in another order
-    masked = mask is not None and (slopes or bool((mask != 1).any()))
+    # All open: the weights themselves, since a fresh copy of equal numbers may be multiplied in another order. A mask
+    # on a GPU is not looked at, which would wait for it.
+    masked = mask is not None and (slopes or mask.device.type != "cpu" or bool((mask != 1).any()))
     for module in installed.states:
         module.__dict__[STATE].masked = masked
 

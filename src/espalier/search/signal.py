@@ -27,11 +27,15 @@ def first_order(m: Tensor, g: Tensor, s: Tensor) -> Tensor:
 
 def sized(m: Tensor, g: Tensor, s: Tensor) -> Tensor:
     """A gate whose slopes are large, of either sign, is needed: to close it moves the loss of each example by about its
-    slope, and of what moves away from where training has led, most is for the worse. The direction adds a little."""
-    return m * s - g / 2
+    slope, and of what moves away from where training has led, most is for the worse. The direction adds a little.
+
+    A closed gate is judged as an open one is. What its slopes say of opening it is less exact, but without it a layer
+    that was cut too far would stay so: the worth of its closed gates rises as the layer becomes a bottleneck."""
+    return s - g / 2
 
 
-SLOPES: dict[str, Worth] = {"first-order": first_order, "slopes": sized}
+LARGEST = 100.0  # no worth counts for more than so many times the mean size
+SLOPES: dict[str, Worth] = {"first-order": first_order, "slopes": sized, "open": lambda m, g, s: m * s - g / 2}
 SIGNALS = ("ranked", *SLOPES)
 
 
@@ -70,6 +74,9 @@ class Signal:
         worth = self.worth(masks.to(torch.float64), slopes, sizes) * finite.unsqueeze(-1)
         worth = worth.sum(-2) / finite.sum(-1).clamp(min=1).unsqueeze(-1)
         alive = finite.any(-1)
+        # Behind a normalisation that reads nothing but closed gates a slope may be hundreds of times too steep.
+        most = torch.where(self.size > 0, LARGEST * self.size, torch.inf).unsqueeze(-1)
+        worth = worth.clamp(-most, most)
         # Over about a hundred updates: a single one holds the noise of its examples.
         weight = torch.where(alive, (1 / (updates.to(torch.float64) + 1)).clamp(min=0.01), 0.0)
         self.size.lerp_(worth.abs().mean(-1), weight)

@@ -27,6 +27,7 @@ from espalier.train.stop import Stop
 
 Scheduler = torch.optim.lr_scheduler.LRScheduler
 SAVING = 0.05  # of the time may go into checkpoints
+LOOK = 100  # updates between two looks whether a run on a GPU has diverged
 SNAPSHOTS = 1 << 24  # numbers kept of theta over time, 64 MB; every checkpoint holds them
 
 
@@ -69,7 +70,7 @@ class Run:
 
     def _clear(self) -> None:
         """Start the sums of an epoch: loss, updates, wrong classes, predictions."""
-        self.sums = [0.0, 0.0, 0.0, 0.0]
+        self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)  # there: reading one would wait for a GPU
 
     @property
     def seconds(self) -> float:
@@ -110,18 +111,25 @@ class Run:
             loss = self.structure.step(closure, under=whole)
         except Diverged as error:
             raise Diverged(f"update {self.update + 1} of {self.horizon}: {error}") from None
-        self.sums[0] += float(loss)
-        self.sums[1] += 1
         counts = score.wrong(seen[0], parts[0][1])  # one mask speaks for all: each is drawn from theta
-        if counts is not None:
-            self.sums[2] += float(counts[0])
-            self.sums[3] += float(counts[1])
+        missed, predictions = (0, 0) if counts is None else counts
+        for place, value in enumerate((loss, 1, missed, predictions)):
+            self.sums[place] += value
         self.update += 1
+        if self.update % LOOK == 0 or self.update == self.horizon:
+            self._check()
         if self.scheduler is not None and self.per_update:
             self.scheduler.step()
 
+    def _check(self) -> None:
+        try:
+            self.structure.check()
+        except Diverged as error:
+            raise Diverged(f"update {self.update} of {self.horizon}, or shortly before: {error}") from None
+
     def check_weights(self) -> None:
         """Refuse to save weights from which no run could go on."""
+        self._check()
         weights = [parameter.detach() for parameter in self.gated.model.parameters()]
         if not all(bool(weight.isfinite().all()) for weight in weights):
             raise Diverged(
@@ -131,7 +139,7 @@ class Run:
 
     def end_epoch(self) -> Row:
         """The row of the epoch that just ended."""
-        loss, updates, missed, predictions = self.sums
+        loss, updates, missed, predictions = self.sums.tolist()
         row: Row = {
             "epoch": self.update // self.feed.updates,
             "update": self.update,
@@ -166,7 +174,7 @@ class Run:
             "structure": self.structure.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "random": chance.states(self.device),
-            "sums": list(self.sums),
+            "sums": self.sums.tolist(),
             "history": self.history,
             "theta": self.theta.state_dict(),
             "seconds": self.seconds,
@@ -179,7 +187,7 @@ class Run:
             self.scheduler.load_state_dict(state["scheduler"])
         self.update, self.history = state["update"], list(state["history"])
         self.began_with = state["began_with"]
-        self.sums = list(state["sums"])
+        self.sums.copy_(torch.tensor(state["sums"]))
         self.theta.load_state_dict(state["theta"])
         self.spent, self.began = state["seconds"], time.monotonic()
         chance.restore(state["random"], self.device)

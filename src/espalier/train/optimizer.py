@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +42,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         check_parameters(optimizer, gated.model)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.inner, self.search, self.gated = optimizer, search, gated
+        self._lost: Tensor | None = None  # whether an update since the last check had no finite loss
         self._share()
 
     def _share(self) -> None:
@@ -62,26 +62,32 @@ class StructureOptimizer(torch.optim.Optimizer):
         rests = under is not None or self.search.settled
         masks = self.search.ask() if under is None else under.unsqueeze(0)
         reads_slopes = self.search.reads_slopes and not rests
-        losses, finite, slopes = mean_gradient(
-            self.gated, masks[:1] if rests else masks, parameters, closure, reads_slopes
-        )
+        losses, slopes = mean_gradient(self.gated, masks[:1] if rests else masks, parameters, closure, reads_slopes)
         if slopes is not None:
             slopes = slopes.to(self.search.device)
-        if not finite:
+        finite = losses.isfinite()
+        self._lost = ~finite.any() if self._lost is None else self._lost | ~finite.any()
+        if not losses.is_cuda and bool(self._lost):
             if not rests:
                 with contextlib.suppress(Diverged):  # a search on the CPU says so at once; here the update is named
                     self.search.tell(masks, losses, slopes)
-            raise Diverged(
-                f"every loss was infinite or not a number ({losses.tolist()}) after {int(self.search.updates)} good "
-                "updates of theta; weights and theta were left as they were. Lower the learning rate of the weights, "
-                "or look at the data"
-            )
+            self.check()
         if not rests:
             self.search.tell(masks, losses, slopes)
         self.inner.step()
         # Inside an autocast region torch keeps the weights it has cast; they have just changed.
         torch.clear_autocast_cache()
-        return losses.new_tensor(math.fsum(finite) / len(finite))
+        return torch.where(finite, losses, 0.0).sum() / finite.sum()
+
+    def check(self) -> None:
+        """Raise :class:`Diverged` if no loss of an update was finite. On the CPU ``step`` does so by itself, before the
+        weights move; on a GPU, which it never waits for, call this from time to time."""
+        lost, self._lost = self._lost, None
+        if lost is not None and bool(lost):
+            raise Diverged(
+                f"every loss of an update was infinite or not a number, after {int(self.search.updates)} good updates "
+                "of theta, which was left as it was. Lower the learning rate of the weights, or look at the data"
+            )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)

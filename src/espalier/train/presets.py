@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
@@ -53,6 +54,7 @@ class Recipe:
         weights' learning rate is still high, so that they can follow.
     learning_rate, momentum, weight_decay: of the weights (SGD with Nesterov momentum), unless an optimizer is given.
     drops: the shares of the run after which that rate is divided by ten, unless an optimizer or scheduler is given.
+        None: it falls in a straight line to 0, after a warm-up over the first twentieth of the run.
 
     How the defaults were found, and what they are worth: docs/recipe.md.
     """
@@ -71,7 +73,7 @@ class Recipe:
     learning_rate: float = 0.05
     momentum: float = 0.9
     weight_decay: float = 1e-4
-    drops: tuple[float, ...] = (0.75, 0.9)
+    drops: tuple[float, ...] | None = (0.75, 0.9)
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -90,7 +92,7 @@ class Recipe:
         for name in ("initial", "even"):
             if not 0 <= getattr(self, name) <= 1:
                 raise BadInput(f"{name} of a recipe is in [0, 1], not {getattr(self, name)!r}")
-        if not all(0 < share < 1 for share in self.drops):
+        if not all(0 < share < 1 for share in self.drops or ()):
             raise BadInput(f"drops of a recipe are shares of the run in (0, 1), not {self.drops!r}")
 
     def step_of_theta(self, space: Space, updates: int) -> float:
@@ -148,8 +150,16 @@ class Recipe:
 
     def scheduler(self, optimizer: torch.optim.Optimizer, updates: int) -> torch.optim.lr_scheduler.LRScheduler:
         """To be stepped after every update of a run of so many."""
+        if self.drops is None:
+            return torch.optim.lr_scheduler.LambdaLR(optimizer, functools.partial(_straight, updates))
         milestones = [math.ceil(share * updates) for share in self.drops]
         return torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
+
+
+def _straight(updates: int, update: int) -> float:
+    """The factor of the weights' learning rate in this update, from 0, of so many."""
+    warm = max(round(0.05 * updates), 1)
+    return min((update + 1) / (warm + 1), (updates - update) / max(updates - warm, 1))
 
 
 # The paper's own settings. With `samples=2` and `batch_size=32` they are its experiment A; B has a rate of 0.1.
@@ -166,25 +176,13 @@ PAPER = Recipe(
     drops=(0.5, 0.75),
 )
 
-# For a network that is already trained: nearly every gate open in the masks that are drawn first, so that they lose
-# next to nothing, and small steps of the weights, to keep what they know. Theta's are not small: with few gates closed
-# each mask says little, and at a small rate the cost would choose the gates, not the loss.
-FINETUNE = Recipe(
-    initial=0.98,
-    begin=0.0,
-    theta_rate=16.0,
-    theta_way=0.0,
-    theta_cap=0.2,
-    ramp=0.4,
-    even=0.0,
-    settle=0.5,
-    learning_rate=0.03,
-    drops=(0.6, 0.85),
-)
-
 # Slopes tell every gate apart at every update, also with all of them open: masks need not be far from the whole
-# network, and the search can be short.
-SLOPES = Recipe(signal="slopes", initial=0.99, begin=0.1, ramp=0.3, ramp_updates=0, settle=0.6, even=0.5)
+# network, and half of the run is left for what ships.
+SLOPES = Recipe(signal="slopes", initial=0.99, begin=0.1, ramp=0.4, ramp_updates=0, even=0.5)
+
+# For a network that is already trained: as above from the first update on, with smaller steps of the weights, to keep
+# what they know.
+FINETUNE = replace(SLOPES, begin=0.0, learning_rate=0.03, drops=(0.6, 0.85))
 
 PRESETS: dict[str, Recipe] = {"default": SLOPES, "ranked": Recipe(), "paper": PAPER, "finetune": FINETUNE}
 

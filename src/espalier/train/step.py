@@ -37,15 +37,16 @@ def mean_gradient(
     parameters: Sequence[Tensor],
     closure: Callable[[], Tensor | float],
     slopes: bool = False,
-) -> tuple[Tensor, list[float], Tensor | None]:
-    """masks: ``(samples, d)``. Leaves the mean gradient in the parameters; returns the losses ``(samples)``, where they
-    were computed, the finite ones as numbers, and, where asked for, the slopes by the gates ``(samples, d)``.
+) -> tuple[Tensor, Tensor | None]:
+    """masks: ``(samples, d)``. Leaves the mean gradient over the masks of finite loss in the parameters; returns the
+    losses ``(samples)``, where they were computed, and, where asked for, the slopes by the gates ``(samples, d)``.
 
     closure: computes the loss of the masked model, goes backwards through it, and returns it. What the gradients held
-    before is lost; where no loss is finite they are None.
+    before is lost. Where no loss is finite they are None on the CPU; on a GPU, which is not waited for, the gradients
+    of several masks are 0 then, and those of a single one are what they are.
     """
     total: list[Tensor | None] = [None] * len(parameters)
-    losses, finite, rows = list[Tensor](), list[float](), list[Tensor]()
+    losses, rows = list[Tensor](), list[Tensor]()
     for mask in masks:
         for parameter in parameters:
             parameter.grad = None
@@ -54,15 +55,21 @@ def mean_gradient(
             if slopes:
                 rows.append(read())
         losses.append(loss)
-        value = loss.item()  # waits for a GPU; a gradient of infinities would be worse than that wait
-        if math.isfinite(value):
-            finite.append(value)
-            total = _added(total, [parameter.grad for parameter in parameters])
-    if len(finite) > 1:
-        torch._foreach_div_([part for part in total if part is not None], len(finite))
+        gradients = [parameter.grad for parameter in parameters]
+        if loss.is_cuda and len(masks) > 1:
+            finite = loss.isfinite()
+            gradients = [None if gradient is None else torch.where(finite, gradient, 0.0) for gradient in gradients]
+        if loss.is_cuda or math.isfinite(loss.item()):
+            total = _added(total, gradients)
+    several = torch.stack(losses)
+    counted = [part for part in total if part is not None]
+    if several.is_cuda and len(losses) > 1:
+        torch._foreach_div_(counted, several.isfinite().sum().clamp(min=1))
+    elif (count := 1 if several.is_cuda else int(several.isfinite().sum())) > 1:
+        torch._foreach_div_(counted, count)
     for parameter, part in zip(parameters, total):
         parameter.grad = part
-    return torch.stack(losses), finite, torch.stack(rows) if slopes else None
+    return several, torch.stack(rows) if slopes else None
 
 
 def _added(total: list[Tensor | None], more: list[Tensor | None]) -> list[Tensor | None]:
