@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from espalier.picture.labels import raised
 from espalier.report.sections import Point, Section, Series, spread
 from espalier.report.statistics import median, quartiles
 from espalier.report.story import Story
-from espalier.report.words import amount, counted, facts, listed, percent, plain, pretty, quantity, score
+from espalier.report.words import amount, counted, facts, listed, percent, plain, quantity, score
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
@@ -37,8 +38,8 @@ class View:
     summary: str
 
     def to_json(self) -> dict[str, Any]:
-        legend = [entry | {"label": pretty(entry["label"])} for entry in self.legend]
-        return {"traces": self.traces, "layout": self.layout, "legend": legend, "summary": pretty(self.summary)}
+        legend = [entry | {"label": raised(entry["label"])} for entry in self.legend]
+        return {"traces": self.traces, "layout": self.layout, "legend": legend, "summary": raised(self.summary)}
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from espalier.picture.labels import power
 from espalier.report.runs import Run, Section
 from espalier.report.statistics import difference_interval, falling, holm, kendall, median, sign_test, smaller
-from espalier.report.table import power
 from espalier.report.unit_tables import batches, update_time
 
 LEVEL = 0.05

@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from espalier.picture.labels import power
 from espalier.report.claims import (
     ABOUT,
     CONFIRMED,
@@ -28,7 +29,6 @@ from espalier.report.claims import (
 from espalier.report.connection_tables import MACS
 from espalier.report.runs import Run, Section
 from espalier.report.statistics import difference_interval, holm, median, smaller
-from espalier.report.table import power
 
 LOW, HIGH = (0.10, 0.50), (0.60, 0.99)  # "15 to 40%" and "above 60%": the paper's settings there are 16 to 42, 68 to 80
 FORTY = (0.35, 0.50)  # "at 40%": the paper's setting is 42.3%

@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espalier.report import documents, graph, paper_values
+from espalier.picture import Drawing, of_run
+from espalier.picture.labels import power
+from espalier.report import documents, paper_values
 from espalier.report.connection_claims import verdicts
 from espalier.report.connection_tables import MACS, block_medians, compared, tables
-from espalier.report.graph import Drawing
 from espalier.report.runs import Section
 from espalier.report.statistics import median
-from espalier.report.table import power
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,7 +70,7 @@ def _pictures(section: Section) -> dict[str, Drawing]:
     share = paper_values.TABLE_2[2**-4].share
     nearest = min(whole, key=lambda run: abs(run.weight_share - share))
     chosen = min((run for run in whole if run.setting == 2**-4), key=lambda run: run.seed, default=nearest)
-    return {"network": graph.of_run(chosen.story)}
+    return {"network": of_run(chosen.story)}
 
 
 def _missing(section: Section) -> str:

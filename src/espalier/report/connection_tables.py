@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from espalier.picture.labels import power
 from espalier.report import paper_values
 from espalier.report.runs import Run, Section
 from espalier.report.statistics import median, quartiles
-from espalier.report.table import Table, power
+from espalier.report.table import Table
 from espalier.report.unit_tables import COUNT, ERROR, SHARE, times, variants
 
 BLOCKS = 3

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espalier.report import picture
+from espalier import picture
+from espalier.picture import Drawing
 from espalier.report.claims import UNDECIDED, Verdict
 from espalier.report.commands import made_by
 from espalier.report.files import put
 from espalier.report.generated import MARK, into, place
-from espalier.report.graph import Drawing
 from espalier.report.runs import Section, read
 from espalier.report.table import Table, escaped
 from espalier.space import BadInput

@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from espalier.picture.labels import power
 from espalier.report.runs import Run, Section
 from espalier.report.statistics import median, quartiles
-from espalier.report.table import power
 
 # Okabe and Ito's colours, told apart by the colour-blind; every series has its own marker besides.
 STYLES = {

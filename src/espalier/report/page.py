@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 import plotly.offline  # type: ignore[import-untyped]
 
+from espalier.picture.labels import raised
 from espalier.report import charts, run_tables, structure_charts
 from espalier.report.charts import Chart
 from espalier.report.commands import made_by
@@ -18,7 +19,7 @@ from espalier.report.pictures import pictures, theme
 from espalier.report.sections import Section, Study, grouped, variant_label
 from espalier.report.story import Story
 from espalier.report.table import Table
-from espalier.report.words import amount, duration, headline, listed, percent, pretty
+from espalier.report.words import amount, duration, headline, listed, percent
 from espalier.space import BadInput
 
 NAME = "report.html"
@@ -36,7 +37,7 @@ def render(study: Study, files: Iterable[Path] = ()) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters["pretty"] = pretty
+    environment.filters["pretty"] = raised
     styles = {variant: i for i, variant in enumerate(dict.fromkeys(run.variant for run in study.runs))}
     sections = [_section(section, i, styles) for i, section in enumerate(study.sections)]
     drawn = {
@@ -134,7 +135,7 @@ def _table(table: Table, settings: Sequence[object] = ()) -> dict[str, Any]:
 
 def _shown(value: Any, name: str, form: str) -> str:
     if value is None or not form or isinstance(value, str):
-        return "" if value is None else pretty(str(value))
+        return "" if value is None else raised(str(value))
     special = FORMATS.get(name) or (percent if form.endswith("%") else None)
     return special(value) if special else format(value, form)
 

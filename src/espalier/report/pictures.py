@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from espalier.report import graph, picture
+from espalier import picture
+from espalier.picture.labels import raised
 from espalier.report.sections import variant_label
 from espalier.report.story import Story
 from espalier.report.structure_charts import group_label
-from espalier.report.words import percent, pretty
+from espalier.report.words import percent
 
 WIDTH, HEIGHT, ROOM = 320, 150, 24  # of the drawing; below the columns there is room for their names
 
@@ -36,7 +37,7 @@ def graphed(run: Story) -> Picture | None:
     """The found network as layers and connections; None where its gates are units."""
     if run.settings.get("network") != "DenseNet" or not run.raw.get("result", {}).get("mask"):
         return None
-    drawing = graph.of_run(run.raw)
+    drawing = picture.of_run(run.raw)
     return Picture(_title(run), ". ".join([drawing["title"], *drawing["facts"]]), picture.draw(drawing), wide=True)
 
 
@@ -54,7 +55,7 @@ def _told(run: Story) -> bool:
 
 
 def _title(run: Story) -> str:
-    return pretty(f"{variant_label(run.variant)}{f', {run.setting.label}' if run.setting else ''}")
+    return raised(f"{variant_label(run.variant)}{f', {run.setting.label}' if run.setting else ''}")
 
 
 def layers(run: Story) -> Picture:

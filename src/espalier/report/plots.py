@@ -13,13 +13,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
+from espalier.picture.labels import raised
 from espalier.report.charts import MEASURES, error_axis, over_updates
 from espalier.report.drawing import RULES
 from espalier.report.files import put
 from espalier.report.sections import Point, Section, Series
 from espalier.report.statistics import quartiles
 from espalier.report.structure_charts import group_label
-from espalier.report.words import pretty
 
 # Okabe and Ito's colours, told apart by the colour-blind; every series has its own marker besides.
 COLOURS = (
@@ -226,4 +226,4 @@ def shades(count: int) -> list[Any]:
 
 def _text(words: str) -> str:
     """As it is: a dollar would begin a formula."""
-    return pretty(words).replace("$", "\\$")
+    return raised(words).replace("$", "\\$")

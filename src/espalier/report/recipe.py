@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from espalier.picture.labels import power
 from espalier.report.commands import made_by
 from espalier.report.files import put
 from espalier.report.generated import MARK, into, place
 from espalier.report.sections import NAMES
 from espalier.report.statistics import median
-from espalier.report.table import Table, power
+from espalier.report.table import Table
 from espalier.space import BadInput, Corrupt
 
 FORMAT = 1

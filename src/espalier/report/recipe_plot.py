@@ -6,10 +6,10 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from espalier.picture.labels import raised
 from espalier.report.drawing import RULES
 from espalier.report.plots import COLOURS
 from espalier.report.recipe import RIVALS, Comparison, Section, compare
-from espalier.report.words import pretty
 
 APART = 0.2  # between rivals of one size, in steps between sizes
 
@@ -44,9 +44,9 @@ def rivals(section: Section) -> Figure | None:
         axes.legend(  # above, off the bars
             loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, fontsize=8.5, handletextpad=0.2, columnspacing=1.2
         )
-        figure.suptitle(pretty(f"Ours and its rivals: {section.title}"), x=0.01, ha="left", fontsize=11, weight="bold")
+        figure.suptitle(raised(f"Ours and its rivals: {section.title}"), x=0.01, ha="left", fontsize=11, weight="bold")
         note = "below 0 ours is better; bars: 95% bootstrap over pairs; hollow: level"
-        figure.supxlabel(pretty(f"{note}\n{section.note}"), x=0.01, ha="left", fontsize=7.5, color="#555555")
+        figure.supxlabel(raised(f"{note}\n{section.note}"), x=0.01, ha="left", fontsize=7.5, color="#555555")
     return figure
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from espalier.report.runs import whole_power
+from espalier.picture.labels import whole_power
 from espalier.report.story import COLUMNS, Setting, Story, kept, mapping, named_row, number, shares, whole
 from espalier.space import Corrupt
 

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from espalier.picture.labels import whole_power
 from espalier.space import BadInput, Corrupt
 
 FORMAT = 1
 SHARED = {"batch_size", "learning_rate", "momentum", "weight_decay", "pad"}  # by all methods of one table
 FREE = {"precision", "points", "device"}
 OTHERS = ("fixed", "random", "full", "dropout")  # methods that search for nothing, in the order of tables
-
-
-def whole_power(value: float) -> float:
-    """A power of two that was given in six digits, as that power of two; any other number as it is.
-
-    >>> whole_power(0.00195312) == 2**-9, whole_power(0.3), whole_power(0.0)
-    (True, 0.3, 0.0)
-    """
-    if value == 0 or not math.isfinite(value):
-        return value
-    nearest = math.copysign(2.0 ** round(math.log2(abs(value))), value)
-    return nearest if math.isclose(value, nearest, rel_tol=1e-5) else value
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from espalier.picture.labels import power
 from espalier.report import theta
-from espalier.report.table import power
 
 SHARES = {
     "weight_share": "weights",

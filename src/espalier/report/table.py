@@ -57,22 +57,5 @@ def escaped(text: str) -> str:
     return text
 
 
-def power(value: float) -> str:
-    """A penalty as the paper writes it.
-
-    >>> power(2**-6), power(-1.0), power(0.0), power(0.3)
-    ('2^-6', '-2^0', '0', '0.3')
-    """
-    if value == 0:
-        return "0"
-    exponent = 0
-    size = abs(value)
-    while size < 1 and exponent > -40:
-        size, exponent = size * 2, exponent - 1
-    while size > 1 and exponent < 40:
-        size, exponent = size / 2, exponent + 1
-    return f"{'-' if value < 0 else ''}2^{exponent}" if size == 1 else f"{value:g}"
-
-
 def _line(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"

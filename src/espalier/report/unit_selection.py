@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from espalier.picture.labels import power
 from espalier.report import documents, paper_values
 from espalier.report.claims import verdicts
 from espalier.report.runs import Section
-from espalier.report.table import power
 from espalier.report.unit_tables import compared, far_cells, tables
 
 if TYPE_CHECKING:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from espalier.picture.labels import power
 from espalier.report import paper_values
 from espalier.report.runs import Run, Section
 from espalier.report.statistics import difference_interval, median, quartiles, smaller
-from espalier.report.table import Table, power
+from espalier.report.table import Table
 
 SHARE, ERROR, COUNT = ".1%", ".2%", "g"
 

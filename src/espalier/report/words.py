@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
+from espalier.picture.labels import raised
 from espalier.report.sections import Section, variant_label
 from espalier.report.story import Story
-
-RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def percent(value: float | None) -> str:
@@ -107,15 +105,6 @@ def headline(section: Section) -> str:
     return f"{lowest}; within a tenth of it, at {score(measure, value)}, {percent(small)} of them are enough."
 
 
-def pretty(text: str) -> str:
-    """Powers as they are printed.
-
-    >>> pretty("penalty -2^-3")
-    'penalty -2⁻³'
-    """
-    return re.sub(r"\^(-?\d+)", lambda found: found[1].translate(RAISED), text)
-
-
 def quantity(section: Section) -> str:
     """What the trade-off is about: "error, test set"."""
     return f"{section.measure}, {section.error_of}"
@@ -125,4 +114,4 @@ def plain(text: str) -> str:
     """Text that plotly shows as it is: its labels read a little HTML, and its templates ``%{...}``."""
     for sign, word in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("%{", "% {")):
         text = text.replace(sign, word)
-    return pretty(text)
+    return raised(text)

@@ -2,23 +2,20 @@
 
 A drawing is JSON: ``kind`` ("graph" or "layers"), ``title``, ``facts`` (below it), ``notes`` (below the picture),
 ``cells``, ``edges``, ``bands`` and ``summary`` (the numbers behind the text). It is made without the network itself, so
-that a report can draw from a run file's mask alone; :mod:`espalier.report.picture` draws it.
+that a report can draw from a run file's mask alone; :mod:`espalier.picture.render` draws it.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from espalier.report.runs import whole_power
-from espalier.report.table import power
+from espalier.picture.labels import power, raised, share_label, whole_power
 from espalier.space import BadInput, BadMask, Bits, Space
 
 Drawing = dict[str, Any]
-SUPERSCRIPTS = str.maketrans("-0123456789", "\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079")
 
 
 @dataclass(frozen=True)
@@ -73,10 +70,10 @@ def living(gates: Sequence[Connection], opened: Sequence[bool]) -> list[bool]:
 
 def depths(gates: Iterable[Connection]) -> dict[int, int]:
     """Depth of every layer that these connections touch: the longest path from the first convolution, which has 1."""
-    found = {1: 1}
+    depth = {1: 1}
     for gate in sorted(gates, key=lambda gate: gate.reader):
-        found[gate.reader] = max(found.get(gate.reader, 0), found[gate.source] + 1)
-    return found
+        depth[gate.reader] = max(depth.get(gate.reader, 0), depth[gate.source] + 1)
+    return depth
 
 
 def densenet(
@@ -116,10 +113,10 @@ def densenet(
         "open_weight_share": sum(gate.weights for gate, is_open in zip(gates, opened) if is_open) / total,
         "dead": [layer for layer in range(1, full + 1) if layer not in drawn],
     }
-    bands = []
-    for block in range(blocks):
-        found, every = (sum(gate.block == block for gate in some) for some in (kept, gates))
-        bands.append({"label": f"Block {block + 1}", "fact": f"{found} of {every} connections"})
+    counts = [[sum(gate.block == block for gate in some) for some in (kept, gates)] for block in range(blocks)]
+    bands = [
+        {"label": f"Block {i}", "fact": f"{some} of {every} connections"} for i, (some, every) in enumerate(counts, 1)
+    ]
     return {
         "kind": "graph",
         "title": title or f"DenseNet-{full}",
@@ -143,16 +140,8 @@ def _cell(
     elif place == layers:
         role = "classifier" if block == blocks - 1 else "transition"
         name = role if block == blocks - 1 else f"transition {block + 1}"
-    return {
-        "id": layer,
-        "label": str(layer),
-        "name": name,
-        "role": role,
-        "band": block,
-        "column": column,
-        "kept": sum(gate.reader == layer for gate in kept),
-        "total": sum(gate.reader == layer for gate in gates),
-    }
+    counts = {"kept": sum(gate.reader == layer for gate in kept), "total": sum(gate.reader == layer for gate in gates)}
+    return {"id": layer, "label": str(layer), "name": name, "role": role, "band": block, "column": column, **counts}
 
 
 def _facts(summary: Mapping[str, Any]) -> list[str]:
@@ -162,7 +151,7 @@ def _facts(summary: Mapping[str, Any]) -> list[str]:
     return [
         f"depth {summary['depth']}" + (f" instead of {summary['full_depth']}" if lost else ""),
         f"{summary['connections']} of {summary['of']} connections",
-        f"{percent(summary['weight_share'])} of the weights",
+        f"{share_label(summary['weight_share'])} of the weights",
     ]
 
 
@@ -178,7 +167,7 @@ def _notes(summary: Mapping[str, Any]) -> list[str]:
         notes.append(
             f"{idle} further open {'gate leads' if idle == 1 else 'gates lead'} nowhere, and "
             f"{'is' if idle == 1 else 'are'} not drawn; with {'it' if idle == 1 else 'them'} the mask has "
-            f"{summary['open']} connections and {percent(summary['open_weight_share'])} of the weights."
+            f"{summary['open']} connections and {share_label(summary['open_weight_share'])} of the weights."
         )
     return notes
 
@@ -212,8 +201,8 @@ def mlp(
     if not facts:
         known = sum(units) / sum(widths[1:-1])
         facts = [
-            f"{sum(units)} of {sum(widths[1:-1])} {unit} ({percent(known)})",
-            f"{percent(weights / every)} of the weights",
+            f"{sum(units)} of {sum(widths[1:-1])} {unit} ({share_label(known)})",
+            f"{share_label(weights / every)} of the weights",
         ]
     return _of_layers(cells, title or "Perceptron", facts, chain=True)
 
@@ -232,31 +221,31 @@ def of_space(space: Space, mask: Iterable[Any], *, title: str = "", facts: Seque
     return drawing
 
 
-def of_run(story: Mapping[str, Any], *, title: str = "") -> Drawing:
-    """Any run: the story of a study's run file, or the ``result.json`` of a run directory."""
-    result = story.get("result", story)
-    settings = story.get("settings", {})
+def of_run(record: Mapping[str, Any], *, title: str = "") -> Drawing:
+    """Any run: the content of a study's run file, or of the ``result.json`` of a run directory."""
+    result = record.get("result", record)
+    settings = record.get("settings", {})
     if "kept" in result:
         share = result.get("weight_share")
-        facts = [] if share is None else [f"{percent(share)} of the weights"]
+        facts = [] if share is None else [f"{share_label(share)} of the weights"]
         return layers(result["kept"], title=title, facts=facts)
-    told, title = not title and "epochs" in settings, title or run_title(story)
+    epochs = f", {settings['epochs']} epochs" if not title and "epochs" in settings else ""
+    title = title or run_title(record)
     if "widths" in settings and "units" in result:
         units = result.get("canonical", result)["units"]
         return mlp(settings["widths"], units, title=title)
     if settings.get("network") == "DenseNet" and "mask" in result:
         layers_of_block = (settings["depth"] - 4) // 3
-        title += f", {settings['epochs']} epochs" if told else ""
-        return densenet(result["mask"], layers=layers_of_block, growth=settings["growth"], title=title)
+        return densenet(result["mask"], layers=layers_of_block, growth=settings["growth"], title=title + epochs)
     raise BadInput(
         "a run is drawn from `kept`, from `units` and `widths`, or from the `mask` of a DenseNet; it has none"
     )
 
 
-def run_title(story: Mapping[str, Any]) -> str:
+def run_title(record: Mapping[str, Any]) -> str:
     """What tells a run of a study from its others, in words."""
-    run = story.get("run", {})
-    words = [str(story.get("settings", {}).get("dataset", "")), str(run.get("variant", run.get("method", "")))]
+    run = record.get("run", {})
+    words = [str(record.get("settings", {}).get("dataset", "")), str(run.get("variant", run.get("method", "")))]
     if run.get("penalty") is not None:
         words.append(f"penalty {raised(power(whole_power(run['penalty'])))}")
     words += [f"{name} {run[name]:g}" for name in ("size", "rate", "share") if isinstance(run.get(name), (int, float))]
@@ -275,41 +264,13 @@ def _counted(number: int, name: str, pair: Sequence[int], role: str) -> Drawing:
 def _of_layers(cells: list[Drawing], title: str, facts: Sequence[str], *, chain: bool) -> Drawing:
     groups = [cell for cell in cells if cell["role"] == "group"]
     kept, total = (sum(cell[name] for cell in groups) for name in ("kept", "total"))
-    told = list(facts)
-    if not chain:
-        told.insert(0, f"{kept} of {total} gates ({percent(kept / total)})")
+    every = list(facts) if chain else [f"{kept} of {total} gates ({share_label(kept / total)})", *facts]
     edges = [{"from": a["id"], "to": b["id"]} for a, b in pairwise(cells)] if chain else []
-    summary = {"kept": kept, "of": total}
+    notes = ["Outlined: the layer as it was. Filled: what is kept."]
     return {
-        "kind": "layers",
-        "title": title,
-        "facts": told,
-        "notes": ["Outlined: the layer as it was. Filled: what is kept."],
-        "bands": [],
-        "cells": cells,
-        "edges": edges,
-        "summary": summary,
-    }
-
-
-def percent(share: float) -> str:
-    """A share for reading: one decimal, all and nothing without.
-
-    >>> percent(0.4231), percent(1.0), percent(0.0), percent(0.99996)
-    ('42.3%', '100%', '0%', '>99.9%')
-    """
-    if share in (0, 1):
-        return f"{share:.0%}"
-    return "<0.1%" if share < 0.0005 else ">99.9%" if share > 0.9995 else f"{share:.1%}"
-
-
-def raised(text: str) -> str:
-    """A power as it is printed.
-
-    >>> raised("penalty 2^-4")
-    'penalty 2⁻⁴'
-    """
-    return re.sub(r"\^(-?\d+)", lambda found: found[1].translate(SUPERSCRIPTS), text)
+        "kind": "layers", "title": title, "facts": every, "notes": notes, "bands": [], "cells": cells, "edges": edges,
+        "summary": {"kept": kept, "of": total},
+    }  # fmt: skip
 
 
 def bits(mask: str | Iterable[Any], d: int) -> list[bool]:

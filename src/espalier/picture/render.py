@@ -1,8 +1,4 @@
-"""The picture of a found network: SVG by a writer of its own, to be put into a page as it is, and PNG by matplotlib.
-
-    drawing = graph.densenet(mask)
-    svg = picture.draw(drawing)              # text for a page
-    picture.save(drawing, "network.svg")     # or .png
+"""The picture of a described network: SVG by a writer of its own, to be put into a page as it is, PNG by matplotlib.
 
 Colours are CSS variables named ``--ep-...``, set for light and for dark by what the reader's system prefers; a page
 with a switch of its own sets them on ``.espalier-picture``.
@@ -16,44 +12,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
-from espalier.report.graph import Drawing
-from espalier.report.scene import Box, Curve, Scene, Words, rounded, scene
+from espalier.picture.describe import Drawing
+from espalier.picture.shapes import Box, Curve, Scene, Text, lay_out, rounded
 from espalier.space import BadInput
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's blue for what is kept and for what a block's input feeds; the rest is grey, told apart by lightness.
-LIGHT = {
-    "paper": "#ffffff",
-    "band": "#f5f6f8",
-    "ink": "#1c242d",
-    "muted": "#5b6672",
-    "faint": "#66717d",
-    "cell": "#ffffff",
-    "rim": "#4a5763",
-    "end": "#2c3844",
-    "on-end": "#ffffff",
-    "near": "#4a5763",
-    "far": "#848f9b",
-    "input": "#0072b2",
-    "fixed": "#87929e",
+PALETTE = {  # in the light, in the dark
+    "paper": ("#ffffff", "#13171c"),
+    "band": ("#f5f6f8", "#1b2128"),
+    "ink": ("#1c242d", "#e8ecf1"),
+    "muted": ("#5b6672", "#a3aebb"),
+    "faint": ("#66717d", "#8692a0"),
+    "cell": ("#ffffff", "#2a323c"),
+    "rim": ("#4a5763", "#94a1ae"),
+    "end": ("#2c3844", "#d5dce4"),
+    "on-end": ("#ffffff", "#13171c"),
+    "near": ("#4a5763", "#a9b5c1"),
+    "far": ("#848f9b", "#6c7986"),
+    "input": ("#0072b2", "#56b4e9"),
+    "fixed": ("#87929e", "#66727f"),
 }
-DARK = {
-    "paper": "#13171c",
-    "band": "#1b2128",
-    "ink": "#e8ecf1",
-    "muted": "#a3aebb",
-    "faint": "#8692a0",
-    "cell": "#2a323c",
-    "rim": "#94a1ae",
-    "end": "#d5dce4",
-    "on-end": "#13171c",
-    "near": "#a9b5c1",
-    "far": "#6c7986",
-    "input": "#56b4e9",
-    "fixed": "#66727f",
-}
+LIGHT, DARK = ({name: colours[i] for name, colours in PALETTE.items()} for i in (0, 1))
 # style: (fill, stroke, width of the stroke, opacity of the fill)
 LOOKS: dict[str, tuple[str, str, float, float]] = {
     "band": ("band", "", 0.0, 1.0),
@@ -76,18 +58,18 @@ FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-se
 
 def draw(drawing: Drawing) -> str:
     """The SVG. Equal drawings give equal text; ids are of the content, and every rule of style is for it alone."""
-    made = scene(drawing)
-    body = "\n".join(_element(shape) for shape in made.shapes)
-    title, told = _text(made.title), _text(made.told)
-    name = "ep" + hashlib.sha256((title + told + body).encode()).hexdigest()[:10]
-    width, height = _n(made.width), _n(made.height)
+    scene = lay_out(drawing)
+    body = "\n".join(_element(shape) for shape in scene.shapes)
+    title, words = _text(scene.title), _text(scene.words)
+    name = "ep" + hashlib.sha256((title + words + body).encode()).hexdigest()[:10]
+    width, height = _n(scene.width), _n(scene.height)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="espalier-picture" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" role="img" aria-labelledby="{name}-title {name}-told" '
-        f'style="--ep-width:{width}px;--ep-least:{_n(LEAST * made.width)}px" font-family="{FONT}">\n'
+        f'style="--ep-width:{width}px;--ep-least:{_n(LEAST * scene.width)}px" font-family="{FONT}">\n'
         f'<title id="{name}-title">{title}</title>\n'
-        f'<desc id="{name}-told">{told}</desc>\n'
-        f"<style>{_rules(made)}</style>\n"
+        f'<desc id="{name}-told">{words}</desc>\n'
+        f"<style>{_rules(scene)}</style>\n"
         f'<rect class="ep-paper" width="{width}" height="{height}"/>\n{body}\n</svg>\n'
     )
 
@@ -105,7 +87,7 @@ def save(drawing: Drawing, path: str | os.PathLike[str], *, dark: bool = False) 
     return path
 
 
-def _rules(made: Scene) -> str:
+def _rules(scene: Scene) -> str:
     light, dark = (";".join(f"--ep-{name}:{value}" for name, value in p.items()) for p in (LIGHT, DARK))
     root = ".espalier-picture"
     rules = [
@@ -123,7 +105,7 @@ def _rules(made: Scene) -> str:
             look.append(f"fill-opacity:{opacity:g}")
         rules.append(f"{root} .{_class(style)}{{{';'.join(look)}}}")
     rules += [f"{root} .{_class(style)}{{fill:var(--ep-{ink})}}" for style, ink in INKS.items()]
-    ends = sorted({end for shape in made.shapes if isinstance(shape, Curve) and shape.ends for end in shape.ends})
+    ends = sorted({end for shape in scene.shapes if isinstance(shape, Curve) and shape.ends for end in shape.ends})
     if ends:  # pointing at a layer shows what it reads and what reads it
         rules.append(f"{root}:has(rect[data-cell]:hover) [data-from]{{opacity:.15}}")
         mine = [f'{root}:has(rect[data-cell="{i}"]:hover) path:is([data-from="{i}"],[data-to="{i}"])' for i in ends]
@@ -135,23 +117,23 @@ def _class(style: str) -> str:
     return "ep-" + style.replace(" ", "-")
 
 
-def _element(shape: Box | Curve | Words) -> str:
-    if isinstance(shape, Words):
+def _element(shape: Box | Curve | Text) -> str:
+    if isinstance(shape, Text):
         anchor = "" if shape.anchor == "start" else f' text-anchor="{shape.anchor}"'
         weight = ' font-weight="600"' if shape.bold else ""
         mine = "" if shape.cell is None else f' data-cell="{shape.cell}"'
-        mine += "" if shape.told or not shape.style.startswith("on ") else ' pointer-events="none"'
-        told = f"<title>{_text(shape.told)}</title>" if shape.told else ""
+        mine += "" if shape.hover or not shape.style.startswith("on ") else ' pointer-events="none"'
+        hover = f"<title>{_text(shape.hover)}</title>" if shape.hover else ""
         attributes = f'class="{_class(shape.style)}" x="{_n(shape.x)}" y="{_n(shape.y)}" font-size="{_n(shape.size)}"'
-        return f"<text {attributes}{anchor}{weight}{mine}>{told}{_text(shape.text)}</text>"
+        return f"<text {attributes}{anchor}{weight}{mine}>{hover}{_text(shape.text)}</text>"
     if isinstance(shape, Curve):
         ends = "" if shape.ends is None else ' data-from="{}" data-to="{}"'.format(*shape.ends)
         return f'<path class="{_class(shape.style)}"{ends} d="{_path(shape)}"/>'
     known = "" if shape.cell is None else f' data-cell="{shape.cell}"'
     radius = f' rx="{_n(shape.radius)}"' if shape.radius else ""
     place = f'x="{_n(shape.x)}" y="{_n(shape.y)}" width="{_n(shape.width)}" height="{_n(shape.height)}"{radius}'
-    told = f"<title>{_text(shape.told)}</title>" if shape.told else ""
-    return f'<rect class="{_class(shape.style)}"{known} {place}>{told}</rect>'
+    hover = f"<title>{_text(shape.hover)}</title>" if shape.hover else ""
+    return f'<rect class="{_class(shape.style)}"{known} {place}>{hover}</rect>'
 
 
 def _path(curve: Curve) -> str:
@@ -184,16 +166,16 @@ def figure(drawing: Drawing, *, dark: bool = False) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.patches import PathPatch
 
-    made = scene(drawing)
+    scene = lay_out(drawing)
     palette = DARK if dark else LIGHT
     with matplotlib.rc_context({"font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "text.usetex": False}):
-        result = Figure(figsize=(made.width / 100, made.height / 100), facecolor=palette["paper"])
+        result = Figure(figsize=(scene.width / 100, scene.height / 100), facecolor=palette["paper"])
         axes = result.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
-        axes.set_xlim(0, made.width)
-        axes.set_ylim(made.height, 0)
-        for order, shape in enumerate(made.shapes):
-            if isinstance(shape, Words):
+        axes.set_xlim(0, scene.width)
+        axes.set_ylim(scene.height, 0)
+        for order, shape in enumerate(scene.shapes):
+            if isinstance(shape, Text):
                 axes.text(
                     shape.x, shape.y, _clean(shape.text), parse_math=False, color=palette[INKS[shape.style]],
                     fontsize=shape.size * 0.72 * NARROWER, ha=ALIGN[shape.anchor], va="baseline",

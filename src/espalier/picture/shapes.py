@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from espalier.report.graph import Drawing, percent
-from espalier.report.lanes import Heights, arrange
+from espalier.picture.block_layout import Heights, arrange
+from espalier.picture.describe import Drawing
+from espalier.picture.labels import share_label
 from espalier.space import BadInput
 
 Point = tuple[float, float]
@@ -29,7 +30,7 @@ NARROW = 16.0  # the least width of a bar, to be seen
 
 @dataclass(frozen=True)
 class Box:
-    """cell: which cell of the drawing it is, if it is one; told: what it says when pointed at."""
+    """cell: which cell of the drawing it is, if it is one; hover: what it says when pointed at."""
 
     x: float
     y: float
@@ -38,7 +39,7 @@ class Box:
     style: str
     radius: float = 0.0
     cell: int | None = None
-    told: str = ""
+    hover: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Words:
+class Text:
     """y: of the baseline. anchor: "start", "middle" or "end". cell: the cell it is the label of, if it is one."""
 
     x: float
@@ -68,48 +69,48 @@ class Words:
     anchor: str = "start"
     bold: bool = False
     cell: int | None = None
-    told: str = ""
+    hover: str = ""
 
 
 @dataclass
 class Scene:
-    """Shapes, in the order they are painted. told: the picture in words."""
+    """Shapes, in the order they are painted. words: what the picture shows, for who cannot see it."""
 
     title: str
-    told: str
+    words: str
     width: float = 0.0
     height: float = 0.0
-    shapes: list[Box | Curve | Words] = field(default_factory=list)
+    shapes: list[Box | Curve | Text] = field(default_factory=list)
 
 
-def scene(drawing: Drawing) -> Scene:
-    """What :mod:`espalier.report.graph` described, laid out."""
-    made = Scene(drawing["title"], " ".join([", ".join(drawing["facts"]) + ".", *drawing["notes"]]))
+def lay_out(drawing: Drawing) -> Scene:
+    """What :mod:`espalier.picture.describe` described, laid out."""
+    scene = Scene(drawing["title"], " ".join([", ".join(drawing["facts"]) + ".", *drawing["notes"]]))
     if drawing["kind"] == "graph":
-        _graph(made, drawing)
+        _graph(scene, drawing)
     elif drawing["kind"] == "layers":
-        _layers(made, drawing)
+        _layers(scene, drawing)
     else:
         raise BadInput(f"a drawing is of the kind graph or layers, not {drawing['kind']!r}")
-    return made
+    return scene
 
 
-def _head(made: Scene, drawing: Drawing) -> float:
+def _head(scene: Scene, drawing: Drawing) -> float:
     """Title and facts; returns where the picture may begin."""
-    y = _lines(made, drawing["title"], EDGE + 14.0, 17.0, 22.0, "ink", bold=True)
-    return _lines(made, "  \u00b7  ".join(drawing["facts"]), y, 13.0, 18.0, "muted")
+    y = _lines(scene, drawing["title"], EDGE + 14.0, 17.0, 22.0, "ink", bold=True)
+    return _lines(scene, "  \u00b7  ".join(drawing["facts"]), y, 13.0, 18.0, "muted")
 
 
-def _foot(made: Scene, notes: Sequence[str], y: float) -> None:
+def _foot(scene: Scene, notes: Sequence[str], y: float) -> None:
     for note in notes:
-        y = _lines(made, note, y + 11.5, 11.5, 17.0, "muted") - 11.5
-    made.height = y + EDGE - 6.0
+        y = _lines(scene, note, y + 11.5, 11.5, 17.0, "muted") - 11.5
+    scene.height = y + EDGE - 6.0
 
 
-def _lines(made: Scene, text: str, y: float, size: float, pitch: float, style: str, *, bold: bool = False) -> float:
+def _lines(scene: Scene, text: str, y: float, size: float, pitch: float, style: str, *, bold: bool = False) -> float:
     """Text on as many lines as it needs; y: of its first baseline. Returns where the next one would be."""
-    for line in textwrap.wrap(text, int((made.width - 2 * EDGE) / (size * (LETTER_BOLD if bold else LETTER)))):
-        made.shapes.append(Words(EDGE, y, line, style, size, bold=bold))
+    for line in textwrap.wrap(text, int((scene.width - 2 * EDGE) / (size * (LETTER_BOLD if bold else LETTER)))):
+        scene.shapes.append(Text(EDGE, y, line, style, size, bold=bold))
         y += pitch
     return y
 
@@ -117,16 +118,16 @@ def _lines(made: Scene, text: str, y: float, size: float, pitch: float, style: s
 # ---- a graph in bands ------------------------------------------------------------------------------------------------
 
 
-def _graph(made: Scene, drawing: Drawing) -> None:
+def _graph(scene: Scene, drawing: Drawing) -> None:
     bands = [_Band(drawing, i) for i in range(len(drawing["bands"]))]
     most = max((band.columns for band in bands), default=1)
-    made.width = max(LEAST_WIDTH, 2 * EDGE + 2 * BAND_SIDE + CELL[0] + PITCH * (most - 1))
-    y = _head(made, drawing)
+    scene.width = max(LEAST_WIDTH, 2 * EDGE + 2 * BAND_SIDE + CELL[0] + PITCH * (most - 1))
+    y = _head(scene, drawing)
     exit_at: Point | None = None
     for band in bands:
-        exit_at = band.paint(made, y, exit_at)
+        exit_at = band.paint(scene, y, exit_at)
         y += band.height + BAND_GAP
-    _foot(made, drawing["notes"], y - BAND_GAP + 14.0)
+    _foot(scene, drawing["notes"], y - BAND_GAP + 14.0)
 
 
 class _Band:
@@ -148,27 +149,27 @@ class _Band:
         self.height = HEADER + self.bottom - self.top + AXIS if self.cells else HEADER
         self.entry = next((i for i, cell in self.cells.items() if cell["band"] != number), None)
 
-    def paint(self, made: Scene, y: float, came_from: Point | None) -> Point | None:
+    def paint(self, scene: Scene, y: float, came_from: Point | None) -> Point | None:
         """Returns where the line to the next band leaves."""
-        left, width = EDGE + BAND_SIDE, made.width - 2 * EDGE
-        made.shapes.append(Box(EDGE, y, width, self.height, "band", radius=8.0))
-        made.shapes.append(Words(EDGE + 14, y + 22, self.words["label"], "ink", 13.0, bold=True))
-        made.shapes.append(Words(EDGE + width - 14, y + 22, self.words["fact"], "muted", 12.0, anchor="end"))
+        left, width = EDGE + BAND_SIDE, scene.width - 2 * EDGE
+        scene.shapes.append(Box(EDGE, y, width, self.height, "band", radius=8.0))
+        scene.shapes.append(Text(EDGE + 14, y + 22, self.words["label"], "ink", 13.0, bold=True))
+        scene.shapes.append(Text(EDGE + width - 14, y + 22, self.words["fact"], "muted", 12.0, anchor="end"))
         if not self.cells:
             return None
         middle = y + HEADER - self.top
         places = {i: (left + CELL[0] / 2 + PITCH * self.at[i], middle + self.heights.cells[i]) for i in self.cells}
         for a, b in sorted(self.edges, key=lambda edge: (self.at[edge[0]] - self.at[edge[1]], edge)):
-            made.shapes.append(self._curve(a, b, places, middle))
+            scene.shapes.append(self._curve(a, b, places, middle))
         for i, cell in self.cells.items():
             if i == self.entry:
-                self._enter(made, places[i], came_from, cell)
+                self._enter(scene, places[i], came_from, cell)
             else:
-                self._cell(made, places[i], cell)
-        made.shapes.append(Words(EDGE + 14, y + self.height - 12, "depth", "faint", 10.5))
+                self._cell(scene, places[i], cell)
+        scene.shapes.append(Text(EDGE + 14, y + self.height - 12, "depth", "faint", 10.5))
         for column in range(self.columns):
             x = left + CELL[0] / 2 + PITCH * column
-            made.shapes.append(Words(x, y + self.height - 12, str(self.first + column), "faint", 10.5, anchor="middle"))
+            scene.shapes.append(Text(x, y + self.height - 12, str(self.first + column), "faint", 10.5, anchor="middle"))
         exit_cell = max(self.cells)
         return places[exit_cell]
 
@@ -186,31 +187,31 @@ class _Band:
         kind = "input" if self.at[a] == 0 else "near" if len(steps) == 1 else "far"
         return Curve(start, tuple(steps), f"edge {kind}", ends=(a, b))
 
-    def _cell(self, made: Scene, at: Point, cell: dict[str, Any]) -> None:
+    def _cell(self, scene: Scene, at: Point, cell: dict[str, Any]) -> None:
         (x, y), (width, height) = at, CELL
         layer = cell["role"] == "layer"
         sources = [a for a, b in self.edges if b == cell["id"]]
         readers = [b for a, b in self.edges if a == cell["id"]]
-        told = f"{cell['label']}: {cell['name']}"
+        hover = f"{cell['label']}: {cell['name']}"
         if sources:
-            told += f"; reads {cell['kept']} of {cell['total']}: {', '.join(map(str, sources))}"
+            hover += f"; reads {cell['kept']} of {cell['total']}: {', '.join(map(str, sources))}"
         if readers:
-            told += f"; read by {', '.join(map(str, readers))}"
+            hover += f"; read by {', '.join(map(str, readers))}"
         style = "cell" if layer else "end"
-        box = Box(x - width / 2, y - height / 2, width, height, style, 5.0 if layer else 12.0, cell["id"], told)
-        made.shapes.append(box)
-        words = Words(x, y + 4.5, cell["label"], f"on {style}", 12.5, "middle", cell=cell["id"], bold=not layer)
-        made.shapes.append(words)
+        box = Box(x - width / 2, y - height / 2, width, height, style, 5.0 if layer else 12.0, cell["id"], hover)
+        scene.shapes.append(box)
+        label = Text(x, y + 4.5, cell["label"], f"on {style}", 12.5, "middle", cell=cell["id"], bold=not layer)
+        scene.shapes.append(label)
         if not layer:
-            self._name(made, at, cell["name"], first=self.at[cell["id"]] == 0)
+            self._name(scene, at, cell["name"], first=self.at[cell["id"]] == 0)
 
-    def _name(self, made: Scene, at: Point, name: str, *, first: bool) -> None:
+    def _name(self, scene: Scene, at: Point, name: str, *, first: bool) -> None:
         """Above a cell that begins or ends a band, on the side where no connection runs."""
         side = CELL[0] / 2 - 3.0
         x, anchor = (at[0] + side, "end") if first else (at[0] - side, "start")
-        made.shapes.append(Words(x, at[1] - CELL[1] / 2 - 6.0, name, "muted", 10.5, anchor))
+        scene.shapes.append(Text(x, at[1] - CELL[1] / 2 - 6.0, name, "muted", 10.5, anchor))
 
-    def _enter(self, made: Scene, at: Point, came_from: Point | None, cell: dict[str, Any]) -> None:
+    def _enter(self, scene: Scene, at: Point, came_from: Point | None, cell: dict[str, Any]) -> None:
         """The line from the band above, where the cell itself stands, to this one's beginning."""
         x, y = at
         if came_from is not None:
@@ -229,9 +230,9 @@ class _Band:
                 _corner((left, y - r), (left, y), (left + r, y)),
                 ((x - 4.0, y),),
             ]
-            made.shapes.append(Curve((x0, y0), tuple(steps), "link"))
-        made.shapes.append(Box(x - 4.0, y - 4.0, 8.0, 8.0, "port", 4.0, told=f"from {cell['label']}, {cell['name']}"))
-        made.shapes.append(Words(x + 4.0, y - 10.0, f"from {cell['label']}", "muted", 10.5, "end"))
+            scene.shapes.append(Curve((x0, y0), tuple(steps), "link"))
+        scene.shapes.append(Box(x - 4.0, y - 4.0, 8.0, 8.0, "port", 4.0, hover=f"from {cell['label']}, {cell['name']}"))
+        scene.shapes.append(Text(x + 4.0, y - 10.0, f"from {cell['label']}", "muted", 10.5, "end"))
 
 
 def _bend(a: Point, b: Point) -> tuple[Point, ...]:
@@ -262,15 +263,15 @@ def rounded(box: Box) -> Curve:
 # ---- layers one below the other --------------------------------------------------------------------------------------
 
 
-def _layers(made: Scene, drawing: Drawing) -> None:
+def _layers(scene: Scene, drawing: Drawing) -> None:
     cells = drawing["cells"]
     chain = bool(drawing["edges"])
     names = min(max(len(cell["label"]) for cell in cells) * 12.0 * LETTER + 16, 230.0)
-    room, numbers = 300.0, 130.0
-    made.width = max(2 * EDGE + names + room + numbers, 480.0)
-    y = _head(made, drawing) + 8.0
+    bars, numbers = 300.0, 130.0
+    scene.width = max(2 * EDGE + names + bars + numbers, 480.0)
+    y = _head(scene, drawing) + 8.0
     pitch = BAR + (24.0 if chain else 9.0)
-    scale = room / max(cell["total"] for cell in cells)
+    scale = bars / max(cell["total"] for cell in cells)
     left = EDGE + names
     spans: list[tuple[float, float]] = []
     notes = list(drawing["notes"])
@@ -279,47 +280,47 @@ def _layers(made: Scene, drawing: Drawing) -> None:
     for i, cell in enumerate(cells):
         full = max(cell["total"] * scale, NARROW)
         kept = full * cell["kept"] / cell["total"]
-        start = left + (room - full) / 2 if chain else left
-        inner = left + (room - kept) / 2 if chain else left
+        start = left + (bars - full) / 2 if chain else left
+        inner = left + (bars - kept) / 2 if chain else left
         spans.append((inner, inner + kept))
         if chain and i:
             (a, b), (c, d) = spans[-2], spans[-1]
             top, bottom = y + pitch * (i - 1) + BAR, y + pitch * i
-            made.shapes.append(Curve((a, top), (((b, top),), ((d, bottom),), ((c, bottom),)), "flow", closed=True))
-        _bar(made, cell, start, inner, y + pitch * i, full, kept)
+            scene.shapes.append(Curve((a, top), (((b, top),), ((d, bottom),), ((c, bottom),)), "flow", closed=True))
+        _bar(scene, cell, start, inner, y + pitch * i, full, kept)
         baseline = y + pitch * i + BAR / 2 + 4.3
         text = shortened(cell["label"], names - 12, 12.0)
-        made.shapes.append(
-            Words(
-                EDGE, baseline, text, "ink", 12.0, cell=cell["id"], told=cell["label"] if text != cell["label"] else ""
+        scene.shapes.append(
+            Text(
+                EDGE, baseline, text, "ink", 12.0, cell=cell["id"], hover=cell["label"] if text != cell["label"] else ""
             )
         )
         fixed = cell["role"] == "fixed"
         count = str(cell["kept"]) if fixed else f"{cell['kept']} of {cell['total']}"
-        made.shapes.append(
-            Words(left + room + 16, baseline, cell.get("note", count), "ink" if not fixed else "muted", 12.0)
+        scene.shapes.append(
+            Text(left + bars + 16, baseline, cell.get("note", count), "ink" if not fixed else "muted", 12.0)
         )
         if not fixed and "note" not in cell:
-            share = percent(cell["kept"] / cell["total"])
-            made.shapes.append(Words(made.width - EDGE, baseline, share, "muted", 12.0, anchor="end"))
-    _foot(made, notes, y + pitch * len(cells) + (0.0 if chain else 10.0))
+            share = share_label(cell["kept"] / cell["total"])
+            scene.shapes.append(Text(scene.width - EDGE, baseline, share, "muted", 12.0, anchor="end"))
+    _foot(scene, notes, y + pitch * len(cells) + (0.0 if chain else 10.0))
 
 
-def _bar(made: Scene, cell: dict[str, Any], start: float, inner: float, y: float, full: float, kept: float) -> None:
-    told = f"{cell['label']}: {cell['kept']} of {cell['total']}"
+def _bar(scene: Scene, cell: dict[str, Any], start: float, inner: float, y: float, full: float, kept: float) -> None:
+    hover = f"{cell['label']}: {cell['kept']} of {cell['total']}"
     if cell["role"] == "fixed":
-        made.shapes.append(Box(start, y, full, BAR, "fixed", 2.0, cell["id"], told))
+        scene.shapes.append(Box(start, y, full, BAR, "fixed", 2.0, cell["id"], hover))
         return
-    made.shapes.append(Box(start, y, full, BAR, "whole", 2.0, cell["id"], told))
+    scene.shapes.append(Box(start, y, full, BAR, "whole", 2.0, cell["id"], hover))
     if kept:
-        made.shapes.append(Box(inner, y, max(kept, 1.0), BAR, "kept", min(2.0, kept / 2), told=told))
+        scene.shapes.append(Box(inner, y, max(kept, 1.0), BAR, "kept", min(2.0, kept / 2), hover=hover))
 
 
-def shortened(text: str, room: float, size: float) -> str:
+def shortened(text: str, width: float, size: float) -> str:
     """Text that fits, its end kept: names of modules differ there.
 
     >>> shortened("encoder.layers.11.attention", 100, 12.0)
     '\u202611.attention'
     """
-    most = max(int(room / (size * LETTER)), 4)
+    most = max(int(width / (size * LETTER)), 4)
     return text if len(text) <= most else "\u2026" + text[-(most - 1) :]

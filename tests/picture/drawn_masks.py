@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-from espalier.report import graph
+from espalier import picture
 
 LAYERS = 12
 
@@ -32,7 +32,7 @@ def mask(*blocks: tuple[int, str, int], seed: int = 0) -> list[int]:
     for i, (count, shape, layers) in enumerate(blocks):
         start = i * (LAYERS + 1) + 1
         kept |= {(start + a, start + b) for a, b in block(count, shape, layers, draw)}
-    return [int((gate.source, gate.reader) in kept) for gate in graph.connections()]
+    return [int((gate.source, gate.reader) in kept) for gate in picture.connections()]
 
 
 FULL = [1] * 273

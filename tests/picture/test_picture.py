@@ -14,22 +14,23 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
 import espalier
-from espalier.report import graph, lanes, picture
-from espalier.report.scene import shortened
+from espalier import picture
+from espalier.picture import block_layout
+from espalier.picture.shapes import shortened
 
 SVG = "{http://www.w3.org/2000/svg}"
 MASKS = {**drawn_masks.TABLE_2, "random": drawn_masks.RANDOM}
 MODEL = {f"stage{i}.block{j}.conv": (3 * i + j, 16 * (i + 1)) for i in range(4) for j in range(3)}
 LAYERS = {
-    "perceptron": graph.mlp([784, 784, 784, 784, 10], [340, 141, 126]),
-    "model": graph.layers(MODEL | {"a.very.long.name.of.a.module.inside.of.another.module": (1, 1000)}),
+    "perceptron": picture.mlp([784, 784, 784, 784, 10], [340, 141, 126]),
+    "model": picture.layers(MODEL | {"a.very.long.name.of.a.module.inside.of.another.module": (1, 1000)}),
 }
 FONTS = {bold: FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal") for bold in (False, True)}
 
 
 @pytest.fixture(scope="module")
 def graphs():
-    drawings = {name: graph.densenet(mask) for name, mask in MASKS.items()}
+    drawings = {name: picture.densenet(mask) for name, mask in MASKS.items()}
     return {name: (drawing, ET.fromstring(picture.draw(drawing))) for name, drawing in drawings.items()}
 
 
@@ -193,8 +194,8 @@ def crossings(found, columns, edges):
 @pytest.mark.parametrize("seed", range(6))
 def test_heights_keep_their_distance_and_the_crossings_are_as_told(seed):
     layers = 6
-    drawing = graph.densenet([int(bool((seed * 7919 + i * 104729) % 11 < 6)) for i in range(84)], layers=layers)
-    room = lanes.Room(cells=30, cell_to_lane=20, lanes=9)
+    drawing = picture.densenet([int(bool((seed * 7919 + i * 104729) % 11 < 6)) for i in range(84)], layers=layers)
+    room = block_layout.Spacing(cells=30, cell_to_lane=20, lanes=9)
     for band in range(3):
         edges = [(edge["from"], edge["to"]) for edge in drawing["edges"] if edge["band"] == band]
         columns = {c["id"]: c["column"] for c in drawing["cells"] if c["id"] in {end for edge in edges for end in edge}}
@@ -202,7 +203,7 @@ def test_heights_keep_their_distance_and_the_crossings_are_as_told(seed):
             continue
         first = min(columns.values())
         columns = {cell: column - first for cell, column in columns.items()}
-        found = lanes.arrange(columns, edges, room)
+        found = block_layout.arrange(columns, edges, room)
         assert found.crossings == crossings(found, columns, edges)
         for column in range(max(columns.values()) + 1):
             here = [("cell", y) for cell, y in found.cells.items() if columns[cell] == column]
@@ -214,21 +215,21 @@ def test_heights_keep_their_distance_and_the_crossings_are_as_told(seed):
 
 
 def test_cells_alone_in_their_column_stand_on_one_line():
-    found = lanes.arrange({i: i for i in range(6)}, [(a, b) for b in range(6) for a in range(b)])
+    found = block_layout.arrange({i: i for i in range(6)}, [(a, b) for b in range(6) for a in range(b)])
     assert set(found.cells.values()) == {0.0}
     assert len(set(found.lanes.values())) == 4
 
 
 def test_what_may_stand_in_any_order_stands_in_its_own():
-    wide = lanes.arrange(
+    wide = block_layout.arrange(
         {0: 0, 9: 2} | dict.fromkeys(range(1, 7), 1), [(0, 9), *[e for i in range(1, 7) for e in ((0, i), (i, 9))]]
     )
     assert sorted(range(1, 7), key=wide.cells.__getitem__) == [1, 2, 3, 4, 5, 6]
     assert wide.crossings == 0
-    two = lanes.arrange({0: 0, 1: 1, 2: 1, 3: 2, 4: 3}, [(0, 1), (0, 2), (1, 3), (3, 4), (2, 4)])
+    two = block_layout.arrange({0: 0, 1: 1, 2: 1, 3: 2, 4: 3}, [(0, 1), (0, 2), (1, 3), (3, 4), (2, 4)])
     assert two.cells[1] < two.cells[2]
     assert two.crossings == 0
-    first = lanes.arrange({i: i for i in range(4)}, [(a, b) for b in range(4) for a in range(b)])
+    first = block_layout.arrange({i: i for i in range(4)}, [(a, b) for b in range(4) for a in range(b)])
     assert first.lanes[0] < 0 < first.lanes[1]
 
 
@@ -266,7 +267,7 @@ def test_a_long_name_is_shortened_and_told_whole():
 
 def test_a_long_title_takes_more_lines():
     title = "The network found by the seventh of twelve runs under the second strongest penalty " * 2
-    svg = ET.fromstring(picture.draw(graph.layers({"a": (1, 2)}, title=title)))
+    svg = ET.fromstring(picture.draw(picture.layers({"a": (1, 2)}, title=title)))
     lines = [(text, box) for text, box in words(svg) if text.get("font-weight")]
     assert " ".join(shown(text) for text, _ in lines) == title.strip()
     assert len(lines) > 2
@@ -276,14 +277,14 @@ def test_a_long_title_takes_more_lines():
 
 
 def test_a_severed_network_is_a_picture_too():
-    svg = ET.fromstring(picture.draw(graph.densenet(drawn_masks.SEVERED)))
+    svg = ET.fromstring(picture.draw(picture.densenet(drawn_masks.SEVERED)))
     assert boxes(svg) == []
     assert "nothing leads from the image to the classifier" in [text.text for text in svg.iter(f"{SVG}text")]
 
 
 def test_text_is_text_whatever_a_run_is_called():
     title = "<script>alert('1')</script> & \"quoted\" ]]> \x00\x1b \ud800"
-    for drawing in (graph.densenet(drawn_masks.FULL, title=title), graph.layers({title: (1, 2)}, title=title)):
+    for drawing in (picture.densenet(drawn_masks.FULL, title=title), picture.layers({title: (1, 2)}, title=title)):
         text = picture.draw(drawing)
         svg = ET.fromstring(text.encode())
         assert {element.tag.removeprefix(SVG) for element in svg.iter()} <= {
@@ -295,7 +296,7 @@ def test_text_is_text_whatever_a_run_is_called():
 
 
 def test_a_picture_can_stand_in_a_page_beside_others():
-    texts = [picture.draw(graph.densenet(mask)) for mask in (drawn_masks.FULL, drawn_masks.TABLE_2["2^-2"])]
+    texts = [picture.draw(picture.densenet(mask)) for mask in (drawn_masks.FULL, drawn_masks.TABLE_2["2^-2"])]
     svgs = [ET.fromstring(text) for text in texts]
     ids = [element.get("id") for svg in svgs for element in svg.iter() if element.get("id")]
     assert len(ids) == len(set(ids)) == 4
@@ -313,11 +314,11 @@ def test_a_picture_can_stand_in_a_page_beside_others():
 
 
 def test_equal_drawings_are_equal_files(tmp_path):
-    drawing = graph.densenet(drawn_masks.TABLE_2["2^-2"])
+    drawing = picture.densenet(drawn_masks.TABLE_2["2^-2"])
     first = picture.draw(drawing)
     one, other = (picture.save(drawing, tmp_path / name).read_bytes() for name in ("one.png", "other.png"))
-    lanes._arranged.cache_clear()
-    assert picture.draw(graph.densenet(drawn_masks.TABLE_2["2^-2"])) == first
+    block_layout._arranged.cache_clear()
+    assert picture.draw(picture.densenet(drawn_masks.TABLE_2["2^-2"])) == first
     assert one == other
     assert picture.save(drawing, tmp_path / "new" / "one.svg").read_text(encoding="utf-8") == first
 

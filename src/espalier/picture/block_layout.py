@@ -27,7 +27,7 @@ SPINE = 1e4  # what holds the spine at height 0, against pulls of about 1 to 10
 
 
 @dataclass(frozen=True)
-class Room:
+class Spacing:
     """Distances between the middles of neighbours in one column."""
 
     cells: float = 33.0
@@ -44,14 +44,14 @@ class Heights:
     crossings: int
 
 
-def arrange(columns: Mapping[int, int], edges: Iterable[tuple[int, int]], room: Room | None = None) -> Heights:
+def arrange(columns: Mapping[int, int], edges: Iterable[tuple[int, int]], spacing: Spacing | None = None) -> Heights:
     """columns: of each cell; edges: (source, reader), the reader in a later column."""
-    return _arranged(tuple(sorted(columns.items())), tuple(sorted(set(edges))), room or Room())
+    return _arranged(tuple(sorted(columns.items())), tuple(sorted(set(edges))), spacing or Spacing())
 
 
 @lru_cache(maxsize=64)  # blocks are often alike: all open, or drawn once for SVG and once for PNG
-def _arranged(columns: tuple[tuple[int, int], ...], edges: tuple[tuple[int, int], ...], room: Room) -> Heights:
-    block = _Block(dict(columns), edges, room)
+def _arranged(columns: tuple[tuple[int, int], ...], edges: tuple[tuple[int, int], ...], spacing: Spacing) -> Heights:
+    block = _Block(dict(columns), edges, spacing)
     tried = dict[tuple[int, ...], float]()
     for start in block.starts():
         order = block.untangled(start)
@@ -62,31 +62,31 @@ def _arranged(columns: tuple[tuple[int, int], ...], edges: tuple[tuple[int, int]
             y = block.heights(order, exact=0.5)
             tried[tuple(order)] = crossed + block.length(y) / STEP
             order = block.untangled(block.by_neighbours(y, order))
-    _, order = min((score, list(found)) for found, score in tried.items())
+    _, order = min((score, list(one)) for one, score in tried.items())
     snapped = [round(2 * float(value)) / 2 for value in block.straightened(order)]
     cells = {cell: snapped[number] for cell, number in block.number.items()}
     lanes = {cell: snapped[number] for cell, number in block.lane.items()}
     return _read_downwards(block, Heights(cells, lanes, int(block.crossings([order])[0])))
 
 
-def _read_downwards(block: _Block, found: Heights) -> Heights:
+def _read_downwards(block: _Block, heights: Heights) -> Heights:
     """The same picture, of its equals the one in which the first layers are above."""
-    cells, lanes = dict(found.cells), dict(found.lanes)
+    cells, lanes = dict(heights.cells), dict(heights.lanes)
     twins: dict[tuple[frozenset[int], frozenset[int]], list[int]] = {}
     for cell in sorted(cells):
         reads = frozenset(a for a, b in block.edges if b == cell)
         read_by = frozenset(b for a, b in block.edges if a == cell)
         twins.setdefault((reads, read_by), []).append(cell)
     for group in twins.values():  # they may change places
-        for cell, other in zip(group, sorted(group, key=found.cells.__getitem__)):
-            cells[cell] = found.cells[other]
+        for cell, other in zip(group, sorted(group, key=heights.cells.__getitem__)):
+            cells[cell] = heights.cells[other]
             if other in lanes:
-                lanes[cell] = found.lanes[other]
+                lanes[cell] = heights.lanes[other]
     beside = [(a, b) for a, b in combinations(sorted(cells), 2) if block.columns[a] == block.columns[b]]
     upwards = sum(cells[a] > cells[b] for a, b in beside) - len(beside) / 2
     if upwards > 0 or (upwards == 0 and lanes and lanes[min(lanes)] > 0):  # upside down
         cells, lanes = ({cell: 0.0 - y for cell, y in part.items()} for part in (cells, lanes))
-    return Heights(cells, lanes, found.crossings)
+    return Heights(cells, lanes, heights.crossings)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class _Block:
 
     columns: dict[int, int]
     edges: tuple[tuple[int, int], ...]
-    room: Room
+    spacing: Spacing
 
     @cached_property
     def number(self) -> dict[int, int]:
@@ -127,21 +127,21 @@ class _Block:
     @cached_property
     def present(self) -> list[list[int]]:
         """What stands in or passes through each column."""
-        found: list[list[int]] = [[] for _ in range(max(self.columns.values()) + 1)]
+        present: list[list[int]] = [[] for _ in range(max(self.columns.values()) + 1)]
         for cell, column in self.columns.items():
-            found[column].append(self.number[cell])
+            present[column].append(self.number[cell])
         for source, lane in self.lane.items():
             for column in range(self.columns[source] + 1, self.last[source]):
-                found[column].append(lane)
-        return found
+                present[column].append(lane)
+        return present
 
     @cached_property
     def together(self) -> NDArray[np.bool_]:
         """Whether two things share a column; if not, it is all the same which of them comes first."""
-        found = np.zeros((self.size, self.size), dtype=bool)
+        shared = np.zeros((self.size, self.size), dtype=bool)
         for column in self.present:
-            found[np.ix_(column, column)] = True
-        return found
+            shared[np.ix_(column, column)] = True
+        return shared
 
     @cached_property
     def segments(self) -> list[list[tuple[int, int]]]:
@@ -161,13 +161,13 @@ class _Block:
     @cached_property
     def pairs(self) -> Ints:
         """Segments that may cross, ``(4, pairs)``: left ends of both, right ends of both. Level ones never do."""
-        found = [
+        crossing = [
             (a, c, b, d)
             for gap in self.segments
             for (a, b), (c, d) in combinations(gap, 2)
             if a != c and b != d and (a != b or c != d)
         ]
-        return np.array(found, dtype=np.int64).reshape(-1, 4).T
+        return np.array(crossing, dtype=np.int64).reshape(-1, 4).T
 
     def crossings(self, orders: Sequence[Sequence[int]]) -> Ints:
         """Of each of some orders."""
@@ -212,9 +212,9 @@ class _Block:
                 places = sorted(range(len(order)), key=lambda p: abs(p - home))
                 tried = [[*rest[:p], item, *rest[p:]] for p in places if self._differs(item, rest, home, p)]
                 if tried:
-                    found = self.crossings(tried)
-                    if found.min() < best:
-                        best, order = int(found.min()), tried[int(found.argmin())]
+                    crossings = self.crossings(tried)
+                    if crossings.min() < best:
+                        best, order = int(crossings.min()), tried[int(crossings.argmin())]
             if best == before:
                 break
         return order
@@ -227,9 +227,9 @@ class _Block:
     def ties(self) -> list[tuple[int, int, float]]:
         """What is connected, and how strongly it pulls together; a lane strongest to the cell it comes from."""
         near = [(a, b, self.columns[b] == self.columns[a] + 1) for a, b in self.edges]
-        found = [(self.number[a] if is_near else self.lane[a], self.number[b], 1.0) for a, b, is_near in near]
-        found += [(self.number[cell], lane, 6.0) for cell, lane in self.lane.items()]
-        return [(a, b, strength) for a, b, strength in found if a != b]
+        ties = [(self.number[a] if is_near else self.lane[a], self.number[b], 1.0) for a, b, is_near in near]
+        ties += [(self.number[cell], lane, 6.0) for cell, lane in self.lane.items()]
+        return [(a, b, strength) for a, b, strength in ties if a != b]
 
     @cached_property
     def pull(self) -> Floats:
@@ -295,9 +295,9 @@ class _Block:
     def _apart(self, order: Sequence[int]) -> dict[tuple[int, int], float]:
         """How far neighbours of a column are to be from each other, in this order."""
         place = {item: i for i, item in enumerate(order)}
-        distances = (self.room.cells, self.room.cell_to_lane, self.room.lanes)
-        found = dict[tuple[int, int], float]()
+        by_lanes = (self.spacing.cells, self.spacing.cell_to_lane, self.spacing.lanes)
+        distance = dict[tuple[int, int], float]()
         for column in self.present:
             for a, b in pairwise(sorted(column, key=place.__getitem__)):
-                found[a, b] = distances[(a >= self.lanes_from) + (b >= self.lanes_from)]
-        return found
+                distance[a, b] = by_lanes[(a >= self.lanes_from) + (b >= self.lanes_from)]
+        return distance

@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 import espalier
+from espalier import picture
 from espalier.models import DenseNet
-from espalier.report import graph, picture
+from espalier.picture import describe
+from espalier.picture.labels import share_label
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = sorted(ROOT.glob("results/unit-selection/runs/*/*/*.json"))
@@ -32,7 +34,7 @@ def random_mask(seed, count):
 
 
 def test_gates_are_in_the_order_of_the_models_mask(gated):
-    gates = graph.connections()
+    gates = picture.connections()
     for name, where in gated[40].space.slices.items():
         parts = name.split(".")
         if parts[0] == "blocks":
@@ -49,17 +51,17 @@ def test_gates_are_in_the_order_of_the_models_mask(gated):
 
 @pytest.mark.parametrize("depth", [10, 40])
 def test_weights_are_the_models(gated, depth):
-    gates = graph.connections(layers=(depth - 4) // 3)
+    gates = picture.connections(layers=(depth - 4) // 3)
     gradient = gated[depth].cost("weights").gradient(torch.zeros(len(gates)))
     assert gradient.tolist() == [gate.weights for gate in gates]
 
 
 @pytest.mark.parametrize("depth", [10, 40])
 def test_what_is_drawn_is_the_canonical_mask(gated, depth):
-    gates = graph.connections(layers=(depth - 4) // 3)
+    gates = picture.connections(layers=(depth - 4) // 3)
     masks = [random_mask(seed, len(gates)) for seed in range(60)] + [[0] * len(gates), [1] * len(gates)]
     expected = gated[depth].canonical(torch.tensor(masks, dtype=torch.float32)).int().tolist()
-    assert [[int(bit) for bit in graph.living(gates, m)] for m in masks] == expected
+    assert [[int(bit) for bit in describe.living(gates, m)] for m in masks] == expected
     assert sum(0 < sum(row) < sum(m) for row, m in zip(expected, masks)) > 10  # some are cut, but not through
 
 
@@ -73,7 +75,7 @@ def longest(edges, start, end):
 def test_columns_are_longest_paths():
     seen = set()
     for seed in range(80):
-        drawing = graph.densenet(random_mask(seed, 30), layers=3)
+        drawing = picture.densenet(random_mask(seed, 30), layers=3)
         edges = [(edge["from"], edge["to"]) for edge in drawing["edges"]]
         for cell in drawing["cells"]:
             assert cell["column"] == longest(edges, 1, cell["id"])
@@ -86,8 +88,8 @@ def test_columns_are_longest_paths():
 def test_a_hand_made_network():
     """Two layers a block: 1 | 2 3 | 4 | 5 6 | 7 | 8 9 | 10. Layer 3 reads nothing, 6 is read by none."""
     kept = {(1, 2), (2, 4), (3, 4), (4, 5), (5, 6), (5, 7), (7, 8), (8, 9), (9, 10)}
-    mask = [int((gate.source, gate.reader) in kept) for gate in graph.connections(layers=2)]
-    drawing = graph.densenet(mask, layers=2, title="mine")
+    mask = [int((gate.source, gate.reader) in kept) for gate in picture.connections(layers=2)]
+    drawing = picture.densenet(mask, layers=2, title="mine")
     assert drawing["title"] == "mine"
     assert {cell["id"]: cell["column"] for cell in drawing["cells"]} == {
         1: 1,
@@ -120,28 +122,28 @@ def test_a_hand_made_network():
 
 
 def test_table_2_counts_and_shares():
-    drawing = graph.densenet(drawn_masks.TABLE_2["2^-4"])
+    drawing = picture.densenet(drawn_masks.TABLE_2["2^-4"])
     assert [band["fact"].split()[0] for band in drawing["bands"]] == ["57", "39", "67"]
-    opened = [gate.weights for gate, bit in zip(graph.connections(), drawn_masks.TABLE_2["2^-4"]) if bit]
+    opened = [gate.weights for gate, bit in zip(picture.connections(), drawn_masks.TABLE_2["2^-4"]) if bit]
     assert drawing["summary"]["weight_share"] == sum(opened) / 1_001_184
     assert drawing["facts"][1] == "163 of 273 connections"
 
 
 def test_a_severed_network_has_nothing_to_draw():
-    drawing = graph.densenet(drawn_masks.SEVERED)
+    drawing = picture.densenet(drawn_masks.SEVERED)
     assert (drawing["cells"], drawing["edges"], drawing["summary"]["depth"]) == ([], [], 0)
     assert drawing["facts"] == ["nothing leads from the image to the classifier"]
 
 
 def test_drawings_are_json():
-    drawing = graph.densenet(drawn_masks.RANDOM)
+    drawing = picture.densenet(drawn_masks.RANDOM)
     assert json.loads(json.dumps(drawing)) == drawing
 
 
 def test_masks_are_read_from_numbers_tensors_and_hexadecimal_digits():
     bits = drawn_masks.RANDOM
     text = f"{int(''.join(map(str, bits)) + '000', 2):069x}"  # 273 gates and 3 signs to fill up
-    assert graph.densenet(text) == graph.densenet(bits) == graph.densenet(torch.tensor(bits, dtype=torch.float32))
+    assert picture.densenet(text) == picture.densenet(bits) == picture.densenet(torch.tensor(bits, dtype=torch.float32))
 
 
 @pytest.mark.parametrize(
@@ -156,16 +158,16 @@ def test_masks_are_read_from_numbers_tensors_and_hexadecimal_digits():
 )
 def test_a_wrong_mask_is_refused(mask, told):
     with pytest.raises(espalier.BadMask, match=told):
-        graph.densenet(mask)
+        picture.densenet(mask)
 
 
 def test_a_network_without_layers_is_refused():
     with pytest.raises(espalier.BadInput, match="at least one block of one layer, not 3 of 0"):
-        graph.densenet([], layers=0)
+        picture.densenet([], layers=0)
 
 
 def test_a_perceptron():
-    drawing = graph.mlp([784, 784, 784, 784, 10], [92, 31, 24])
+    drawing = picture.mlp([784, 784, 784, 784, 10], [92, 31, 24])
     assert [(cell["label"], cell["kept"], cell["total"]) for cell in drawing["cells"]] == [
         ("inputs", 784, 784),
         ("layer 1", 92, 784),
@@ -176,16 +178,16 @@ def test_a_perceptron():
     share = (784 * 92 + 92 * 31 + 31 * 24 + 24 * 10) / (3 * 784 * 784 + 7840)
     assert drawing["facts"] == ["147 of 2352 units (6.2%)", f"{share:.1%} of the weights"]
     with pytest.raises(espalier.BadInput, match="4 widths"):
-        graph.mlp([784, 784, 784, 10], [92, 31, 24])
+        picture.mlp([784, 784, 784, 10], [92, 31, 24])
     with pytest.raises(espalier.BadInput, match="785 of 784"):
-        graph.mlp([784, 784, 10], [785])
+        picture.mlp([784, 784, 10], [785])
 
 
 def test_any_attached_model():
     model = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
     gated = espalier.attach(model, torch.rand(2, 1, 8, 8))
     mask = gated.canonical(torch.tensor([1.0, 0, 1, 0, 0, 0, 1, 1, 0, 1]))
-    drawing = graph.of_space(gated.space, mask, title="mine")
+    drawing = picture.of_space(gated.space, mask, title="mine")
     assert [(cell["kept"], cell["total"]) for cell in drawing["cells"]] == [(2, 6), (3, 4)]
     assert [cell["label"] for cell in drawing["cells"]] == [group.name for group in gated.space.groups]
     assert drawing["facts"] == ["5 of 10 gates (50.0%)"]
@@ -193,7 +195,7 @@ def test_any_attached_model():
 
 def test_a_choice_says_which_option():
     space = espalier.Space([espalier.Bits("units", 3), espalier.Choice("act", 4)])
-    cells = graph.of_space(space, [1, 1, 0, 0, 0, 1, 0])["cells"]
+    cells = picture.of_space(space, [1, 1, 0, 0, 0, 1, 0])["cells"]
     assert cells[1]["note"] == "option 3 of 4"
     assert "note" not in cells[0]
 
@@ -213,25 +215,25 @@ def test_the_pictures_of_the_docs_are_what_they_say(tmp_path, monkeypatch):
     story = (
         ROOT / re.search(r'Path\("(results/[^"]*)"\)', (ROOT / "docs" / "pictures.md").read_text(encoding="utf-8"))[1]
     )
-    picture.save(graph.of_run(json.loads(story.read_text(encoding="utf-8"))), "perceptron.svg")
+    picture.save(picture.of_run(json.loads(story.read_text(encoding="utf-8"))), "perceptron.svg")
     assert told(tmp_path / "perceptron.svg") == told(ROOT / "docs" / "pictures" / "perceptron.svg")
 
 
 def test_no_group_is_refused():
     with pytest.raises(espalier.BadInput, match="no group"):
-        graph.layers({})
+        picture.layers({})
 
 
 def test_every_committed_run_can_be_drawn():
     assert len(RUNS) > 50
     for path in RUNS:
         story = json.loads(path.read_text(encoding="utf-8"))
-        drawing = graph.of_run(story)
+        drawing = picture.of_run(story)
         kept = [cell["kept"] for cell in drawing["cells"][1:-1]]
         assert kept == story["result"]["canonical"]["units"]
-        told = graph.percent(story["result"]["canonical"]["weight_share"])
+        told = share_label(story["result"]["canonical"]["weight_share"])
         assert drawing["facts"][1] == f"{told} of the weights"
-    assert graph.run_title(json.loads(RUNS[0].read_text(encoding="utf-8"))) == "mnist, search, penalty -2⁻³, seed 0"
+    assert describe.run_title(json.loads(RUNS[0].read_text(encoding="utf-8"))) == "mnist, search, penalty -2⁻³, seed 0"
 
 
 def test_runs_of_connection_selection_and_of_fit():
@@ -242,11 +244,11 @@ def test_runs_of_connection_selection_and_of_fit():
         "result": {"mask": f"{int(''.join(map(str, bits)) + '000', 2):069x}"},
     }
     title = "cifar10, search, penalty 2⁻², seed 3"
-    assert graph.of_run(story) == graph.densenet(bits, title=title)
+    assert picture.of_run(story) == picture.densenet(bits, title=title)
     x = torch.rand(8, 5)
     model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
     result = espalier.fit(model, (x, (x[:, 0] > 0.5).long()), loss=nn.functional.cross_entropy, epochs=1, batch_size=4)
-    (cell,) = graph.of_run(result.summary())["cells"]
+    (cell,) = picture.of_run(result.summary())["cells"]
     assert (cell["kept"], cell["total"]) == (int(result.mask.sum()), 6)
     with pytest.raises(espalier.BadInput, match="it has none"):
-        graph.of_run({"result": {"test_error": 0.1}})
+        picture.of_run({"result": {"test_error": 0.1}})
