@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 import espalier
-from espalier.report import sections
+from espalier import report
 
 pytest.importorskip("typer")
 
@@ -48,7 +48,7 @@ def test_a_named_network_on_named_data(espal, tmp_path):
     assert told["share_after"] == result["share_after"]
     assert told["validation_error"] == result["validation_error"]
     assert told["sizes"] == ships["sizes"]
-    assert sections.read(run).sections[0].title == "digits, 1 epochs, MLP"  # a report knows the data by name
+    assert report.read(run).sections[0].title == "digits, 1 epochs, MLP"  # a report knows the data by name
 
 
 def test_a_network_and_data_of_ones_own_in_a_file(espal, own):

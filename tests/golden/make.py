@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 import espalier
 from espalier.cli.app import app
 from espalier.data import load
-from espalier.report.write import write
+from espalier.paper import write
 from espalier.study.grid import Grid
 from espalier.study.grid_spec import GridSettings
 from espalier.train import Recipe

@@ -211,7 +211,7 @@ def _single_table(shipped: list[tuple[Single, dict[str, Any], Shipped]]) -> Tabl
 
 def _page(out: Path) -> Path | None:
     """The report of everything below the folder: its page; None where plotly or jinja2 is missing."""
-    from espalier.report.write import write
+    from espalier.report import write
 
     write(out)
     page = out / "report.html"

@@ -21,7 +21,7 @@ def finish(
     with stop.on_interrupt():
         complete = study.run(stop, shown)
     if report and any(out.glob("runs/**/*.json")):
-        from espalier.report.write import write
+        from espalier.paper import write
 
         written, notes = write(out, reproduction)
         for path in () if as_json else written:

@@ -115,14 +115,13 @@ def study(
         complete = all(grid.run(stop, shown) for grid in grids)
     written, notes = list[Path](), list[str]()
     if report and any(out.glob("runs/*/*/*.jsonl")):
-        from espalier.report import recipe as tables
-        from espalier.report.generated import PAGES
-        from espalier.report.write import write
+        from espalier.report import grid_tables, read, write
+        from espalier.report.files import PAGES
 
         written, notes = write(out, page)
         if not as_json:
-            for section in tables.read(out):
-                for line in tables.lines(section):
+            for section in grid_tables.sections_of(read(out)):
+                for line in grid_tables.lines(section):
                     typer.echo(line)
             readme = next(p for p in written if p.name in PAGES)
             typer.echo(f"wrote {len(written)} files: tables and figures, see {readme}")

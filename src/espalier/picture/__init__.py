@@ -6,7 +6,7 @@ picture.save(drawing, "network.svg")     # or .png
 """
 
 from espalier.picture.describe import Drawing, connections, densenet, layers, mlp, of_run, of_space
-from espalier.picture.render import DARK, LIGHT, draw, figure, save
+from espalier.picture.render import DARK, LIGHT, draw, encoded, figure, save
 
 __all__ = [
     "DARK",
@@ -15,6 +15,7 @@ __all__ = [
     "connections",
     "densenet",
     "draw",
+    "encoded",
     "figure",
     "layers",
     "mlp",

@@ -7,6 +7,7 @@ with a switch of its own sets them on ``.espalier-picture``.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,11 +81,17 @@ def save(drawing: Drawing, path: str | os.PathLike[str], *, dark: bool = False) 
     if path.suffix not in (".svg", ".png"):
         raise BadInput(f"a picture is written as .svg or .png, not as {path.name!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".svg":
-        path.write_text(draw(drawing), encoding="utf-8")
-    else:
-        figure(drawing, dark=dark).savefig(path, dpi=200, metadata={"Software": None})
+    path.write_bytes(encoded(drawing, path.suffix[1:], dark=dark))
     return path
+
+
+def encoded(drawing: Drawing, kind: str, *, dark: bool = False) -> bytes:
+    """The content of a file. kind: "svg" or "png"."""
+    if kind == "svg":
+        return draw(drawing).encode()
+    buffer = io.BytesIO()
+    figure(drawing, dark=dark).savefig(buffer, format=kind, dpi=200, metadata={"Software": None})
+    return buffer.getvalue()
 
 
 def _rules(scene: Scene) -> str:

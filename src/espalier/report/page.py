@@ -12,14 +12,13 @@ import jinja2
 import plotly.offline  # type: ignore[import-untyped]
 
 from espalier.picture.labels import raised
-from espalier.report import charts, run_tables, structure_charts
+from espalier.report import charts, structure_charts, tables
 from espalier.report.charts import Chart
-from espalier.report.commands import made_by
-from espalier.report.pictures import pictures, theme
-from espalier.report.sections import Section, Study, grouped, variant_label
-from espalier.report.story import Story
-from espalier.report.table import Table
-from espalier.report.words import amount, duration, headline, listed, percent
+from espalier.report.page_pictures import pictures, theme
+from espalier.report.phrases import amount, duration, headline, listed, made_by, percent
+from espalier.report.run_reader import Run
+from espalier.report.study_reader import Section, Study, grouped, variant_label
+from espalier.report.tables import Table
 from espalier.space import BadInput
 
 NAME = "report.html"
@@ -51,9 +50,7 @@ def render(study: Study, files: Iterable[Path] = ()) -> str:
         headline=_headline(study),
         facts=_facts(study),
         sections=sections,
-        runs_table=_table(
-            run_tables.runs(study, short=True), [run.setting.value if run.setting else "" for run in study.runs]
-        ),
+        runs_table=_table(tables.runs(study, short=True), [r.setting.value if r.setting else "" for r in study.runs]),
         methods=list(dict.fromkeys(variant_label(run.variant) for run in study.runs)),
         made=[_made(section) for section in study.sections],
         versions=_alike(run.versions for run in study.runs),
@@ -87,10 +84,10 @@ def check_place(path: Path) -> None:
     """Refuse to write over a page that no report has made."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            made = MARK in file.read(4096)
+            own = MARK in file.read(4096)
     except OSError:  # nothing there, or nothing to be read: writing will say so
         return
-    if not made:
+    if not own:
         raise BadInput(f"{path} was not written by a report and would be overwritten; move it away")
 
 
@@ -99,36 +96,27 @@ def _template(name: str) -> str:
 
 
 def _section(section: Section, number: int, styles: Mapping[str, int]) -> dict[str, Any]:
-    made: list[Chart | None] = [charts.trade_off(section, styles), charts.learning(section, styles)]
-    made += [structure_charts.theta(section), structure_charts.kept(section, styles)]
-    shown = [{"dom": f"s{number}-{chart.id}", "chart": chart} for chart in made if chart is not None]
-    found = [point.example for one in section.series if _searched(one.variant) for point in one.points if point.done]
-    table = run_tables.trade_off(section) if section.measure and section.axes else None
+    every: list[Chart | None] = [charts.trade_off(section, styles), charts.learning(section, styles)]
+    every += [structure_charts.theta(section), structure_charts.kept(section, styles)]
+    examples = [point.example for point in section.points if point.variant.startswith("search") and point.done]
     return {
         "id": f"s{number}",
         "section": section,
-        "charts": shown,
-        "pictures": pictures(found[:MOST_PICTURES] or section.runs[:1]),
-        "table": None if table is None else _table(table),
+        "charts": [{"dom": f"s{number}-{chart.id}", "chart": chart} for chart in every if chart is not None],
+        "pictures": pictures(examples[:MOST_PICTURES] or section.runs[:1]),
+        "table": _table(tables.trade_off(section)) if section.measure and section.axes else None,
     }
-
-
-def _searched(variant: str) -> bool:
-    return variant.startswith("search")
 
 
 def _table(table: Table, settings: Sequence[object] = ()) -> dict[str, Any]:
     """Cells as text, and what to sort them by where that is not their text. settings: the values behind the labels."""
     rows = list[list[dict[str, Any]]]()
     for i, row in enumerate(table.rows):
-        cells = [
-            {"text": _shown(v, name, form), "key": v if form else None} for v, (name, form) in zip(row, table.columns)
-        ]
-        for cell, (name, form) in zip(cells, table.columns):
-            if form and cell["key"] is None:
-                cell["key"] = ""
-            elif name == "setting" and settings:
-                cell["key"] = settings[i]
+        cells = list[dict[str, Any]]()
+        for value, (name, form) in zip(row, table.columns):
+            key = settings[i] if name == "setting" and settings else None
+            key = ("" if value is None else value) if form else key
+            cells.append({"text": _shown(value, name, form), "key": key})
         rows.append(cells)
     return {"caption": table.caption, "columns": [(name, bool(form)) for name, form in table.columns], "rows": rows}
 
@@ -145,14 +133,14 @@ def _facts(study: Study) -> list[tuple[str, str]]:
     states = [f"{len(group)} {state}" for state, group in grouped(runs, lambda run: run.state).items()]
     ended = sorted(run.ended for run in runs if run.ended)
     seconds = [run.seconds for run in runs if run.seconds is not None]
-    told = [
+    facts = [
         ("Runs", f"{len(runs):,} ({', '.join(states)})"),
-        ("Runs of each setting", _range([len(point.runs) for s in study.sections for point in s.points()])),
+        ("Runs of each setting", _range([len(point.runs) for s in study.sections for point in s.points])),
         ("Time of training", duration(sum(seconds)) if seconds else ""),
         ("Hardware", listed(list(dict.fromkeys(run.machine for run in runs)))),
         ("Last run ended", ended[-1].replace("T", " ").replace("Z", " UTC") if ended else ""),
     ]
-    return [(name, value) for name, value in told if value]
+    return [(name, value) for name, value in facts if value]
 
 
 def _range(values: Sequence[int]) -> str:
@@ -170,29 +158,27 @@ def _made(section: Section) -> dict[str, Any]:
     }
 
 
-def _names(runs: Sequence[Story]) -> list[str]:
+def _names(runs: Sequence[Run]) -> list[str]:
     """Settings that tell of all runs of a method; that of one run stands in the table of runs."""
     hidden = {"seed", "target", "penalty", "mask", "model"}
     return [name for name in dict.fromkeys(name for run in runs for name in run.settings) if name not in hidden]
 
 
-def _by_method(runs: Sequence[Story], name: str) -> list[tuple[str, str]]:
+def _by_method(runs: Sequence[Run], name: str) -> list[tuple[str, str]]:
     """A value for all, or each value with the methods that have it."""
-    values = grouped(
-        ((variant_label(run.variant), _plain(run.settings.get(name))) for run in runs), lambda pair: pair[1]
-    )
-    told = {value: listed(list(dict.fromkeys(method for method, _ in pairs))) for value, pairs in values.items()}
-    return [("", value) for value in told] if len(told) == 1 else [(methods, value) for value, methods in told.items()]
+    values = grouped(runs, lambda run: _plain(run.settings.get(name)))
+    methods = {v: listed(list(dict.fromkeys(variant_label(r.variant) for r in some))) for v, some in values.items()}
+    return [("" if len(methods) == 1 else words, value) for value, words in methods.items()]
 
 
-def _alike(told: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def _alike(descriptions: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Name and value; several values where runs differ."""
-    found: dict[str, dict[str, None]] = {}
-    for words in told:
-        for name, value in words.items():
-            shown = f"{value / 2**30:.1f} GiB" if name == "gpu_memory" and isinstance(value, int) else _plain(value)
-            found.setdefault(str(name), {})[shown] = None
-    return [(name.replace("_", " "), " or ".join(values)) for name, values in found.items()]
+    texts: dict[str, dict[str, None]] = {}
+    for description in descriptions:
+        for name, value in description.items():
+            text = f"{value / 2**30:.1f} GiB" if name == "gpu_memory" and isinstance(value, int) else _plain(value)
+            texts.setdefault(str(name), {})[text] = None
+    return [(name.replace("_", " "), " or ".join(values)) for name, values in texts.items()]
 
 
 def _plain(value: Any) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from synthetic import TABLE, as_the_paper_says, write
 
-from espalier.report.claims import interpolated, verdicts
-from espalier.report.runs import read
+from espalier.paper.unit_claims import interpolated, verdicts
+from espalier.report import read
 
 
 def judged(folder):
-    (section,) = read(folder)
+    (section,) = read(folder).sections
     return {v.claim: v for v in verdicts(section)}
 
 
@@ -88,6 +88,6 @@ def test_fixed_networks_between_two_sizes_are_interpolated(tmp_path):
     for seed, shift in ((0, 0.0), (1, 0.01)):
         write(tmp_path, "fixed", 0.25, seed, error=0.04 + shift, units=[196] * 3)
         write(tmp_path, "fixed", 0.75, seed, error=0.02 + shift, units=[588] * 3)
-    (section,) = read(tmp_path)
+    (section,) = read(tmp_path).sections
     assert interpolated(section, 0.5) == pytest.approx([0.03, 0.04])
     assert interpolated(section, 0.25) == pytest.approx([0.04, 0.05])

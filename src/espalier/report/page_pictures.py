@@ -8,10 +8,10 @@ from html import escape
 
 from espalier import picture
 from espalier.picture.labels import raised
-from espalier.report.sections import variant_label
-from espalier.report.story import Story
+from espalier.report.phrases import percent
+from espalier.report.run_reader import Run
 from espalier.report.structure_charts import group_label
-from espalier.report.words import percent
+from espalier.report.study_reader import variant_label
 
 WIDTH, HEIGHT, ROOM = 320, 150, 24  # of the drawing; below the columns there is room for their names
 
@@ -27,17 +27,17 @@ class Picture:
     wide: bool = False
 
 
-def pictures(runs: Sequence[Story]) -> list[Picture]:
+def pictures(runs: Sequence[Run]) -> list[Picture]:
     """A picture of each run whose structure is told: its graph where gates are connections, else its layers."""
-    drawn = [graphed(run) or (layers(run) if _told(run) else None) for run in runs]
+    drawn = [graph(run) or layers(run) for run in runs]
     return [one for one in drawn if one is not None]
 
 
-def graphed(run: Story) -> Picture | None:
+def graph(run: Run) -> Picture | None:
     """The found network as layers and connections; None where its gates are units."""
-    if run.settings.get("network") != "DenseNet" or not run.raw.get("result", {}).get("mask"):
+    if run.settings.get("network") != "DenseNet" or not run.result.get("mask"):
         return None
-    drawing = picture.of_run(run.raw)
+    drawing = picture.of_run(run.record)
     return Picture(_title(run), ". ".join([drawing["title"], *drawing["facts"]]), picture.draw(drawing), wide=True)
 
 
@@ -50,16 +50,17 @@ def theme() -> str:
     return "\n".join(rules)
 
 
-def _told(run: Story) -> bool:
-    return bool(run.kept) and all(total for _, total in run.kept.values())
+def _title(run: Run) -> str:
+    return raised(", ".join(word for word in (variant_label(run.variant), run.label) if word))
 
 
-def _title(run: Story) -> str:
-    return raised(f"{variant_label(run.variant)}{f', {run.setting.label}' if run.setting else ''}")
+def layers(run: Run) -> Picture | None:
+    """The groups of gates from input to output: a column each, as high as its gates, filled as far as they are kept.
 
-
-def layers(run: Story) -> Picture:
-    """The groups of gates from input to output: a column each, as high as its gates, filled as far as they are kept."""
+    None where it is not known how many there are.
+    """
+    if not run.kept or not all(total for _, total in run.kept.values()):
+        return None
     groups = [(group_label(name), count, total or count) for name, (count, total) in run.kept.items()]
     most = max(total for _, _, total in groups) or 1
     step = WIDTH / len(groups)
@@ -68,18 +69,16 @@ def layers(run: Story) -> Picture:
     parts = list[str]()
     for i, (name, count, total) in enumerate(groups):
         x, full, high = (i + 0.5) * step - thick / 2, (floor - 20) * total / most, (floor - 20) * count / most
-        told = escape(f"{name}: {count:,} of {total:,} kept")
-        parts.append(f"<g><title>{told}</title>")
+        hover = escape(f"{name}: {count:,} of {total:,} kept")
+        parts.append(f"<g><title>{hover}</title>")
         parts.append(_bar("whole", x, floor - full, thick, full))
         if count:
             parts.append(_bar("kept", x, floor - high, thick, high))
         if step >= 38:
             middle = (i + 0.5) * step
-            shown = name if len(name) * 6.4 <= step else f"{name[: max(int(step / 6.4) - 1, 1)]}…"
-            parts.append(
-                _text(middle, floor - full - 6, f"{count:,} of {total:,}" if step >= 76 else f"{count:,}", "count")
-            )
-            parts.append(_text(middle, floor + 17, shown, "name"))
+            label = name if len(name) * 6.4 <= step else f"{name[: max(int(step / 6.4) - 1, 1)]}…"
+            counts = f"{count:,} of {total:,}" if step >= 76 else f"{count:,}"
+            parts += [_text(middle, floor - full - 6, counts, "count"), _text(middle, floor + 17, label, "name")]
         parts.append("</g>")
     title = _title(run)
     kept = "; ".join(f"{name} keeps {count:,} of {total:,}" for name, count, total in groups[:12])

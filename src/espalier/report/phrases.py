@@ -1,12 +1,18 @@
-"""Numbers and facts of a run in words, for hover labels, tables and summaries."""
+"""Numbers and facts of runs in words: for hover labels, tables and summaries, and the commands they were made by."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Sequence
 
 from espalier.picture.labels import raised
-from espalier.report.sections import Section, variant_label
-from espalier.report.story import Story
+from espalier.report.run_reader import Run
+from espalier.report.study_reader import Section, variant_label
+
+BESIDES = {"--commit": 1, "--time-limit": 1, "--page": 1, "--reproduction": 1}  # flags and how many words they take
+BESIDES |= {"--quiet": 0, "--no-report": 0, "--report": 0, "--json": 0, "--keep-state": 0}
+SLICES = ("--methods", "--targets", "--penalties", "--seeds", "--trials", "--first-seed")
+FEW = 4  # calls that are still listed one by one
 
 
 def percent(value: float | None) -> str:
@@ -51,29 +57,29 @@ def score(measure: str, value: float | None) -> str:
     return percent(value) if measure == "error" else amount(value)
 
 
-def kept(story: Story, most: int = 6) -> str:
+def kept(run: Run, most: int = 6) -> str:
     """Gates that ship in each group, of how many."""
-    parts = [f"{count}" if total is None else f"{count}/{total}" for count, total in story.kept.values()]
+    parts = [f"{count}" if total is None else f"{count}/{total}" for count, total in run.kept.values()]
     return ", ".join(parts[:most]) + (f" and {len(parts) - most} groups more" if len(parts) > most else "")
 
 
-def facts(story: Story) -> list[tuple[str, str]]:
-    """All that is told of a run in a few words each, without what is not known."""
-    told = [
-        ("method", variant_label(story.variant)),
-        ("setting", story.setting.label if story.setting else ""),
-        ("fold", "" if story.fold is None else str(story.fold)),
-        ("seed", "" if story.seed is None else str(story.seed)),
-        (f"error, {story.error_of}", percent(story.error)),
-        (f"loss, {story.error_of}", amount(story.loss)),
-        *((f"{name} kept", percent(share)) for name, share in story.shares.items()),
-        ("gates kept", kept(story)),
-        ("updates", "" if story.updates is None else f"{story.updates:,}"),
-        ("time", duration(story.seconds)),
-        ("on", story.machine),
-        ("state", story.state),
+def facts(run: Run) -> list[tuple[str, str]]:
+    """All that is known of a run, in a few words each."""
+    words = [
+        ("method", variant_label(run.variant)),
+        ("setting", run.label),
+        ("fold", "" if run.fold is None else str(run.fold)),
+        ("seed", "" if run.seed is None else str(run.seed)),
+        (f"error, {run.error_of}", percent(run.error)),
+        (f"loss, {run.error_of}", amount(run.loss)),
+        *((f"{name} kept", percent(share)) for name, share in run.shares.items()),
+        ("gates kept", kept(run)),
+        ("updates", "" if run.updates is None else f"{run.updates:,}"),
+        ("time", duration(run.seconds)),
+        ("on", run.machine),
+        ("state", run.state),
     ]
-    return [(name, value) for name, value in told if value]
+    return [(name, value) for name, value in words if value]
 
 
 def listed(words: Sequence[str]) -> str:
@@ -115,3 +121,40 @@ def plain(text: str) -> str:
     for sign, word in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("%{", "% {")):
         text = text.replace(sign, word)
     return raised(text)
+
+
+def made_by(commands: Iterable[str]) -> list[str]:
+    """Lines that tell how runs were made: each distinct command, or the one that many of them are slices of.
+
+    >>> made_by(["espalier study --quiet --seeds 2 --out x", "espalier study --seeds 2 --out x --commit abc"])
+    ['espalier study --seeds 2 --out x']
+    >>> made_by(f"espalier study --out x --first-seed {k} --seeds 2" for k in range(0, 10, 2))
+    ['espalier study --out x   # in 5 calls, which share out --seeds, --first-seed; each run file has its own']
+    """
+    calls = dict.fromkeys(_without(command, BESIDES) for command in commands if command)
+    whole: dict[str, list[str]] = {}
+    for call in calls:
+        whole.setdefault(_without(call, dict.fromkeys(SLICES, 1)), []).append(call)
+    lines = list[str]()
+    for base, slices in whole.items():
+        if len(slices) <= FEW:
+            lines += slices
+            continue
+        shared = ", ".join(flag for flag in SLICES if any(flag in call.split() for call in slices))
+        lines.append(f"{base}   # in {len(slices)} calls, which share out {shared}; each run file has its own")
+    return lines
+
+
+def _without(command: str, flags: dict[str, int]) -> str:
+    try:
+        words, kept = shlex.split(command), list[str]()
+    except ValueError:  # not one of ours
+        return command
+    while words:
+        word = words.pop(0)
+        name, equals, _ = word.partition("=")
+        if name in flags:
+            del words[: 0 if equals else flags[name]]
+        else:
+            kept.append(word)
+    return shlex.join(kept)

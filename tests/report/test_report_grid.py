@@ -11,14 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from espalier.report import recipe
-from espalier.report.commands import made_by
+from espalier.report import grid_tables, read
 from espalier.report.files import NotWritten
+from espalier.report.grid_tables import BEGIN, END, by_pair, compare, comparisons
+from espalier.report.phrases import made_by
+from espalier.report.statistics import paired_interval
 from espalier.space import BadInput, Corrupt
 
 HEAD = {
     "format": 1, "study": "grid", "evaluated_on": "5-fold cross-validation", "command": "espalier study --x",
     "settings": {"dataset": "digits", "epochs": 20, "widths": [64, 64, 10]}, "hardware": {"cpu": "a machine"},
+    "seconds": {"per_run": 1.0}, "versions": {},
 }  # fmt: skip
 
 
@@ -36,6 +39,10 @@ def save(folder: Path, method: str, stories: list[dict[str, Any]], **head: Any) 
     return path
 
 
+def write(folder: Path, page: Path | None = None) -> list[Path]:
+    return grid_tables.write(read(folder), page)
+
+
 def study(folder: Path) -> None:
     """Against scratch: better at 0.1, level at 0.3, worse at 0.5, in noise that the pairs share."""
     noise = np.random.default_rng(1).normal(0, 0.02, (5, 4))
@@ -51,24 +58,22 @@ def study(folder: Path) -> None:
 
 def test_verdicts_are_of_pairs(tmp_path: Path) -> None:
     study(tmp_path)
-    (section,) = recipe.read(tmp_path)
-    found = recipe.verdicts(section)
-    assert {cell: word for cell, word in found.items() if cell[1] == "scratch"} == {
-        (0.1, "scratch"): "won", (0.3, "scratch"): "level", (0.5, "scratch"): "lost",
-    }  # fmt: skip
-    cell = recipe.compare(section.of("search", 0.1), section.of("scratch", 0.1))
+    (section,) = read(tmp_path).sections
+    found = {target: cell.verdict for target, cell in comparisons(section, "scratch").items()}
+    assert found == {0.1: "won", 0.3: "level", 0.5: "lost"}
+    cell = compare(by_pair(section.of("search", 0.1)), by_pair(section.of("scratch", 0.1)))
     assert cell is not None
     assert cell.pairs == 20
     assert cell.low < -0.004 < cell.high
     assert cell.high - cell.low < 0.002  # the noise that pairs share is out
-    assert (0.1, "found") not in found
+    assert comparisons(section, "found") == {}
 
 
 def test_an_interval_covers_about_as_often_as_it_says() -> None:
     rng = np.random.default_rng(0)
     inside = 0
     for _ in range(200):
-        low, high = recipe.paired_interval((0.3 + rng.normal(0, 1, 50)).tolist(), [None] * 50)
+        low, high = paired_interval((0.3 + rng.normal(0, 1, 50)).tolist(), [None] * 50)
         inside += low <= 0.3 <= high
     assert 180 <= inside <= 199
 
@@ -76,9 +81,9 @@ def test_an_interval_covers_about_as_often_as_it_says() -> None:
 def test_the_tables(tmp_path: Path) -> None:
     study(tmp_path)
     docs = tmp_path / "page.md"
-    marks = [mark.format(name="digits-20_epochs") for mark in (recipe.BEGIN, recipe.END)]
+    marks = [mark.format(name="digits-20_epochs") for mark in (BEGIN, END)]
     docs.write_text(f"before\n{marks[0]}\nSTALE\n{marks[1]}\nafter\n")
-    written = recipe.write(tmp_path, docs)
+    written = write(tmp_path, docs)
     assert docs in written
     text = docs.read_text()
     assert text.startswith("before\n")
@@ -98,14 +103,14 @@ def test_the_tables(tmp_path: Path) -> None:
 
 def test_a_run_without_a_finite_error_counts_as_all_wrong(tmp_path: Path) -> None:
     save(tmp_path, "search", [story("search", 0.1, 0, seed, None) for seed in range(2)])
-    (section,) = recipe.read(tmp_path)
+    (section,) = read(tmp_path).sections
     assert [run.error for run in section.runs] == [1.0, 1.0]
 
 
 def test_a_run_above_its_target_is_counted(tmp_path: Path) -> None:
     over = [story("search", 0.1, 0, seed, 0.1, reached_after=0.1 + 0.01 * seed) for seed in range(3)]
     save(tmp_path, "search", over)
-    recipe.write(tmp_path)
+    write(tmp_path)
     target = (tmp_path / "tables" / "digits-20_epochs-target.csv").read_text().splitlines()
     assert target[1].split(",")[6] == "2"
 
@@ -116,7 +121,7 @@ def test_fixed_penalties_without_a_search_have_no_target_beside_them(tmp_path: P
         del one["run"]["target"]
         one["run"]["penalty"] = 0.25
     save(tmp_path, "penalty", plain)
-    recipe.write(tmp_path)
+    write(tmp_path)
     (row,) = csv.DictReader((tmp_path / "tables" / "digits-20_epochs-penalty.csv").read_text().splitlines())
     assert (row["penalty"], row["runs"], float(row["mean error %"])) == ("2^-2", "3", pytest.approx(20))
     assert [row[name] for name in ("nearest target %", "ours there: mean error %", "ours minus plain [95%]")] == [
@@ -128,17 +133,17 @@ def test_a_readme_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     study(tmp_path)
     own = tmp_path / "README.md"
     own.write_text("# My notes\n")
-    assert own not in recipe.write(tmp_path)
+    assert own not in write(tmp_path)
     assert own.read_text() == "# My notes\n"
     report = (tmp_path / "REPORT.md").read_text()
     own.unlink()
-    recipe.write(tmp_path)
+    write(tmp_path)
     assert own.read_text() == report
-    recipe.write(tmp_path)  # its own is made anew
+    write(tmp_path)  # its own is made anew
     for page in (own, tmp_path / "REPORT.md"):
         page.write_text("# My notes\n")
     with pytest.raises(BadInput, match=r"README.md and a REPORT.md"):
-        recipe.write(tmp_path)
+        write(tmp_path)
 
 
 @pytest.mark.parametrize("text", [None, "no marks\n", "{end}\n{begin}\n", "{begin}\n{begin}\n{end}\n", "{begin}\n"])
@@ -146,11 +151,11 @@ def test_a_page_without_a_place_for_the_tables_is_refused(tmp_path: Path, text: 
     study(tmp_path)
     docs = tmp_path / "page.md"
     if text is not None:
-        begin, end = (mark.format(name="digits-20_epochs") for mark in (recipe.BEGIN, recipe.END))
+        begin, end = (mark.format(name="digits-20_epochs") for mark in (BEGIN, END))
         docs.write_text(text.format(begin=begin, end=end))
     before = docs.read_text() if docs.exists() else None
     with pytest.raises(BadInput, match=r"page.md (cannot be read|has no place for generated text)"):
-        recipe.write(tmp_path, docs)
+        write(tmp_path, docs)
     assert (docs.read_text() if docs.exists() else None) == before
 
 
@@ -159,16 +164,16 @@ def test_a_page_with_room_for_only_some_sections_is_left_as_it_is(tmp_path: Path
     (tmp_path / "runs" / "digits-20_epochs").rename(tmp_path / "runs" / "a-20_epochs")
     study(tmp_path)
     docs = tmp_path / "page.md"
-    docs.write_text("".join(mark.format(name="a-20_epochs") + "\n" for mark in (recipe.BEGIN, recipe.END)))
+    docs.write_text("".join(mark.format(name="a-20_epochs") + "\n" for mark in (BEGIN, END)))
     before = docs.read_text()
     with pytest.raises(BadInput, match="recipe digits-20_epochs"):
-        recipe.write(tmp_path, docs)
+        write(tmp_path, docs)
     assert docs.read_text() == before
 
 
 def test_what_cannot_be_put_in_place_leaves_the_old_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study(tmp_path)
-    recipe.write(tmp_path)
+    write(tmp_path)
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     save(tmp_path, "found", [story("found", 0.1, fold, 0, 0.5) for fold in range(5)])
 
@@ -177,21 +182,17 @@ def test_what_cannot_be_put_in_place_leaves_the_old_files(tmp_path: Path, monkey
 
     monkeypatch.setattr("espalier.report.files.os.fsync", full)
     with pytest.raises(NotWritten, match="the disk is full"):
-        recipe.write(tmp_path)
+        write(tmp_path)
     assert {path: path.read_bytes() for path in files} == files
 
 
 def test_what_is_not_whole_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="not a folder"):
-        recipe.read(tmp_path / "nothing")
-    with pytest.raises(BadInput, match="espalier study"):
-        recipe.read(tmp_path)
     path = save(tmp_path, "search", [story("search", 0.1, 0, 0, 0.1)], runs_in_batch=2)
     with pytest.raises(Corrupt, match=path.name):
-        recipe.read(tmp_path)
+        read(tmp_path)
     path.write_text("{")
     with pytest.raises(Corrupt, match=path.name):
-        recipe.read(tmp_path)
+        read(tmp_path)
 
 
 def test_commands_are_told_without_what_changes_no_run() -> None:
@@ -208,18 +209,16 @@ def test_commands_are_told_without_what_changes_no_run() -> None:
 
 def test_the_figure_shows_differences_as_shares_of_the_rivals_error(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from espalier.report.recipe_plot import rivals
+    from espalier.report.figures import rivals
 
     study(tmp_path)
-    (section,) = recipe.read(tmp_path)
+    (section,) = read(tmp_path).sections
     figure = rivals(section)
     assert figure is not None
     (axes,) = figure.axes
     scratch, permuted = axes.containers  # there is no run of found widths, and nothing is drawn for them
     wanted = [
-        np.mean([r.error for r in section.of("search", t).values()])
-        / np.mean([r.error for r in section.of("scratch", t).values()])
-        - 1
+        np.mean([r.error for r in section.of("search", t)]) / np.mean([r.error for r in section.of("scratch", t)]) - 1
         for t in (0.1, 0.3, 0.5)
     ]
     np.testing.assert_allclose(np.asarray(scratch[0].get_ydata(), float), wanted, atol=1e-12)
@@ -229,17 +228,17 @@ def test_the_figure_shows_differences_as_shares_of_the_rivals_error(tmp_path: Pa
     assert low[1] < 0 < high[1]
     hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
     assert [line.get_xdata()[0] for line in hollow] == [scratch[0].get_xdata()[1], permuted[0].get_xdata()[1]]
-    (alone,) = recipe.read(only_ours(tmp_path / "alone"))
+    (alone,) = read(only_ours(tmp_path / "alone")).sections
     assert rivals(alone) is None
 
 
 def test_the_legend_of_three_rivals_lies_above_the_bars_and_takes_them_no_room(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from espalier.report.recipe_plot import rivals
+    from espalier.report.figures import rivals
 
     for method, error in (("search", 0.1), ("scratch", 0.12), ("found", 0.11), ("permuted", 0.1)):
         save(tmp_path, method, [story(method, 0.1, 0, seed, error + 0.01 * seed) for seed in range(3)])
-    (section,) = recipe.read(tmp_path)
+    (section,) = read(tmp_path).sections
     figure = rivals(section)
     assert figure is not None
     figure.draw_without_rendering()

@@ -6,19 +6,18 @@ import json
 
 import numpy as np
 import pytest
-import synthetic
 import torch
 from matplotlib.text import Text
 from studies import grid, grid_run, run_directory
 from torch import nn
 
 import espalier
-from espalier.report.plots import figures
-from espalier.report.run_tables import trade_off
-from espalier.report.sections import read
-from espalier.report.story import Setting
+from espalier.report import Setting, read
+from espalier.report.figures import figures
+from espalier.report.tables import trade_off
 from espalier.space import BadInput, Corrupt
 from espalier.train.batched import Run
+from paper import synthetic
 
 
 def network():
@@ -115,7 +114,7 @@ def test_a_batch_of_short_runs_is_one_file_of_lines(tmp_path):
         ("digits-4_epochs/search/fold_0-target_0.25-seed_0", 0, 0, 0.03),
         ("digits-4_epochs/search/fold_1-target_0.25-seed_1", 1, 1, 0.031),
     ]
-    assert [len(point.runs) for point in section.points()] == [4, 1]
+    assert [len(point.runs) for point in section.points] == [4, 1]
     whole = batch.read_text()
     for cut in (whole[:-40], "\n".join(whole.splitlines()[:-1]), whole.splitlines()[1]):
         batch.write_text(cut)
@@ -183,7 +182,7 @@ def test_a_half_written_run_is_shown_as_far_as_it_goes(tmp_path, name, keep, not
     if name == "result.json":
         assert half.state == "unfinished"
         assert half.error == pytest.approx(0.05)  # of its last row
-        (point,) = study.sections[0].points()
+        (point,) = study.sections[0].points
         assert [run.name for run in point.done] == ["whole"]  # a number that is not final counts nowhere
     else:
         assert half.state == "finished"

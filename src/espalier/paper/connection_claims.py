@@ -10,8 +10,9 @@ import math
 
 import numpy as np
 
-from espalier.picture.labels import power
-from espalier.report.claims import (
+from espalier.paper.paper_tables import MACS, counts, sampling_error
+from espalier.paper.sections import searches
+from espalier.paper.unit_claims import (
     ABOUT,
     CONFIRMED,
     LEVEL,
@@ -20,15 +21,17 @@ from espalier.report.claims import (
     Runs,
     Verdict,
     at_once,
+    decided,
+    gap,
     lacking,
     points,
     time_ratio,
     timed_pairs,
-    times_told,
+    times_in_words,
 )
-from espalier.report.connection_tables import MACS
-from espalier.report.runs import Run, Section
+from espalier.picture.labels import power
 from espalier.report.statistics import difference_interval, holm, median, smaller
+from espalier.report.study_reader import Section, middle, numbers
 
 LOW, HIGH = (0.10, 0.50), (0.60, 0.99)  # "15 to 40%" and "above 60%": the paper's settings there are 16 to 42, 68 to 80
 FORTY = (0.35, 0.50)  # "at 40%": the paper's setting is 42.3%
@@ -53,28 +56,25 @@ def random(section: Section) -> Verdict:
         f"between shares), p < 0.05 after Holm's correction; above {HIGH[0]:.0%}: the 95% bootstrap interval of the "
         f"difference of medians within {100 * ALIKE:g} points; {FEW} trials or more of each, else undecided"
     )
-    low, high = ([p for p in section.settings("search") if a <= _share(section, p) <= b] for a, b in (LOW, HIGH))
+    shares = {p: middle(runs, "weight_share") for p, runs in searches(section).items()}
+    low, high = ([p for p, share in shares.items() if a <= share <= b] for a, b in (LOW, HIGH))
     ours = {p: section.of("search", p) for p in [*low, *high]}
-    theirs = {p: random_errors(section, _share(section, p)) for p in [*low, *high]}
+    theirs = {p: random_errors(section, shares[p]) for p in ours}
     n = sum(map(len, ours.values())) + len(section.of("random"))
     if not low or not high or not all(theirs.values()):
         return lacking("C6", words, test, "such penalties, and random selections of two shares or more beside them", n)
-    parts = [f"{power(p)} ({_share(section, p):.0%}) {_gap(ours[p], theirs[p])}" for p in [*low, *high]]
+    parts = [f"{power(p)} ({shares[p]:.0%}) {_gap(ours[p], theirs[p])}" for p in ours]
     found = "error of the search minus random selection's, points: " + "; ".join(parts)
-    found += _shipped(section, [*low, *high])
+    found += _shipped(section, ours)
     if min(min(len(ours[p]), len(theirs[p])) for p in ours) < FEW:
         return Verdict("C6", words, UNDECIDED, test, f"{TOO_FEW}. {found}", n)
-    errors = {p: [r.error for r in runs] for p, runs in ours.items()}
+    errors = {p: numbers(runs, "error") for p, runs in ours.items()}
     better = holm([smaller(errors[p], theirs[p]) for p in low])
     worse = holm([smaller(theirs[p], errors[p]) for p in low])
     gaps = [difference_interval(errors[p], theirs[p]) for p in high]
     alike = all(a >= -ALIKE and b <= ALIKE for a, b in gaps)
     apart = any(a > ALIKE or b < -ALIKE for a, b in gaps)
-    verdict = UNDECIDED
-    if max(better) < LEVEL and alike:
-        verdict = CONFIRMED
-    elif min(worse) < LEVEL or apart:
-        verdict = REFUTED
+    verdict = decided(max(better) < LEVEL and alike, min(worse) < LEVEL or apart)
     found += f". Better at {sum(p < LEVEL for p in better)} of {len(low)} below 50%, worse at "
     found += f"{sum(p < LEVEL for p in worse)}; {'level' if alike else 'not shown to be level'} above 60%"
     return Verdict("C6", words, verdict, test, found, n)
@@ -87,20 +87,20 @@ def forty(section: Section) -> Verdict:
         "the whole network: the 95% bootstrap interval of the difference of median errors is below 1 point (confirmed) "
         f"or above it (refuted); {FEW} trials or more of each, else undecided"
     )
-    full = section.of("full")
-    near = [p for p in section.settings("search") if FORTY[0] <= _share(section, p) <= FORTY[1]]
+    full = numbers(section.of("full"), "error")
+    shares = {p: middle(runs, "weight_share") for p, runs in searches(section).items()}
+    near = [p for p, share in shares.items() if FORTY[0] <= share <= FORTY[1]]
     if not near or not full:
         return lacking("C7", words, test, "a penalty that ends there, and the whole network", len(full))
-    at = min(near, key=lambda p: abs(_share(section, p) - 0.4))
-    runs, rivals = section.of("search", at), [r.error for r in full]
+    at = min(near, key=lambda p: abs(shares[p] - 0.4))
+    runs = section.of("search", at)
     n = len(runs) + len(full)
-    found = f"{power(at)} at {_share(section, at):.1%} of the weights: {_gap(runs, rivals)} points against the whole "
-    found += f"network's {median(rivals):.2%}"
+    found = f"{power(at)} at {shares[at]:.1%} of the weights: {_gap(runs, full)} points against the whole "
+    found += f"network's {median(full):.2%}"
     if min(len(runs), len(full)) < FEW:
         return Verdict("C7", words, UNDECIDED, test, f"{TOO_FEW}. {found}", n)
-    low, high = difference_interval([r.error for r in runs], rivals)
-    verdict = CONFIRMED if high < RISE else REFUTED if low > RISE else UNDECIDED
-    return Verdict("C7", words, verdict, test, found, n)
+    low, high = difference_interval(numbers(runs, "error"), full)
+    return Verdict("C7", words, decided(high < RISE, low > RISE), test, found, n)
 
 
 def blocks(section: Section) -> Verdict:
@@ -119,20 +119,16 @@ def blocks(section: Section) -> Verdict:
     n = len(runs[0]) + len(runs[1])
     if not weak or not strong:
         return lacking("C8", words, test, "penalties of both kinds", n)
-    last = [_strictly(r.connections, 2, most=True) for r in runs[0]]
-    second = [_strictly(r.connections, 1, most=False) for r in runs[1]]
-    medians = [_medians(section, p) for p in [*weak, *strong]]
+    last = [_strictly(r.result["connections"], 2, most=True) for r in runs[0]]
+    second = [_strictly(r.result["connections"], 1, most=False) for r in runs[1]]
+    medians = [counts(section.of("search", p), "connections") for p in [*weak, *strong]]
     everywhere = all(_strictly(m, 2, most=True) for m in medians[: len(weak)])
     everywhere &= all(_strictly(m, 1, most=False) for m in medians[len(weak) :])
     chances = [at_least(sum(hits), len(hits)) for hits in (last, second)]
     against = [at_most(sum(hits), len(hits)) for hits in (last, second)]
-    paths = [median([(r.canonical["block_depths"][i] or 0) for r in runs[1]]) for i in range(3)]
+    paths = [median([(r.result["canonical"]["block_depths"][i] or 0) for r in runs[1]]) for i in range(3)]
     wide = _strictly(paths, 1, most=False)
-    verdict = UNDECIDED
-    if everywhere and wide and max(chances) < LEVEL:
-        verdict = CONFIRMED
-    elif min(against) < LEVEL:
-        verdict = REFUTED
+    verdict = decided(everywhere and wide and max(chances) < LEVEL, min(against) < LEVEL)
     kept = [f"{power(p)}: {' / '.join(f'{k:g}' for k in m)}" for p, m in zip([*weak, *strong], medians)]
     found = f"block 3 keeps most in {sum(last)} of {len(last)} runs (p = {chances[0]:.2g}), block 2 fewest in "
     found += f"{sum(second)} of {len(second)} (p = {chances[1]:.2g}); longest paths at the stronger penalties "
@@ -150,27 +146,27 @@ def time(section: Section) -> Verdict:
         f"most {100 * APART:g} points apart; or, confirmed only, in batches where the search has the harder part, "
         "fewer runs at once or more MACs open, and refuted only, where it has the easier part"
     )
-    found = timed_pairs(section, ("search", MACS), ("random", "full"))
-    if not found:
+    every = timed_pairs(section, ("search", MACS), ("random", "full"))
+    if not every:
         return lacking("C9", words, test, "batches of both", 0)
 
     def nearest(pairs: list[tuple[Runs, Runs]]) -> tuple[Runs, Runs] | None:
         return min(pairs, key=lambda pair: abs(_gap_open(pair)), default=None)
 
-    harder = [pair for pair in found if _runs(pair) <= 0 and _gap_open(pair) >= -APART]
-    easier = [pair for pair in found if _runs(pair) >= 0 and _gap_open(pair) <= APART]
+    harder = [pair for pair in every if _runs(pair) <= 0 and _gap_open(pair) >= -APART]
+    easier = [pair for pair in every if _runs(pair) >= 0 and _gap_open(pair) <= APART]
     alike = nearest([pair for pair in harder if pair in easier])
     held = nearest([pair for pair in harder if time_ratio(*pair) <= ABOUT])
     failed = nearest([pair for pair in easier if time_ratio(*pair) > ABOUT])
     if alike is None and held is not None and failed is not None:
         held = failed = None  # they contradict each other
     decides = alike or held or failed
-    pair = decides or nearest(found)
+    pair = decides or nearest(every)
     assert pair is not None
     verdict = UNDECIDED if decides is None else CONFIRMED if time_ratio(*pair) <= ABOUT else REFUTED
     shares = f"open MACs {_open(pair[0]):.0%} and {_open(pair[1]):.0%}"
-    told = f"{times_told(*pair)}; {shares}" + (", not alike" if verdict == UNDECIDED else "")
-    return Verdict("C9", words, verdict, test, told, len(pair[0]) + len(pair[1]))
+    found = f"{times_in_words(*pair)}; {shares}" + (", not alike" if verdict == UNDECIDED else "")
+    return Verdict("C9", words, verdict, test, found, len(pair[0]) + len(pair[1]))
 
 
 def _runs(pair: tuple[Runs, Runs]) -> int:
@@ -186,18 +182,17 @@ def _open(runs: Runs) -> float:
     """The share of the MACs that a batch computes: of what ships where the network is given, else over its curves."""
     shares = list[float]()
     for run in runs:
-        curve = [row["mac_share"] for row in run.curve] if run.method == "search" else [run.shipped_mac_share]
+        given = run.method != "search"
+        curve = [run.number("canonical.mac_share")] if given else [row["MACs kept"] for row in run.curve]
         shares.append(sum(curve) / len(curve))
     return sum(shares) / len(shares)
 
 
-def _shipped(section: Section, penalties: list[float]) -> str:
+def _shipped(section: Section, searched: dict[float, Runs]) -> str:
     """The same at equal weight share of what ships: random selections hold more dead parts."""
-    parts = list[str]()
-    for p in penalties:
-        runs = section.of("search", p)
-        theirs = random_errors(section, median([r.shipped_weight_share for r in runs]), "shipped_weight_share")
-        if theirs:
+    name, parts = "canonical.weight_share", list[str]()
+    for p, runs in searched.items():
+        if theirs := random_errors(section, middle(runs, name), name):
             parts.append(f"{power(p)} {_gap(runs, theirs)}")
     return f". At equal share of the weights that ship instead: {'; '.join(parts)}" if parts else ""
 
@@ -206,9 +201,9 @@ def random_errors(section: Section, share: float, name: str = "weight_share") ->
     """The error of a random selection of this weight share, for each trial: linear between the shares it was run at,
     and the whole network; none where the share is outside of them. name: of the share."""
     errors = list[float]()
-    for seed in sorted({r.seed for r in section.of("random")}):
+    for seed in sorted({r.seed or 0 for r in section.of("random")}):
         runs = [r for r in [*section.of("random"), *section.of("full")] if r.seed == seed]
-        line = sorted((getattr(r, name), r.error) for r in runs)
+        line = sorted((r.number(name), r.number("error")) for r in runs)
         if len(line) > 1 and line[0][0] - 0.03 <= share <= line[-1][0]:
             errors.append(float(np.interp(share, [s for s, _ in line], [e for _, e in line])))
     return errors
@@ -227,26 +222,15 @@ def at_most(hits: int, n: int, chance: float = 1 / 3) -> float:
     return 1.0 - at_least(hits + 1, n, chance)
 
 
-def _gap(runs: list[Run], theirs: list[float]) -> str:
+def _gap(runs: Runs, theirs: list[float]) -> str:
     """The difference of medians in points, with its interval, or with the sampling error of the test images."""
-    errors = [r.error for r in runs]
-    gap = points(median(errors) - median(theirs))
+    errors = numbers(runs, "error")
+    difference = points(median(errors) - median(theirs))
     if min(len(errors), len(theirs)) >= FEW:
-        low, high = difference_interval(errors, theirs)
-        return f"{gap} [{points(low)}, {points(high)}]"
-    images = runs[0].story["examples"]["test"]
-    spread = math.sqrt(sum(e * (1 - e) / images for e in (median(errors), median(theirs))))
-    return f"{gap} +- {100 * spread:.2f}"
+        return f"{difference} {gap(errors, theirs)}"
+    return f"{difference} +- {100 * sampling_error(runs[0], median(errors), median(theirs)):.2f}"
 
 
 def _strictly(values: list[float] | list[int], i: int, *, most: bool) -> bool:
     others = [v for k, v in enumerate(values) if k != i]
     return values[i] > max(others) if most else values[i] < min(others)
-
-
-def _medians(section: Section, penalty: float) -> list[float]:
-    return [median([r.connections[i] for r in section.of("search", penalty)]) for i in range(3)]
-
-
-def _share(section: Section, penalty: float) -> float:
-    return median([r.weight_share for r in section.of("search", penalty)])

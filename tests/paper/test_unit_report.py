@@ -5,17 +5,20 @@ from __future__ import annotations
 import csv
 import json
 import statistics
-import sys
-from pathlib import Path
 
 import pytest
 from synthetic import TABLE, as_the_paper_says, write
 
-from espalier.report import unit_selection as report
+from espalier import paper
 from espalier.space import BadInput, Corrupt
+from study.study_helpers import run as run_study
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "study"))
-from study_helpers import run as run_study
+BEGIN, END = paper.REPORTS["unit-selection"].marks
+
+
+def report(folder, reproduction=None, *, figures=True):
+    """Everything but the page."""
+    return paper.write(folder, reproduction, figures=figures, page=False)[0]
 
 
 def rows(path):
@@ -28,7 +31,7 @@ def digits(tmp_path_factory):
     """A real study, shrunk, interrupted by nothing; and its report."""
     out = tmp_path_factory.mktemp("digits")
     assert run_study(out, theta_rate=None, trials=3)
-    return out, report.write(out)
+    return out, report(out)
 
 
 def test_the_numbers_of_a_real_study_are_those_of_its_files(digits):
@@ -83,7 +86,7 @@ def test_every_table_and_figure_says_runs_epochs_and_hardware(digits):
 def test_the_same_files_give_the_same_report(digits):
     out, written = digits
     before = {path: path.read_bytes() for path in written}
-    assert report.write(out) == written
+    assert report(out) == written
     assert {path: path.read_bytes() for path in written} == before
 
 
@@ -91,7 +94,7 @@ def test_table_1_stands_beside_the_paper_s(tmp_path):
     as_the_paper_says(tmp_path)
     for seed in range(5):  # 2^-7: layer 1 is 15% and a unit off, layer 2 within, layer 3 12 units off, not more
         write(tmp_path, "search", 2**-7, seed, error=0.0119, units=(392, 141, 138))
-    report.write(tmp_path, figures=False)
+    report(tmp_path, figures=False)
     found = {row["penalty eps'"]: row for row in rows(tmp_path / "tables/mnist-500_epochs-table-1.csv")}
     row = found["2^-7"]
     assert (row["layer 1"], row["layer 1, paper"], row["layer 1, difference"]) == ("392.0", "340", "52.0")
@@ -112,7 +115,7 @@ def test_variants_stand_beside_the_paper_s_form(tmp_path):
             tmp_path, "search", 2**-7, seed, error=0.01 + 1e-4 * seed, units=(200, 100, 100), epochs=100,
             variant="search+settle_0.25",
         )  # fmt: skip
-    report.write(tmp_path)
+    report(tmp_path)
     (row,) = rows(tmp_path / "tables/mnist-100_epochs-variants.csv")
     assert row["variant"] == "search+settle_0.25"
     assert float(row["difference"]) == pytest.approx(-0.01)
@@ -124,7 +127,7 @@ def test_runs_of_other_lengths_and_data_have_sections_of_their_own(tmp_path):
     write(tmp_path, "search", 0.0, 0, error=0.02)
     write(tmp_path, "search", 0.0, 0, error=0.03, epochs=100)
     write(tmp_path, "search", 0.0, 0, error=0.1, dataset="fashion-mnist")
-    report.write(tmp_path, figures=False)
+    report(tmp_path, figures=False)
     names = sorted(path.name for path in (tmp_path / "tables").glob("*table-1.csv"))
     expected = ["fashion-mnist-500_epochs", "mnist-100_epochs", "mnist-500_epochs"]
     assert names == [f"{name}-table-1.csv" for name in expected]
@@ -135,24 +138,24 @@ def test_runs_of_other_lengths_and_data_have_sections_of_their_own(tmp_path):
 def test_the_generated_part_of_a_page_is_replaced_and_the_rest_kept(tmp_path):
     as_the_paper_says(tmp_path)
     page = tmp_path / "reproduction.md"
-    page.write_text(f"# Ours\n\n{report.BEGIN}\nold\n{report.END}\n\nwritten by hand\n", encoding="utf-8")
-    report.write(tmp_path, page, figures=False)
+    page.write_text(f"# Ours\n\n{BEGIN}\nold\n{END}\n\nwritten by hand\n", encoding="utf-8")
+    report(tmp_path, page, figures=False)
     once = page.read_text(encoding="utf-8")
     assert "old" not in once
     assert once.startswith("# Ours\n")
     assert once.endswith("written by hand\n")
     assert "C9" in once
     assert "espalier paper unit-selection --out here" in once
-    report.write(tmp_path, page, figures=False)
+    report(tmp_path, page, figures=False)
     assert page.read_text(encoding="utf-8") == once
     page.write_text("no marks", encoding="utf-8")
     with pytest.raises(BadInput, match="no place"):
-        report.write(tmp_path, page, figures=False)
+        report(tmp_path, page, figures=False)
 
 
 def test_a_run_called_script_is_text(tmp_path):
     write(tmp_path, "search", 0.0, 0, error=0.02, variant="search+<script>alert(1)</script>|")
-    report.write(tmp_path)
+    report(tmp_path)
     for path in tmp_path.rglob("*.md"):
         assert "<script>" not in path.read_text(encoding="utf-8")
 
@@ -164,23 +167,23 @@ def test_a_diverged_run_counts_as_an_error_of_one(tmp_path):
         story["result"]["test_error"] = None
         story["curve"][-1]["test_error"] = None
         path.write_text(json.dumps(story))
-    report.write(tmp_path)
+    report(tmp_path)
     (row,) = rows(tmp_path / "tables/mnist-500_epochs-trade-off.csv")
     assert float(row["error, median"]) == 1.0
 
 
 def test_folders_without_runs_and_broken_files_are_refused(tmp_path):
     with pytest.raises(BadInput, match="not a folder"):
-        report.write(tmp_path / "nowhere")
+        report(tmp_path / "nowhere")
     with pytest.raises(BadInput, match="no finished run"):
-        report.write(tmp_path)
+        report(tmp_path)
     path = write(tmp_path, "search", 0.0, 0, error=0.02)
     path.write_text(path.read_text()[:100])
     with pytest.raises(Corrupt, match=path.name):
-        report.write(tmp_path)
+        report(tmp_path)
     path.write_text('{"format": 1, "run": {}}')
     with pytest.raises(Corrupt, match=path.name):
-        report.write(tmp_path)
+        report(tmp_path)
 
 
 def test_a_mixed_study_is_refused(tmp_path):
@@ -190,21 +193,21 @@ def test_a_mixed_study_is_refused(tmp_path):
         story["settings"]["learning_rate"] = rate
         path.write_text(json.dumps(story))
     with pytest.raises(BadInput, match=r"learning_rate is 0.01 in .* and 0.05 in "):
-        report.write(tmp_path)
+        report(tmp_path)
 
 
 def test_a_page_that_no_report_has_made_is_not_overwritten(tmp_path):
     write(tmp_path, "search", 0.0, 0, error=0.02)
     (tmp_path / "README.md").write_text("# My project\n")
     for _ in range(2):
-        assert tmp_path / "REPORT.md" in report.write(tmp_path, figures=False)
+        assert tmp_path / "REPORT.md" in report(tmp_path, figures=False)
     assert (tmp_path / "README.md").read_text() == "# My project\n"
     (tmp_path / "REPORT.md").write_text("# My report\n")
     with pytest.raises(BadInput, match=r"README.md and a REPORT.md that no report has made"):
-        report.write(tmp_path, figures=False)
+        report(tmp_path, figures=False)
     (tmp_path / "README.md").unlink()
     for _ in range(2):
-        assert tmp_path / "README.md" in report.write(tmp_path, figures=False)
+        assert tmp_path / "README.md" in report(tmp_path, figures=False)
     assert (tmp_path / "REPORT.md").read_text() == "# My report\n"
 
 
@@ -213,5 +216,5 @@ def test_runs_are_looked_for_only_where_a_study_writes_them(tmp_path):
     for place in ("runs/other.json", "runs/a/b/c/other.json", "deeper/runs/a/b/other.json"):
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).write_text("{}")
-    report.write(tmp_path, figures=False)
+    report(tmp_path, figures=False)
     assert path.is_relative_to(tmp_path / "runs")

@@ -9,16 +9,20 @@ import pytest
 from synthetic import as_the_paper_says as unit_study
 from synthetic_connections import TABLE, as_the_paper_says, write
 
-from espalier.report import connection_selection
-from espalier.report.connection_claims import at_least, random_errors, verdicts
-from espalier.report.drawing import over_updates
-from espalier.report.runs import read
-from espalier.report.write import write as write_report
+from espalier import paper
+from espalier.paper.connection_claims import at_least, random_errors, verdicts
+from espalier.report import read
+from espalier.report.charts import over_updates
 from espalier.space import BadInput
 
 
+def report(folder, reproduction=None, *, figures=True):
+    """Everything but the page."""
+    return paper.write(folder, reproduction, figures=figures, page=False)[0]
+
+
 def judged(folder):
-    (section,) = read(folder)
+    (section,) = read(folder).sections
     return {v.claim: v for v in verdicts(section)}
 
 
@@ -124,7 +128,7 @@ def test_errors_of_random_selection_are_interpolated_trial_by_trial(tmp_path):
         for share, error in ((0.2, 0.10), (0.4, 0.06)):
             write(tmp_path, "random", share, seed, error=error + 0.01 * seed, share=share)
     write(tmp_path, "full", 1.0, 0, error=0.05, share=1.0)
-    (section,) = read(tmp_path)
+    (section,) = read(tmp_path).sections
     assert random_errors(section, 0.3) == pytest.approx([0.08, 0.09])
     assert random_errors(section, 0.7) == pytest.approx([0.055])  # the second trial has no whole network
     assert random_errors(section, 0.1) == []
@@ -136,7 +140,7 @@ def test_tables_hold_the_numbers_of_the_files_beside_the_paper_s(tmp_path):
     for penalty, share, error in ((2**-2, 0.2, 0.08), (2**-4, 0.5, 0.062)):
         more = {"variant": "search+cost_macs", "mac_share": share * 0.8}
         write(tmp_path, "search", penalty, 0, error=error, share=share, **more)
-    written = connection_selection.write(tmp_path, figures=False)
+    written = report(tmp_path, figures=False)
     tables = {path.name.removeprefix("cifar10-60_epochs-"): rows(path) for path in written if path.suffix == ".csv"}
     second = {row["penalty eps'"]: row for row in tables["table-2.csv"]}
     assert float(second["2^-4"]["block 2"]) == 39
@@ -164,8 +168,8 @@ def test_one_trial_is_told_as_one_and_the_docs_hold_error_at_equal_macs(tmp_path
         write(tmp_path, "search", penalty, 0, error=error, share=0.5, variant="search+cost_macs", mac_share=macs)
     write(tmp_path, "search", 2**-4, 0, error=0.05, share=0.42, epochs=300)
     docs = tmp_path / "page.md"
-    docs.write_text("\n".join(connection_selection.REPORT.marks), encoding="utf-8")
-    figures = {path.name for path in connection_selection.write(tmp_path, docs) if path.suffix == ".svg"}
+    docs.write_text("\n".join(paper.REPORTS["connection-selection"].marks), encoding="utf-8")
+    figures = {path.name for path in report(tmp_path, docs) if path.suffix == ".svg"}
     assert "cifar10-60_epochs-macs.svg" in figures
     assert {name for name in figures if "300" in name} == {  # of one run there is no curve of sizes
         f"cifar10-300_epochs-{name}.svg" for name in ("learning", "theta", "network")
@@ -196,7 +200,7 @@ def test_one_trial_is_told_as_one_and_the_docs_hold_error_at_equal_macs(tmp_path
     story = json.loads(path.read_text())
     story["result"]["canonical"] |= {"depth": 0, "mac_share": 0.0, "block_depths": [None] * 3}
     path.write_text(json.dumps(story))
-    connection_selection.write(tmp_path, figures=False)
+    report(tmp_path, figures=False)
     table = {row["penalty eps'"]: row for row in rows(tmp_path / "tables" / "cifar10-60_epochs-macs.csv")}
     low = 0.158 * 0.97
     other = 0.081 + (0.060 - 0.081) * (0.3 - low) / (high - low)
@@ -206,7 +210,7 @@ def test_one_trial_is_told_as_one_and_the_docs_hold_error_at_equal_macs(tmp_path
 def test_the_page_says_what_is_missing_and_figures_are_drawn(tmp_path):
     as_the_paper_says(tmp_path, trials=1)
     (tmp_path / "runs" / "cifar10-60_epochs" / "full" / "1.0-0.json").unlink()
-    written = connection_selection.write(tmp_path)
+    written = report(tmp_path)
     figures = {path.name for path in written if path.parent.name == "figures"}
     names = ("error", "learning", "theta", "blocks", "network")
     assert figures == {f"cifar10-60_epochs-{n}.{kind}" for n in names for kind in ("svg", "png")}
@@ -216,7 +220,7 @@ def test_the_page_says_what_is_missing_and_figures_are_drawn(tmp_path):
     assert "Every cell of Table 2 is within 15% or 8 connections" in page
     share, _, _, error = TABLE[2**-3]
     write(tmp_path, "search", 2**-3, 0, error=error, share=share + 0.06, connections=[45, 17, 49])
-    connection_selection.write(tmp_path, figures=False)
+    report(tmp_path, figures=False)
     assert "from the paper's: 2^-3: block 2, weight share." in (tmp_path / "README.md").read_text()
     svg = (tmp_path / "figures" / "cifar10-60_epochs-error.svg").read_text()
     assert "random selection" in svg
@@ -227,8 +231,8 @@ def test_trials_that_were_measured_at_other_updates_meet_where_both_were(tmp_pat
     for seed, at in enumerate(([30, 60, 90], [45, 90])):
         rows = [{"update": update, "test_error": 0.5 / update + 0.01 * seed} for update in at]
         write(tmp_path, "full", 1.0, seed, error=0.05, share=1.0, curve=rows)
-    (section,) = read(tmp_path)
-    updates, _, middle, _ = over_updates(section.of("full"), "test_error")
+    (section,) = read(tmp_path).sections
+    updates, _, middle, _ = over_updates(section.of("full"), "error", common=True)
     assert updates == [90]
     assert middle == [pytest.approx(0.5 / 90 + 0.005)]
 
@@ -236,7 +240,7 @@ def test_trials_that_were_measured_at_other_updates_meet_where_both_were(tmp_pat
 @pytest.mark.parametrize("standard", [True, False])
 def test_data_that_are_not_the_published_ones_are_told(tmp_path, standard):
     write(tmp_path, "search", 0.25, 0, error=0.5, share=0.5, standard_data=standard)
-    _, notes = write_report(tmp_path, figures=False, page=False)
+    _, notes = paper.write(tmp_path, figures=False, page=False)
     text = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert ("The data are not the published ones" in text) == (not standard)
     assert any("other content than the published" in note for note in notes) == (not standard)
@@ -245,5 +249,5 @@ def test_data_that_are_not_the_published_ones_are_told(tmp_path, standard):
 def test_two_studies_in_one_folder_are_refused(tmp_path):
     as_the_paper_says(tmp_path, trials=1)
     unit_study(tmp_path, trials=1)
-    with pytest.raises(BadInput, match="two studies in one folder"):
-        connection_selection.write(tmp_path)
+    with pytest.raises(BadInput, match="a mixed study: study is"):
+        report(tmp_path)
