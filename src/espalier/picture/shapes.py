@@ -82,6 +82,9 @@ class Scene:
     height: float = 0.0
     shapes: list[Box | Curve | Text] = field(default_factory=list)
 
+    def add(self, *shapes: Box | Curve | Text) -> None:
+        self.shapes += shapes
+
 
 def lay_out(drawing: Drawing) -> Scene:
     """What :mod:`espalier.picture.describe` described, laid out."""
@@ -110,7 +113,7 @@ def _foot(scene: Scene, notes: Sequence[str], y: float) -> None:
 def _lines(scene: Scene, text: str, y: float, size: float, pitch: float, style: str, *, bold: bool = False) -> float:
     """Text on as many lines as it needs; y: of its first baseline. Returns where the next one would be."""
     for line in textwrap.wrap(text, int((scene.width - 2 * EDGE) / (size * (LETTER_BOLD if bold else LETTER)))):
-        scene.shapes.append(Text(EDGE, y, line, style, size, bold=bold))
+        scene.add(Text(EDGE, y, line, style, size, bold=bold))
         y += pitch
     return y
 
@@ -152,24 +155,24 @@ class _Band:
     def paint(self, scene: Scene, y: float, came_from: Point | None) -> Point | None:
         """Returns where the line to the next band leaves."""
         left, width = EDGE + BAND_SIDE, scene.width - 2 * EDGE
-        scene.shapes.append(Box(EDGE, y, width, self.height, "band", radius=8.0))
-        scene.shapes.append(Text(EDGE + 14, y + 22, self.words["label"], "ink", 13.0, bold=True))
-        scene.shapes.append(Text(EDGE + width - 14, y + 22, self.words["fact"], "muted", 12.0, anchor="end"))
+        scene.add(Box(EDGE, y, width, self.height, "band", radius=8.0))
+        scene.add(Text(EDGE + 14, y + 22, self.words["label"], "ink", 13.0, bold=True))
+        scene.add(Text(EDGE + width - 14, y + 22, self.words["fact"], "muted", 12.0, anchor="end"))
         if not self.cells:
             return None
         middle = y + HEADER - self.top
         places = {i: (left + CELL[0] / 2 + PITCH * self.at[i], middle + self.heights.cells[i]) for i in self.cells}
         for a, b in sorted(self.edges, key=lambda edge: (self.at[edge[0]] - self.at[edge[1]], edge)):
-            scene.shapes.append(self._curve(a, b, places, middle))
+            scene.add(self._curve(a, b, places, middle))
         for i, cell in self.cells.items():
             if i == self.entry:
                 self._enter(scene, places[i], came_from, cell)
             else:
                 self._cell(scene, places[i], cell)
-        scene.shapes.append(Text(EDGE + 14, y + self.height - 12, "depth", "faint", 10.5))
+        scene.add(Text(EDGE + 14, y + self.height - 12, "depth", "faint", 10.5))
         for column in range(self.columns):
             x = left + CELL[0] / 2 + PITCH * column
-            scene.shapes.append(Text(x, y + self.height - 12, str(self.first + column), "faint", 10.5, anchor="middle"))
+            scene.add(Text(x, y + self.height - 12, str(self.first + column), "faint", 10.5, anchor="middle"))
         exit_cell = max(self.cells)
         return places[exit_cell]
 
@@ -199,9 +202,9 @@ class _Band:
             hover += f"; read by {', '.join(map(str, readers))}"
         style = "cell" if layer else "end"
         box = Box(x - width / 2, y - height / 2, width, height, style, 5.0 if layer else 12.0, cell["id"], hover)
-        scene.shapes.append(box)
+        scene.add(box)
         label = Text(x, y + 4.5, cell["label"], f"on {style}", 12.5, "middle", cell=cell["id"], bold=not layer)
-        scene.shapes.append(label)
+        scene.add(label)
         if not layer:
             self._name(scene, at, cell["name"], first=self.at[cell["id"]] == 0)
 
@@ -209,7 +212,7 @@ class _Band:
         """Above a cell that begins or ends a band, on the side where no connection runs."""
         side = CELL[0] / 2 - 3.0
         x, anchor = (at[0] + side, "end") if first else (at[0] - side, "start")
-        scene.shapes.append(Text(x, at[1] - CELL[1] / 2 - 6.0, name, "muted", 10.5, anchor))
+        scene.add(Text(x, at[1] - CELL[1] / 2 - 6.0, name, "muted", 10.5, anchor))
 
     def _enter(self, scene: Scene, at: Point, came_from: Point | None, cell: dict[str, Any]) -> None:
         """The line from the band above, where the cell itself stands, to this one's beginning."""
@@ -230,9 +233,9 @@ class _Band:
                 _corner((left, y - r), (left, y), (left + r, y)),
                 ((x - 4.0, y),),
             ]
-            scene.shapes.append(Curve((x0, y0), tuple(steps), "link"))
-        scene.shapes.append(Box(x - 4.0, y - 4.0, 8.0, 8.0, "port", 4.0, hover=f"from {cell['label']}, {cell['name']}"))
-        scene.shapes.append(Text(x + 4.0, y - 10.0, f"from {cell['label']}", "muted", 10.5, "end"))
+            scene.add(Curve((x0, y0), tuple(steps), "link"))
+        scene.add(Box(x - 4.0, y - 4.0, 8.0, 8.0, "port", 4.0, hover=f"from {cell['label']}, {cell['name']}"))
+        scene.add(Text(x + 4.0, y - 10.0, f"from {cell['label']}", "muted", 10.5, "end"))
 
 
 def _bend(a: Point, b: Point) -> tuple[Point, ...]:
@@ -286,34 +289,32 @@ def _layers(scene: Scene, drawing: Drawing) -> None:
         if chain and i:
             (a, b), (c, d) = spans[-2], spans[-1]
             top, bottom = y + pitch * (i - 1) + BAR, y + pitch * i
-            scene.shapes.append(Curve((a, top), (((b, top),), ((d, bottom),), ((c, bottom),)), "flow", closed=True))
+            scene.add(Curve((a, top), (((b, top),), ((d, bottom),), ((c, bottom),)), "flow", closed=True))
         _bar(scene, cell, start, inner, y + pitch * i, full, kept)
         baseline = y + pitch * i + BAR / 2 + 4.3
         text = shortened(cell["label"], names - 12, 12.0)
-        scene.shapes.append(
+        scene.add(
             Text(
                 EDGE, baseline, text, "ink", 12.0, cell=cell["id"], hover=cell["label"] if text != cell["label"] else ""
             )
         )
         fixed = cell["role"] == "fixed"
         count = str(cell["kept"]) if fixed else f"{cell['kept']} of {cell['total']}"
-        scene.shapes.append(
-            Text(left + bars + 16, baseline, cell.get("note", count), "ink" if not fixed else "muted", 12.0)
-        )
+        scene.add(Text(left + bars + 16, baseline, cell.get("note", count), "ink" if not fixed else "muted", 12.0))
         if not fixed and "note" not in cell:
             share = share_label(cell["kept"] / cell["total"])
-            scene.shapes.append(Text(scene.width - EDGE, baseline, share, "muted", 12.0, anchor="end"))
+            scene.add(Text(scene.width - EDGE, baseline, share, "muted", 12.0, anchor="end"))
     _foot(scene, notes, y + pitch * len(cells) + (0.0 if chain else 10.0))
 
 
 def _bar(scene: Scene, cell: dict[str, Any], start: float, inner: float, y: float, full: float, kept: float) -> None:
     hover = f"{cell['label']}: {cell['kept']} of {cell['total']}"
     if cell["role"] == "fixed":
-        scene.shapes.append(Box(start, y, full, BAR, "fixed", 2.0, cell["id"], hover))
+        scene.add(Box(start, y, full, BAR, "fixed", 2.0, cell["id"], hover))
         return
-    scene.shapes.append(Box(start, y, full, BAR, "whole", 2.0, cell["id"], hover))
+    scene.add(Box(start, y, full, BAR, "whole", 2.0, cell["id"], hover))
     if kept:
-        scene.shapes.append(Box(inner, y, max(kept, 1.0), BAR, "kept", min(2.0, kept / 2), hover=hover))
+        scene.add(Box(inner, y, max(kept, 1.0), BAR, "kept", min(2.0, kept / 2), hover=hover))
 
 
 def shortened(text: str, width: float, size: float) -> str:

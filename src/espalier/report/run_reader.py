@@ -82,7 +82,7 @@ class Run:
 
     name: str
     path: Path
-    study: str | None
+    study: str
     place: tuple[str, ...]
     method: str
     variant: str
@@ -154,32 +154,28 @@ def from_file(path: Path, root: Path) -> list[Run]:
     place = path.relative_to(root / "runs")
     try:
         if path.suffix == ".jsonl":
-            return [_of_record(path, place.parent / _batch_name(record), record) for record in _lines(path)]
-        return [_of_record(path, place.with_suffix(""), _whole_file(path))]
+            return [_of_record(path, place.parent / _batch_name(record), record) for record in _records(path)]
+        return [_of_record(path, place.with_suffix(""), record) for record in _records(path)]
     except (TypeError, AttributeError, LookupError) as error:
         raise Corrupt(f"{path} is not a run file: {error}. Take it out of the folder") from None
 
 
-def _whole_file(path: Path) -> dict[str, Any]:
+def _records(path: Path) -> list[dict[str, Any]]:
+    """Of a run file, or of a batch: what its runs share stands in the first line, their own in one line each."""
+    batch = path.suffix == ".jsonl"
+    content = "a file of runs" if batch else "a run file"
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        head, *own = [json.loads(part) for part in (text.splitlines() if batch else [text])]
     except (OSError, ValueError) as error:
-        raise Corrupt(f"{path} is not a run file: {error}. Remove it and run the study again") from None
-    if not isinstance(record, dict) or record.get("format") != FORMAT or NEEDED - record.keys():
-        raise Corrupt(f"{path} is not a run file of format {FORMAT}; take it out of the folder")
-    return record
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The runs of a file of JSON lines: what they share stands in its first line, their own in one line each."""
-    try:
-        head, *own = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise Corrupt(f"{path} is not a file of runs: {error}. Remove it and run the study again") from None
-    whole_file = all(isinstance(line, dict) for line in (head, *own)) and head.get("format") == FORMAT
-    if not whole_file or head.get("runs_in_batch") != len(own) or any(NEEDED - (head | line).keys() for line in own):
-        raise Corrupt(f"{path} is not a whole file of runs of format {FORMAT}. Remove it and run the study again")
-    return [head | line for line in own]
+        raise Corrupt(f"{path} is not {content}: {error}. Remove it and run the study again") from None
+    whole_file = all(isinstance(part, dict) for part in (head, *own)) and head.get("format") == FORMAT
+    if batch and whole_file:
+        whole_file = head.get("runs_in_batch") == len(own)
+    records = [head | one for one in own] if batch and whole_file else [head]
+    if not whole_file or any(NEEDED - record.keys() for record in records):
+        raise Corrupt(f"{path} is not {content} of format {FORMAT}, or not whole; take it out of the folder")
+    return records
 
 
 def _batch_name(record: dict[str, Any]) -> str:
@@ -202,8 +198,6 @@ def _of_record(path: Path, name: Path, record: dict[str, Any]) -> Run:
         method=str(run.get("method") or ""),
         variant=str(run.get("variant") or run.get("method") or "run"),
         setting=_setting_of_record(run),
-        seed=whole(run.get("seed")),
-        fold=whole(run.get("fold")),
         finished=True,
         diverged=diverged,
         error=1.0 if diverged and result.get("test_error", 0) is None else error,
@@ -215,9 +209,8 @@ def _of_record(path: Path, name: Path, record: dict[str, Any]) -> Run:
         seconds=number(seconds.get("per_run") if isinstance(seconds, Mapping) else seconds),
         curve=[_named_row(row, COLUMNS) for row in rows if isinstance(row, Mapping)],
         settings=settings,
-        ended=str(record.get("finished") or ""),
         record=record,
-        **_origin(record),
+        **_origin(record, run),
     )
 
 
@@ -246,31 +239,29 @@ def from_folder(folder: Path, root: Path) -> Run:
         error, loss = last.get("training error"), last.get("training loss")
     elif not result:
         error, loss = last.get("error"), last.get("loss")
+    rate = settings.get("learning_rate")  # of this run alone; that of all runs is the optimiser's
     model = " ".join(str(settings.get("model", "network")).split()[:2])  # the rest is a hash of the initial weights
     return Run(
         name=folder.relative_to(root).as_posix() if folder != root else folder.resolve().name,
         path=folder,
         place=(model, *(json.dumps(settings.get(key)) for key in ("space", "data", "epochs"))),
         method=_method(settings),
-        variant=_method(settings) + _own_rate(settings),
+        variant=_method(settings) + ("" if rate is None else f", learning rate {rate}"),
         setting=_setting_of_directory(settings, result),
-        seed=whole(settings.get("seed")),
-        fold=whole(settings.get("fold")),
         finished=bool(result.get("finished")),
         diverged=diverged,
         error=1.0 if diverged and error is None else error,
         loss=loss,
         error_of="validation data" if scored else "training data",
-        shares=_shares(result, settings) if result else _shares_of_row(last),
+        shares=_shares(result, settings) if result else {s: last[f"{s} kept"] for s in AXES if f"{s} kept" in last},
         kept=_kept(result, settings),
         updates=whole(result.get("updates", last.get("update"))),
         seconds=number(result.get("seconds", last.get("seconds"))),
         curve=curve,
         settings=settings,
-        ended="",
-        record={"settings": head, "result": result},
+        record=head | {"result": result},
         notes=tuple(notes),
-        **_origin(head),
+        **_origin(head, settings),
     )
 
 
@@ -313,12 +304,6 @@ def _method(settings: Mapping[str, Any]) -> str:
     return "permuted" if settings.get("permuted") else "search"
 
 
-def _own_rate(settings: Mapping[str, Any]) -> str:
-    """The learning rate of this run alone; that of all runs is the optimiser's."""
-    rate = settings.get("learning_rate")
-    return "" if rate is None else f", learning rate {rate}"
-
-
 def _setting_of_directory(settings: Mapping[str, Any], result: Mapping[str, Any]) -> Setting | None:
     method = _method(settings)
     if method in ("search", "permuted"):
@@ -333,14 +318,16 @@ def _setting_of_directory(settings: Mapping[str, Any], result: Mapping[str, Any]
 # ---- parts of both ---------------------------------------------------------------------------------------------------
 
 
-def _origin(head: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run is part of, and what it was made with."""
-    study, command, commit = (head.get(key) for key in ("study", "command", "commit"))
-    versions, hardware = mapping(head["versions"]), mapping(head["hardware"])
+def _origin(head: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run is part of, which of its repetitions it is, and what it was made with, and when."""
+    texts = {key: str(head.get(key) or "") for key in ("study", "command", "commit")}
+    parts = {key: mapping(head[key]) for key in ("versions", "hardware")}
     return {
-        "study": None if study is None else str(study), "command": str(command or ""), "commit": str(commit or ""),
-        "versions": versions, "hardware": hardware,
-    }  # fmt: skip
+        **texts,
+        **parts,
+        "ended": str(head.get("finished") or ""),
+        **{k: whole(run.get(k)) for k in ("seed", "fold")},
+    }
 
 
 def _shares(result: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, float]:
@@ -353,10 +340,6 @@ def _shares(result: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
     if counted is not None and share is not None:
         shares.setdefault(counted, share)
     return shares
-
-
-def _shares_of_row(row: Mapping[str, float]) -> dict[str, float]:
-    return {name: row[f"{name} kept"] for name in SHARES.values() if f"{name} kept" in row}
 
 
 def _kept(result: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, tuple[int, int | None]]:

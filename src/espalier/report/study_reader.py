@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from espalier.report.run_reader import AXES, Run, Setting, from_file, from_folder, mapping, number
+from espalier.report.run_reader import AXES, Run, Setting, from_file, from_folder, number
 from espalier.report.statistics import median
 from espalier.space import BadInput, Corrupt
 
@@ -94,11 +94,13 @@ class Section:
     @cached_property
     def series(self) -> tuple[Series, ...]:
         """The search first, its variants, then what it is compared with; targets and penalties are apart."""
-        kinds = {v: {s.setting.kind for s in runs if s.setting} for v, runs in grouped(self.members, _variant).items()}
+        kinds = grouped(self.members, lambda run: (run.variant, run.setting.kind if run.setting else ""))
         series = list[Series]()
-        for (variant, kind), runs in grouped(self.members, lambda run: (run.variant, _kind(run))).items():
-            label = variant_label(variant) + (f", {kind}" if kind and len(kinds[variant]) > 1 else "")
-            points = [Point(variant, setting, tuple(some)) for setting, some in grouped(runs, _setting).items()]
+        for (variant, kind), runs in kinds.items():
+            several = sum(other == variant and bool(its) for other, its in kinds) > 1
+            label = variant_label(variant) + (f", {kind}" if kind and several else "")
+            by_setting = grouped(runs, lambda run: run.setting)
+            points = [Point(variant, setting, tuple(some)) for setting, some in by_setting.items()]
             # A stronger penalty makes a smaller network.
             points.sort(key=lambda p: 0.0 if p.setting is None else p.setting.value * (-1 if kind == "penalty" else 1))
             series.append(Series(variant, label, tuple(points)))
@@ -184,11 +186,12 @@ class Section:
 
 @dataclass(frozen=True)
 class Study:
-    """All that a folder holds. kind: what wrote its run files. notes: what was skipped or is not whole, in words."""
+    """All that a folder holds. kind: which study wrote its run files, "" where none did. notes: what was skipped or is
+    not whole, in words."""
 
     root: Path
     name: str
-    kind: str | None
+    kind: str
     sections: tuple[Section, ...]
     notes: tuple[str, ...]
 
@@ -231,8 +234,8 @@ def read(folder: str | os.PathLike[str]) -> Study:
     if others:
         notes.append(f"{others} of {len(runs)} runs read files of other content than the published data sets")
     _check_one({json.dumps(run.study): run.path for run in runs if run.study}, "study")
-    kind = next((run.study for run in runs if run.study), None)
-    called = root.resolve().name if kind in (None, "grid") else kind
+    kind = next((run.study for run in runs if run.study), "")
+    called = root.resolve().name if kind in ("", "grid") else kind
     name = NAMES.get(called, called.replace("-", " ").replace("_", " "))
     return Study(root, name[:1].upper() + name[1:], kind, _sections(runs), tuple(notes))
 
@@ -282,7 +285,7 @@ def _order(group: Sequence[Run]) -> tuple[Any, ...]:
 def _title(run: Run) -> str:
     settings = run.settings
     data, widths = settings.get("data"), settings.get("widths")
-    dataset = settings.get("dataset") or mapping(run.record.get("settings")).get("dataset")  # of `espalier train`
+    dataset = settings.get("dataset") or run.record.get("dataset")  # of `espalier train`
     words = [NAMES.get(str(dataset), str(dataset or ""))]
     if not words[0] and isinstance(data, dict) and data.get("examples"):
         words[0] = f"{data['examples']} examples"
@@ -304,7 +307,7 @@ def _title(run: Run) -> str:
 
 def check_alike(runs: Sequence[Run], free: set[str] = FREE) -> None:
     """Runs of one variant differ in their setting and seed, and in nothing else (but the machine and its rounding)."""
-    for group in grouped(runs, _variant).values():
+    for group in grouped(runs, lambda run: run.variant).values():
         check_same(group, sorted({name for run in group for name in run.settings} - free))
 
 
@@ -321,18 +324,6 @@ def _check_one(values: dict[str, Path], name: str) -> None:
         raise BadInput(
             f"a mixed study: {name} is {one} in {here} and {other} in {there}; keep such runs in folders of their own"
         )
-
-
-def _variant(run: Run) -> str:
-    return run.variant
-
-
-def _setting(run: Run) -> Setting | None:
-    return run.setting
-
-
-def _kind(run: Run) -> str:
-    return run.setting.kind if run.setting else ""
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

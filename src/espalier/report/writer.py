@@ -30,7 +30,7 @@ def write(
     """
     study = read(folder)
     notes = list(study.notes)
-    if own and study.kind is not None and study.kind in own:
+    if own and study.kind in own:
         written = own[study.kind](study, reproduction, figures)
     else:
         written = _general(study, reproduction, figures, notes)
