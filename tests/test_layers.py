@@ -21,6 +21,7 @@ ROWS = [
     {"gates"},
     {"train"},
     {"integrations", "baselines", "models", "picture"},
+    {"ship"},
     {"report", "study"},
     {"paper"},
     {"cli"},

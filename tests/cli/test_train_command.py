@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 import espalier
 from espalier import report
+from espalier.ship import import_spec
 
 pytest.importorskip("typer")
 
@@ -77,7 +78,7 @@ def test_data_of_ones_own_in_every_form(espal, own, data, judged):
 def test_parts_that_are_frozen_stay_so(espal, own):
     done = espal("train", "--model", "net.py:Frozen", "--data", "net.py:data", "--out", "r", *FAST)
     assert done.code == 0, done.err
-    small = espalier.load("r/small", espalier.cli.references.function("net.py:Frozen", "--model"))
+    small = espalier.load("r/small", import_spec.function("net.py:Frozen", "--model"))
     assert not small.norm.running_mean.any()
 
 

@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.table import Table
 
 from espalier.cli import flags, sizes, training
-from espalier.cli.compact import Shipped, ship
 from espalier.cli.config import configurable
 from espalier.cli.sizes import Size
 from espalier.cli.training import Training
 from espalier.cli.words import told
 from espalier.data import load
+from espalier.ship import Shipped, ship
 from espalier.space import BadInput
 from espalier.train.checkpoint import write
 
@@ -160,7 +160,8 @@ def _single(console: Console, single: Single, out: Path, quiet: bool) -> tuple[S
     result, ships = training.run(asked, place, command, time_limit=None, quiet=quiet)
     small = out / f"{single.run}-small"
     console.print(f"   espalier compact {place} --to {small} --onnx", highlight=False, soft_wrap=True)
-    return single, {**result.summary(), **ships}, ship(place, small, onnx=_can_export(console))
+    formats = ("torch", "onnx") if _can_export(console) else ("torch",)
+    return single, {**result.summary(), **ships}, ship(place, small, formats=formats)
 
 
 def _can_export(console: Console) -> bool:

@@ -1,4 +1,4 @@
-"""Python things named on the command line: ``package.module:function`` or ``file.py:function``, and their arguments."""
+"""Python things named in text: ``package.module:function`` or ``file.py:function``, and their arguments."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ def function(reference: str, what: str) -> Callable[..., Any]:
     where, _, name = reference.rpartition(":")
     if not where or not name:
         raise BadInput(f"{what} {reference!r}: write package.module:function or file.py:function")
-    found: Any = _module(where, what)
+    thing: Any = _module(where, what)
     for part in name.split("."):
-        if not hasattr(found, part):
-            near = difflib.get_close_matches(part, [n for n in dir(found) if not n.startswith("_")], 1)
+        if not hasattr(thing, part):
+            near = difflib.get_close_matches(part, [n for n in dir(thing) if not n.startswith("_")], 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise BadInput(f"{what} {reference!r}: {where} has no {part!r}{hint}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise BadInput(f"{what} {reference!r} is a {type(found).__name__}, not a function")
-    return found  # type: ignore[no-any-return]
+        thing = getattr(thing, part)
+    if not callable(thing):
+        raise BadInput(f"{what} {reference!r} is a {type(thing).__name__}, not a function")
+    return thing  # type: ignore[no-any-return]
 
 
-def call(made_by: Callable[..., Any], arguments: dict[str, Any], reference: str, what: str) -> Any:
+def call(factory: Callable[..., Any], arguments: dict[str, Any], reference: str, what: str) -> Any:
     """What the function gives. Its own errors become one line, with the place in the user's file."""
     try:
-        return made_by(**arguments)
+        return factory(**arguments)
     except Exception as error:
-        raise BadInput(f"{what} {reference!r} failed: {_told(error)}") from error
+        raise BadInput(f"{what} {reference!r} failed: {_in_a_line(error)}") from error
 
 
 def blamed(error: Exception, given: Sequence[str]) -> str:
-    """Told in one line, with the place, an error that came through one of these references; "" of any other."""
+    """In one line, with the place, an error that came through one of these references; "" of any other."""
     own = dict[str, str]()
     for reference in filter(is_reference, given):
         where = reference.rpartition(":")[0]
@@ -57,8 +57,8 @@ def blamed(error: Exception, given: Sequence[str]) -> str:
         if file:
             own[str(Path(file).resolve())] = reference
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if found := own.get(str(Path(frame.filename).resolve())):
-            return f"{found!r} failed: {_told(error, frame)}"
+        if reference := own.get(str(Path(frame.filename).resolve()), ""):
+            return f"{reference!r} failed: {_in_a_line(error, frame)}"
     return ""
 
 
@@ -68,16 +68,16 @@ def arguments(words: Sequence[str]) -> dict[str, Any]:
     >>> arguments(["width=64", "hidden=[8, 8]", "name=a", "bias=false"])
     {'width': 64, 'hidden': [8, 8], 'name': 'a', 'bias': False}
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name.strip().isidentifier():
             raise BadInput(f"{word!r} is not an argument; write name=value, such as width=64 or hidden=[64, 64]")
         try:
-            found[name.strip()] = json.loads(value)
+            values[name.strip()] = json.loads(value)
         except ValueError:
-            found[name.strip()] = value.strip()
-    return found
+            values[name.strip()] = value.strip()
+    return values
 
 
 def fingerprint(reference: str) -> str | None:
@@ -104,9 +104,9 @@ def _module(where: str, what: str) -> ModuleType:
             raise BadInput(
                 f"{what}: there is no module {error.name!r} here; a file is named with its ending, as net.py:build"
             ) from None
-        raise BadInput(f"{what}: {where} cannot be imported: {_told(error)}") from error
+        raise BadInput(f"{what}: {where} cannot be imported: {_in_a_line(error)}") from error
     except Exception as error:
-        raise BadInput(f"{what}: {where} cannot be imported: {_told(error)}") from error
+        raise BadInput(f"{what}: {where} cannot be imported: {_in_a_line(error)}") from error
 
 
 def _loaded(path: Path, what: str) -> ModuleType:
@@ -128,11 +128,11 @@ def _loaded(path: Path, what: str) -> ModuleType:
         del sys.modules[name]
         if not isinstance(error, Exception):
             raise
-        raise BadInput(f"{what}: {path} cannot be imported: {_told(error)}") from error
+        raise BadInput(f"{what}: {path} cannot be imported: {_in_a_line(error)}") from error
     return module
 
 
-def _told(error: Exception, frame: traceback.FrameSummary | None = None) -> str:
+def _in_a_line(error: Exception, frame: traceback.FrameSummary | None = None) -> str:
     """The error and where it came from, in one line. frame: that place, if it is not the last."""
     last = [frame] if frame else traceback.extract_tb(error.__traceback__)[-1:]
     if isinstance(error, SyntaxError):

@@ -1,4 +1,4 @@
-"""The network of a command: one known by name, made to fit the data, or the user's own factory."""
+"""Factories of networks that can be named in text: known ones, made to fit the data, or the user's own."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from espalier.cli import references
 from espalier.models import CNN, MLP, DenseNet
+from espalier.ship import import_spec
 from espalier.space import BadInput
 
 Shape = tuple[int, ...]
@@ -21,9 +21,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Known:
-    """made: the class. fitted: its arguments for data of a shape and a number of outputs. images: what it reads."""
+    """build: the class. fitted: its arguments for data of a shape and a number of outputs. images: what it reads."""
 
-    made: type[nn.Module]
+    build: type[nn.Module]
     fitted: Callable[[Shape, int], dict[str, Any]]
     images: bool = True
 
@@ -46,7 +46,7 @@ class Network:
     outputs: int | None = None
 
     def __post_init__(self) -> None:
-        if references.is_reference(self.reference):
+        if import_spec.is_reference(self.reference):
             return
         if self.reference not in KNOWN:
             near = difflib.get_close_matches(self.reference, KNOWN, 1)
@@ -68,18 +68,18 @@ class Network:
     def build(self, seed: int | None = None) -> nn.Module:
         """A new one; with a seed, always of the same weights."""
         what = "--model"
-        if references.is_reference(self.reference):
-            factory, given = references.function(self.reference, what), dict(self.arguments)
+        if import_spec.is_reference(self.reference):
+            factory, given = import_spec.function(self.reference, what), dict(self.arguments)
             if isinstance(factory, nn.Module):
                 raise BadInput(
                     f"{what} {self.reference!r} is a network, of which there is only this one; name the function, or "
                     "class, that builds it"
                 )
         else:
-            factory, given = KNOWN[self.reference].made, self._fitted()
+            factory, given = KNOWN[self.reference].build, self._fitted()
         if seed is not None:
             torch.manual_seed(seed)
-        model = references.call(factory, given, self.reference, what)
+        model = import_spec.call(factory, given, self.reference, what)
         if not isinstance(model, nn.Module):
             raise BadInput(f"--model {self.reference!r} gives a {type(model).__name__}, not a torch.nn.Module")
         return model
@@ -91,13 +91,12 @@ class Network:
 
     def code(self) -> tuple[str, str]:
         """Python that imports the factory, and that calls it."""
-        if references.is_reference(self.reference):
+        if import_spec.is_reference(self.reference):
             where, _, name = self.reference.rpartition(":")
             module = Path(where).stem if where.endswith(".py") else where
             given = self.arguments
         else:
-            made = KNOWN[self.reference].made
-            module, name, given = "espalier.models", made.__name__, self._fitted()
+            module, name, given = "espalier.models", KNOWN[self.reference].build.__name__, self._fitted()
         words = ", ".join(f"{key}={value!r}" for key, value in given.items())
         return f"from {module} import {name.split('.')[0]}", f"{name}({words})"
 
@@ -107,12 +106,10 @@ class Network:
             "arguments": self.arguments,
             "shape": None if self.shape is None else list(self.shape),
             "outputs": self.outputs,
-            "file_sha256": references.fingerprint(self.reference),
+            "file_sha256": import_spec.fingerprint(self.reference),
         }
 
     @staticmethod
-    def from_json(story: dict[str, Any]) -> Network:
-        shape = story.get("shape")
-        return Network(
-            story["reference"], story["arguments"], None if shape is None else tuple(shape), story.get("outputs")
-        )
+    def from_json(record: dict[str, Any]) -> Network:
+        shape = None if record.get("shape") is None else tuple(record["shape"])
+        return Network(record["reference"], record["arguments"], shape, record.get("outputs"))
