@@ -18,11 +18,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from espalier.cli import flags, sizes, training
+from espalier.cli import demo_sweep, flags, training
 from espalier.cli.config import configurable
-from espalier.cli.sizes import Size
+from espalier.cli.demo_sweep import Size
+from espalier.cli.parsing import command_line
 from espalier.cli.training import Training
-from espalier.cli.words import told
 from espalier.data import load
 from espalier.ship import Shipped, ship
 from espalier.space import BadInput
@@ -140,8 +140,8 @@ def _sizes(console: Console, out: Path, epochs: int, seeds: range, quiet: bool) 
         "settles, and the weights finish under what ships. Beside them: uniform networks of the same sizes, and "
         "the uncut one, trained from scratch and as long."
     )
-    rows = sizes.train(data, WIDTHS, TARGETS, seeds, epochs, out / STATE, quiet)
-    sizes.write(rows, out, WIDTHS, "digits", epochs, told(sys.argv[1:]))
+    rows = demo_sweep.train(data, WIDTHS, TARGETS, seeds, epochs, out / STATE, quiet)
+    demo_sweep.write(rows, out, WIDTHS, "digits", epochs, command_line(sys.argv[1:]))
     return rows
 
 

@@ -1,19 +1,42 @@
-"""What the words of a command mean: numbers as the paper writes them, lists, options; and a command told again."""
+"""What the words of a command mean: numbers as the paper writes them, lists, options; settings of its flags."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import torch
 
 from espalier.space import BadInput
 
+T = TypeVar("T")
 
-def told(words: list[str]) -> str:
-    """The command as run files tell it: without the folders of the machine it ran on.
 
-    >>> told(["paper", "unit-selection", "--out=/home/me/results/units", "--data-dir", "/data/sets"])
+def settings(kind: type[T], flags: Mapping[str, Any], **parsed: Any) -> T:
+    """Settings, a dataclass, whose fields are the flags of their names, those parsed in place of what was written.
+
+    >>> from espalier.train import Recipe
+    >>> settings(Recipe, {"initial": 0.5, "quiet": True, "ramp": "1/4"}, ramp=0.25).ramp
+    0.25
+    """
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in flags.items() if name in names} | parsed)
+
+
+def device_and_precision(device: str, precision: str) -> tuple[str, str]:
+    """As they are given, or what is usual where there is a GPU, and where there is none."""
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return place, precision or ("tf32" if place.startswith("cuda") else "float32")
+
+
+def command_line(words: list[str]) -> str:
+    """The command as run files have it: without the folders of the machine it ran on.
+
+    >>> command_line(["paper", "unit-selection", "--out=/home/me/results/units", "--data-dir", "/data/sets"])
     'espalier paper unit-selection --out=units --data-dir sets'
     """
     return shlex.join(["espalier", *[re.sub(r"(?<![^=])/\S*/([^/]*)", r"\1", word) for word in words]])
