@@ -38,10 +38,10 @@ def test_every_claim_is_confirmed_where_it_holds(tmp_path):
     assert found["C6"].n == 6 * 5 + 5 * 5
     assert found["C7"].n == 10
     assert found["C8"].n == 30
-    assert "ratio 1.03" in found["C9"].found
+    assert "ratio 1.03" in found["C9"].evidence
     # 2^-3 ships 0.241 x 0.97 of the weights; random selections ship 0.7 of their 24% and 42%: 16.8 and 29.4%.
     rival = 0.09204 + (0.06704 - 0.09204) * (0.241 * 0.97 - 0.168) / (0.294 - 0.168)
-    shipped = found["C6"].found.partition("that ship instead: ")[2]
+    shipped = found["C6"].evidence.partition("that ship instead: ")[2]
     assert f"2^-3 {100 * (0.07102 - rival):+.2f} [" in shipped
 
 
@@ -53,9 +53,9 @@ def test_one_trial_leaves_errors_undecided_and_says_what_it_can(tmp_path):
     }  # fmt: skip
     # 2^-2 at 15.8%: random selection is extrapolated to no further than its smallest share, 16%: 11.5%.
     spread = (0.081 * 0.919 / 1e4 + 0.115 * 0.885 / 1e4) ** 0.5
-    assert f"2^-2 (16%) -3.40 +- {100 * spread:.2f}" in found["C6"].found
-    assert "+0.70 +- 0.33 points against the whole network's 5.30%" in found["C7"].found
-    assert "3 of 3 runs (p = 0.037)" in found["C8"].found
+    assert f"2^-2 (16%) -3.40 +- {100 * spread:.2f}" in found["C6"].evidence
+    assert "+0.70 +- 0.33 points against the whole network's 5.30%" in found["C7"].evidence
+    assert "3 of 3 runs (p = 0.037)" in found["C8"].evidence
 
 
 def test_what_is_refuted(tmp_path):
@@ -85,7 +85,7 @@ def test_times_of_unlike_batches_are_not_compared(tmp_path):
     write(tmp_path, "full", 1.0, 0, error=0.05, share=1.0, runs_in_batch=1, seconds=9000)
     assert judged(tmp_path)["C9"].verdict == "undecided"
     write(tmp_path, "search", -1.0, 0, error=0.05, share=1.0, runs_in_batch=1, seconds=9100)
-    assert "ratio 1.01" in judged(tmp_path)["C9"].found
+    assert "ratio 1.01" in judged(tmp_path)["C9"].evidence
     write(tmp_path, "full", 1.0, 0, error=0.05, share=1.0, runs_in_batch=8, seconds=9000)
     assert judged(tmp_path)["C9"].verdict == "undecided"
 
@@ -98,13 +98,13 @@ def test_times_of_unlike_batches_decide_one_way(tmp_path):
     write(tmp_path, "random", 0.24, 0, error=0.09, share=0.24, runs_in_batch=4, seconds=3410)
     told = judged(tmp_path)["C9"]
     assert told.verdict == "confirmed"
-    assert "ratio 1.18" in told.found
-    assert "open MACs 80% and 24%" in told.found
+    assert "ratio 1.18" in told.evidence
+    assert "open MACs 80% and 24%" in told.evidence
     write(tmp_path, "random", 0.24, 0, error=0.09, share=0.24, runs_in_batch=4, seconds=2010)
     told = judged(tmp_path)["C9"]
     assert told.verdict == "undecided"
-    assert "ratio 2.00" in told.found
-    assert "not alike" in told.found
+    assert "ratio 2.00" in told.evidence
+    assert "not alike" in told.evidence
     write(tmp_path, "random", 0.24, 0, error=0.09, share=0.9, runs_in_batch=2, seconds=1010)
     assert judged(tmp_path)["C9"].verdict == "refuted"  # 1000 us against 500 us, with more runs at once
     write(tmp_path, "random", 0.24, 0, error=0.09, share=0.9, runs_in_batch=2, seconds=1910)
@@ -113,14 +113,14 @@ def test_times_of_unlike_batches_decide_one_way(tmp_path):
     write(tmp_path, "search", 2**-4, 0, error=0.06, share=0.9, **like)
     told = judged(tmp_path)["C9"]
     assert told.verdict == "confirmed"  # the same search under another cost, in a batch as large
-    assert "2 search+cost_macs runs and as many of random" in told.found
+    assert "2 search+cost_macs runs and as many of random" in told.evidence
 
 
 def test_what_lacks_runs_is_undecided(tmp_path):
     write(tmp_path, "search", 2**-4, 0, error=0.06, share=0.42)
     found = judged(tmp_path)
     assert {v.verdict for v in found.values()} == {"undecided"}
-    assert all("not enough runs" in v.found for v in found.values())
+    assert all("not enough runs" in v.evidence for v in found.values())
 
 
 def test_errors_of_random_selection_are_interpolated_trial_by_trial(tmp_path):

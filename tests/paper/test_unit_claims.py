@@ -51,7 +51,7 @@ def test_equal_errors_decide_nothing(tmp_path):
         write(tmp_path, "dropout", 0.5, seed, error=0.015 + 1e-4 * seed)
     found = judged(tmp_path)
     assert [found[c].verdict for c in ("C2", "C3", "C5")] == ["undecided"] * 3
-    assert "better in 0 of" in found["C2"].found
+    assert "better in 0 of" in found["C2"].evidence
 
 
 def test_three_trials_are_too_few_for_a_rank_test_of_several_settings(tmp_path):
@@ -64,7 +64,7 @@ def test_what_is_missing_is_said(tmp_path):
     found = judged(tmp_path)
     for claim in ("C1", "C2", "C3", "C4", "C5", "C9"):
         assert found[claim].verdict == "undecided"
-        assert found[claim].found.startswith("not enough runs")
+        assert found[claim].evidence.startswith("not enough runs")
 
 
 def test_a_settled_run_is_another_variant_and_does_not_count(tmp_path):

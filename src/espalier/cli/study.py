@@ -107,9 +107,10 @@ def study(
         from espalier.report import grid_tables, read, write
         from espalier.report.files import PAGES
 
-        written, notes = write(out, page)
+        runs = read(out)
+        written, notes = write(runs, page)
         if not as_json:
-            for section in grid_tables.sections_of(read(out)):
+            for section in grid_tables.sections_of(runs):
                 for line in grid_tables.lines(section):
                     typer.echo(line)
             readme = next(p for p in written if p.name in PAGES)

@@ -12,7 +12,7 @@ __all__ = ["REPORTS", "write"]
 
 
 def write(
-    folder: str | os.PathLike[str],
+    folder: str | os.PathLike[str] | report.Study,
     reproduction: str | os.PathLike[str] | None = None,
     *,
     figures: bool = True,

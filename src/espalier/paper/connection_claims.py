@@ -64,10 +64,10 @@ def random(section: Section) -> Verdict:
     if not low or not high or not all(theirs.values()):
         return lacking("C6", words, test, "such penalties, and random selections of two shares or more beside them", n)
     parts = [f"{power(p)} ({shares[p]:.0%}) {_gap(ours[p], theirs[p])}" for p in ours]
-    found = "error of the search minus random selection's, points: " + "; ".join(parts)
-    found += _shipped(section, ours)
+    evidence = "error of the search minus random selection's, points: " + "; ".join(parts)
+    evidence += _shipped(section, ours)
     if min(min(len(ours[p]), len(theirs[p])) for p in ours) < FEW:
-        return Verdict("C6", words, UNDECIDED, test, f"{TOO_FEW}. {found}", n)
+        return Verdict("C6", words, UNDECIDED, test, f"{TOO_FEW}. {evidence}", n)
     errors = {p: numbers(runs, "error") for p, runs in ours.items()}
     better = holm([smaller(errors[p], theirs[p]) for p in low])
     worse = holm([smaller(theirs[p], errors[p]) for p in low])
@@ -75,9 +75,9 @@ def random(section: Section) -> Verdict:
     alike = all(a >= -ALIKE and b <= ALIKE for a, b in gaps)
     apart = any(a > ALIKE or b < -ALIKE for a, b in gaps)
     verdict = decided(max(better) < LEVEL and alike, min(worse) < LEVEL or apart)
-    found += f". Better at {sum(p < LEVEL for p in better)} of {len(low)} below 50%, worse at "
-    found += f"{sum(p < LEVEL for p in worse)}; {'level' if alike else 'not shown to be level'} above 60%"
-    return Verdict("C6", words, verdict, test, found, n)
+    evidence += f". Better at {sum(p < LEVEL for p in better)} of {len(low)} below 50%, worse at "
+    evidence += f"{sum(p < LEVEL for p in worse)}; {'level' if alike else 'not shown to be level'} above 60%"
+    return Verdict("C6", words, verdict, test, evidence, n)
 
 
 def forty(section: Section) -> Verdict:
@@ -95,12 +95,12 @@ def forty(section: Section) -> Verdict:
     at = min(near, key=lambda p: abs(shares[p] - 0.4))
     runs = section.of("search", at)
     n = len(runs) + len(full)
-    found = f"{power(at)} at {shares[at]:.1%} of the weights: {_gap(runs, full)} points against the whole "
-    found += f"network's {median(full):.2%}"
+    evidence = f"{power(at)} at {shares[at]:.1%} of the weights: {_gap(runs, full)} points against the whole "
+    evidence += f"network's {median(full):.2%}"
     if min(len(runs), len(full)) < FEW:
-        return Verdict("C7", words, UNDECIDED, test, f"{TOO_FEW}. {found}", n)
+        return Verdict("C7", words, UNDECIDED, test, f"{TOO_FEW}. {evidence}", n)
     low, high = difference_interval(numbers(runs, "error"), full)
-    return Verdict("C7", words, decided(high < RISE, low > RISE), test, found, n)
+    return Verdict("C7", words, decided(high < RISE, low > RISE), test, evidence, n)
 
 
 def blocks(section: Section) -> Verdict:
@@ -130,10 +130,10 @@ def blocks(section: Section) -> Verdict:
     wide = _strictly(paths, 1, most=False)
     verdict = decided(everywhere and wide and max(chances) < LEVEL, min(against) < LEVEL)
     kept = [f"{power(p)}: {' / '.join(f'{k:g}' for k in m)}" for p, m in zip([*weak, *strong], medians)]
-    found = f"block 3 keeps most in {sum(last)} of {len(last)} runs (p = {chances[0]:.2g}), block 2 fewest in "
-    found += f"{sum(second)} of {len(second)} (p = {chances[1]:.2g}); longest paths at the stronger penalties "
-    found += f"{' / '.join(f'{p:g}' for p in paths)}; connections {'; '.join(kept)}"
-    return Verdict("C8", words, verdict, test, found, n)
+    evidence = f"block 3 keeps most in {sum(last)} of {len(last)} runs (p = {chances[0]:.2g}), block 2 fewest in "
+    evidence += f"{sum(second)} of {len(second)} (p = {chances[1]:.2g}); longest paths at the stronger penalties "
+    evidence += f"{' / '.join(f'{p:g}' for p in paths)}; connections {'; '.join(kept)}"
+    return Verdict("C8", words, verdict, test, evidence, n)
 
 
 def time(section: Section) -> Verdict:
@@ -165,8 +165,8 @@ def time(section: Section) -> Verdict:
     assert pair is not None
     verdict = UNDECIDED if decides is None else CONFIRMED if time_ratio(*pair) <= ABOUT else REFUTED
     shares = f"open MACs {_open(pair[0]):.0%} and {_open(pair[1]):.0%}"
-    found = f"{times_in_words(*pair)}; {shares}" + (", not alike" if verdict == UNDECIDED else "")
-    return Verdict("C9", words, verdict, test, found, len(pair[0]) + len(pair[1]))
+    evidence = f"{times_in_words(*pair)}; {shares}" + (", not alike" if verdict == UNDECIDED else "")
+    return Verdict("C9", words, verdict, test, evidence, len(pair[0]) + len(pair[1]))
 
 
 def _runs(pair: tuple[Runs, Runs]) -> int:

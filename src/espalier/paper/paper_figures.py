@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from espalier.paper.sections import dataset, evaluated_on, note, searches, settings_of, trials
+from espalier.paper.sections import dataset, note, searches, settings_of, trials
 from espalier.picture.labels import power
 from espalier.report.charts import over_updates
 from espalier.report.figures import RULES, arms, band, shades, shares_along_x, sign
@@ -241,7 +241,7 @@ def _label(axes: Axes, text: str, point: tuple[float, float], place: tuple[int, 
 
 
 def _errors_along_y(axes: Axes, section: Section) -> None:
-    axes.set_ylabel("test error" if evaluated_on(section) == "test set" else "error, held-out images")
+    axes.set_ylabel("test error" if section.error_of == "test set" else "error, held-out images")
     _logarithmic(axes)
 
 
@@ -259,7 +259,7 @@ def _logarithmic(axes: Axes) -> None:
 
 
 def _finished(figure: Figure, title: str, section: Section) -> Figure:
-    held = "" if evaluated_on(section) == "test set" else f" ({evaluated_on(section)})"
+    held = "" if section.error_of == "test set" else f" ({section.error_of})"
     figure.suptitle(f"{title}: {dataset(section)}{held}", x=0.01, ha="left", fontsize=12, fontweight="bold")
     several = max(len(point.runs) for point in section.points) > 1
     words = f"median and quartiles of {trials(section)} trials" if several else "one trial"

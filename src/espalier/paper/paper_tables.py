@@ -12,7 +12,6 @@ from espalier.paper import printed_values
 from espalier.paper.sections import (
     batches,
     dataset,
-    evaluated_on,
     network,
     searches,
     setting_label,
@@ -55,7 +54,7 @@ def _variants(section: Section) -> list[Table]:
 def compared(section: Section) -> bool:
     """Whether the paper has numbers for these runs: its networks and data, on the test set."""
     known = {printed_values.NETWORK: "mnist", printed_values.DENSENET: "cifar10"}
-    return known.get(network(section)) == dataset(section) and evaluated_on(section) == "test set"
+    return known.get(network(section)) == dataset(section) and section.error_of == "test set"
 
 
 def counts(runs: Sequence[Run], name: str) -> list[float]:

@@ -20,7 +20,7 @@ def sections_of(study: Study) -> list[Section]:
     for section in sections:
         check_same(section.members, SHARED)
         check_alike(section.members, FREE)
-    return sorted(sections, key=lambda s: (dataset(s), evaluated_on(s), -epochs(s), network(s)))
+    return sorted(sections, key=lambda s: (dataset(s), s.error_of, -epochs(s), network(s)))
 
 
 def dataset(section: Section) -> str:
@@ -29,10 +29,6 @@ def dataset(section: Section) -> str:
 
 def epochs(section: Section) -> int:
     return int(section.members[0].settings["epochs"])
-
-
-def evaluated_on(section: Section) -> str:
-    return section.members[0].error_of
 
 
 def widths(section: Section) -> tuple[int, ...]:
@@ -56,7 +52,7 @@ def stem(section: Section) -> str:
 def title(section: Section) -> str:
     net = network(section)
     shape = "-".join(map(str, net[:2] if isinstance(net[0], str) else net))
-    return f"{dataset(section)}, {epochs(section)} epochs of the search, {shape}, errors on the {evaluated_on(section)}"
+    return f"{dataset(section)}, {epochs(section)} epochs of the search, {shape}, errors on the {section.error_of}"
 
 
 def note(section: Section) -> str:

@@ -118,7 +118,7 @@ class Report:
     def _claims(self, section: Section) -> str:
         columns = (("claim", ""), ("verdict", ""), ("runs", "g"), ("found", ""), ("test", ""))
         verdicts = self.verdicts(section)
-        rows = tuple((f"{v.claim}. {v.words}", v.verdict, v.n, v.found, v.test) for v in verdicts)
+        rows = tuple((f"{v.claim}. {v.words}", v.verdict, v.n, v.evidence, v.test) for v in verdicts)
         undecided = sum(v.verdict == UNDECIDED for v in verdicts)
         caption = f"Claims on {self.title.lower()}: {len(rows) - undecided} decided, {undecided} undecided"
         return Table("claims", caption, columns, rows, note(section)).markdown()

@@ -24,13 +24,13 @@ Runs = list[Run]
 
 @dataclass(frozen=True)
 class Verdict:
-    """test: what was tested and how; found: the numbers; n: runs that were looked at."""
+    """test: what was tested and how; evidence: the numbers; n: runs that were looked at."""
 
     claim: str
     words: str
     verdict: str
     test: str
-    found: str
+    evidence: str
     n: int
 
 
@@ -99,9 +99,11 @@ def fixed(section: Section) -> Verdict:
             worse.append(smaller(theirs, ours))
             parts.append(f"{power(p)} against {name} {points(median(ours) - median(theirs))} {gap(ours, theirs)}")
     won, lost = ([p < LEVEL for p in holm(ps)] for ps in (better, worse))
-    found = f"better in {sum(won)} of {len(won)} comparisons, worse in {sum(lost)}; points of error with 95% bootstrap "
-    found += f"intervals: {'; '.join(parts)}. " + _by_weights(section, at)
-    return Verdict("C2", words, decided(all(won), any(lost)), test, found, n)
+    evidence = (
+        f"better in {sum(won)} of {len(won)} comparisons, worse in {sum(lost)}; points of error with 95% bootstrap "
+    )
+    evidence += f"intervals: {'; '.join(parts)}. " + _by_weights(section, at)
+    return Verdict("C2", words, decided(all(won), any(lost)), test, evidence, n)
 
 
 def _by_weights(section: Section, at: dict[float, Runs]) -> str:
@@ -139,8 +141,8 @@ def grown(section: Section) -> Verdict:
     good = min(shares) == 1.0 and max(better) < LEVEL
     verdict = decided(good, min(worse) < LEVEL or median(shares) < 1.0)
     parts = [f"{power(p)}: median error {median(e):.2%}, p = {q:.2g}" for (p, e), q in zip(errors.items(), better)]
-    found = f"smallest unit share {min(shares):.2%}; {'; '.join(parts)}; full network {median(full):.2%}"
-    return Verdict("C3", words, verdict, test, found, n)
+    evidence = f"smallest unit share {min(shares):.2%}; {'; '.join(parts)}; full network {median(full):.2%}"
+    return Verdict("C3", words, verdict, test, evidence, n)
 
 
 def layers(section: Section) -> Verdict:
@@ -162,8 +164,8 @@ def layers(section: Section) -> Verdict:
     p = sign_test(wins, wins + losses)
     verdict = decided(everywhere and p < LEVEL, sign_test(losses, wins + losses) < LEVEL)
     parts = "; ".join(f"{power(q)}: {' / '.join(f'{s:.0%}' for s in some)}" for q, some in shares.items())
-    found = f"in {wins} of {len(runs)} runs, p = {p:.2g}; median shares {parts}"
-    return Verdict("C4", words, verdict, test, found, len(runs))
+    evidence = f"in {wins} of {len(runs)} runs, p = {p:.2g}; median shares {parts}"
+    return Verdict("C4", words, verdict, test, evidence, len(runs))
 
 
 def dropout(section: Section) -> Verdict:
@@ -178,8 +180,8 @@ def dropout(section: Section) -> Verdict:
     errors, whole = numbers(ours, "error"), set(numbers(ours, "unit_share")) == {1.0}
     p = smaller(errors, full)
     verdict = decided(p < LEVEL and whole, smaller(full, errors) < LEVEL or not whole)
-    found = f"median error {median(errors):.2%} against {median(full):.2%}, difference in points {gap(errors, full)}"
-    return Verdict("C5", words, verdict, test, f"{found}, p = {p:.2g}; unit share 100% by construction", n)
+    evidence = f"median error {median(errors):.2%} against {median(full):.2%}, difference in points {gap(errors, full)}"
+    return Verdict("C5", words, verdict, test, f"{evidence}, p = {p:.2g}; unit share 100% by construction", n)
 
 
 def time(section: Section) -> Verdict:
@@ -238,8 +240,8 @@ def once(section: Section) -> Verdict:
         return lacking("C10", words, test, "search runs", 0)
     budget = max(r.updates or 0 for r in section.members)
     whole = [r for r in runs if r.updates == budget == r.curve[-1]["update"] and not r.settings["settle"]]
-    found = f"{len(whole)} of {len(runs)} runs, {budget:,} updates each"
+    evidence = f"{len(whole)} of {len(runs)} runs, {budget:,} updates each"
     if stochastic_errors(runs):
         rises = [r.number("error") - drawn for r in runs for drawn in stochastic_errors([r])]
-        found += f"; error of the one structure over that of 20 drawn ones: median {points(median(rises))} points"
-    return Verdict("C10", words, decided(len(whole) == len(runs), True), test, found, len(runs))
+        evidence += f"; error of the one structure over that of 20 drawn ones: median {points(median(rises))} points"
+    return Verdict("C10", words, decided(len(whole) == len(runs), True), test, evidence, len(runs))

@@ -98,35 +98,27 @@ def densenet(
         raise BadInput(f"a DenseNet has at least one block of one layer, not {blocks} of {layers}")
     gates = connections(layers, blocks, growth, stem, classes)
     opened = bits(mask, len(gates))
-    kept = [gate for gate, alive in zip(gates, living(gates, opened)) if alive]
+    alive = living(gates, opened)
+    kept = [gate for gate, is_alive in zip(gates, alive) if is_alive]
     at = depths(kept)
     full = blocks * (layers + 1) + 1
-    total = sum(gate.weights for gate in gates)
     drawn = sorted(at) if kept else []
+    total = sum(gate.weights for gate in gates)
+    shares = [sum(gate.weights for gate, bit in zip(gates, some) if bit) / total for some in (alive, opened)]
     summary = {
-        "depth": at[full] if kept else 0,
-        "full_depth": full,
-        "connections": len(kept),
-        "open": sum(opened),
-        "of": len(gates),
-        "weight_share": sum(gate.weights for gate in kept) / total,
-        "open_weight_share": sum(gate.weights for gate, is_open in zip(gates, opened) if is_open) / total,
+        "depth": at[full] if kept else 0, "full_depth": full, "connections": len(kept), "open": sum(opened),
+        "of": len(gates), "weight_share": shares[0], "open_weight_share": shares[1],
         "dead": [layer for layer in range(1, full + 1) if layer not in drawn],
-    }
+    }  # fmt: skip
     counts = [[sum(gate.block == block for gate in some) for some in (kept, gates)] for block in range(blocks)]
-    bands = [
-        {"label": f"Block {i}", "fact": f"{some} of {every} connections"} for i, (some, every) in enumerate(counts, 1)
-    ]
+    facts = [f"{some} of {every} connections" for some, every in counts]
     return {
-        "kind": "graph",
-        "title": title or f"DenseNet-{full}",
-        "facts": _facts(summary),
-        "notes": _notes(summary),
-        "bands": bands,
+        "kind": "graph", "title": title or f"DenseNet-{full}", "facts": _facts(summary), "notes": _notes(summary),
+        "bands": [{"label": f"Block {i}", "fact": fact} for i, fact in enumerate(facts, 1)],
         "cells": [_cell(layer, at[layer], layers, blocks, kept, gates) for layer in drawn],
         "edges": [{"from": gate.source, "to": gate.reader, "band": gate.block} for gate in kept],
         "summary": summary,
-    }
+    }  # fmt: skip
 
 
 def _cell(

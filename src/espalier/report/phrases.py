@@ -111,11 +111,6 @@ def headline(section: Section) -> str:
     return f"{lowest}; within a tenth of it, at {score(measure, value)}, {percent(small)} of them are enough."
 
 
-def quantity(section: Section) -> str:
-    """What the trade-off is about: "error, test set"."""
-    return f"{section.measure}, {section.error_of}"
-
-
 def plain(text: str) -> str:
     """Text that plotly shows as it is: its labels read a little HTML, and its templates ``%{...}``."""
     for sign, word in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("%{", "% {")):

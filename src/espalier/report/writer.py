@@ -15,7 +15,7 @@ Own = Callable[[Study, "str | os.PathLike[str] | None", bool], list[Path]]
 
 
 def write(
-    folder: str | os.PathLike[str],
+    folder: str | os.PathLike[str] | Study,
     reproduction: str | os.PathLike[str] | None = None,
     *,
     figures: bool = True,
@@ -24,11 +24,12 @@ def write(
 ) -> tuple[list[Path], list[str]]:
     """Make everything anew from the runs. Returns the files written, and notes: what is not whole, what is missing.
 
+    folder: of the runs, or what :func:`espalier.report.read` made of it.
     reproduction: a page of a study with a part that is made from its runs, which is replaced as well.
     own: for a kind of study what writes its tables and figures, instead of those that any study has; it is given the
     study, ``reproduction`` and ``figures``.
     """
-    study = read(folder)
+    study = folder if isinstance(folder, Study) else read(folder)
     notes = list(study.notes)
     if own and study.kind in own:
         written = own[study.kind](study, reproduction, figures)
