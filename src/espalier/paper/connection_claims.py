@@ -6,8 +6,6 @@ are told with the sampling error of the test images alone.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from espalier.paper.paper_tables import MACS, counts, sampling_error
@@ -30,7 +28,7 @@ from espalier.paper.unit_claims import (
     times_in_words,
 )
 from espalier.picture.labels import power
-from espalier.report.statistics import difference_interval, holm, median, smaller
+from espalier.report.statistics import at_least, difference_interval, holm, median, smaller
 from espalier.report.study_reader import Section, middle, numbers
 
 LOW, HIGH = (0.10, 0.50), (0.60, 0.99)  # "15 to 40%" and "above 60%": the paper's settings there are 16 to 42, 68 to 80
@@ -124,8 +122,8 @@ def blocks(section: Section) -> Verdict:
     medians = [counts(section.of("search", p), "connections") for p in [*weak, *strong]]
     everywhere = all(_strictly(m, 2, most=True) for m in medians[: len(weak)])
     everywhere &= all(_strictly(m, 1, most=False) for m in medians[len(weak) :])
-    chances = [at_least(sum(hits), len(hits)) for hits in (last, second)]
-    against = [at_most(sum(hits), len(hits)) for hits in (last, second)]
+    chances = [at_least(sum(hits), len(hits), 1 / 3) for hits in (last, second)]
+    against = [1.0 - at_least(sum(hits) + 1, len(hits), 1 / 3) for hits in (last, second)]
     paths = [median([(r.result["canonical"]["block_depths"][i] or 0) for r in runs[1]]) for i in range(3)]
     wide = _strictly(paths, 1, most=False)
     verdict = decided(everywhere and wide and max(chances) < LEVEL, min(against) < LEVEL)
@@ -207,19 +205,6 @@ def random_errors(section: Section, share: float, name: str = "weight_share") ->
         if len(line) > 1 and line[0][0] - 0.03 <= share <= line[-1][0]:
             errors.append(float(np.interp(share, [s for s, _ in line], [e for _, e in line])))
     return errors
-
-
-def at_least(hits: int, n: int, chance: float = 1 / 3) -> float:
-    """The probability of at least so many hits in n tries.
-
-    >>> round(at_least(3, 3), 4)
-    0.037
-    """
-    return float(sum(math.comb(n, k) * chance**k * (1 - chance) ** (n - k) for k in range(hits, n + 1)))
-
-
-def at_most(hits: int, n: int, chance: float = 1 / 3) -> float:
-    return 1.0 - at_least(hits + 1, n, chance)
 
 
 def _gap(runs: Runs, theirs: list[float]) -> str:

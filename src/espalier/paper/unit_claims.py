@@ -12,7 +12,7 @@ from espalier.paper.paper_tables import stochastic_errors
 from espalier.paper.sections import batches, searches, update_time, widths
 from espalier.picture.labels import power
 from espalier.report.run_reader import Run
-from espalier.report.statistics import difference_interval, falling, holm, kendall, median, sign_test, smaller
+from espalier.report.statistics import at_least, difference_interval, falling, holm, kendall, median, smaller
 from espalier.report.study_reader import Section, middle, numbers
 
 LEVEL = 0.05
@@ -161,8 +161,8 @@ def layers(section: Section) -> Verdict:
     losses = sum(kept([r])[0] < max(kept([r])[1:]) for r in runs)
     shares = {p: kept(some) for p, some in at.items()}
     everywhere = all(s[0] > max(s[1:]) for s in shares.values())
-    p = sign_test(wins, wins + losses)
-    verdict = decided(everywhere and p < LEVEL, sign_test(losses, wins + losses) < LEVEL)
+    p = at_least(wins, wins + losses)
+    verdict = decided(everywhere and p < LEVEL, at_least(losses, wins + losses) < LEVEL)
     parts = "; ".join(f"{power(q)}: {' / '.join(f'{s:.0%}' for s in some)}" for q, some in shares.items())
     evidence = f"in {wins} of {len(runs)} runs, p = {p:.2g}; median shares {parts}"
     return Verdict("C4", words, verdict, test, evidence, len(runs))

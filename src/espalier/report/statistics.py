@@ -71,13 +71,13 @@ def kendall(x: Numbers, y: Numbers) -> float:
     return float((s * t).sum()) / spread if spread else math.nan
 
 
-def sign_test(wins: int, n: int) -> float:
-    """The one-sided p of at least so many wins in n fair tosses; 1 for no tosses.
+def at_least(hits: int, n: int, chance: float = 0.5) -> float:
+    """The probability of at least so many hits in n tries: the one-sided p of a sign test, or of another chance.
 
-    >>> sign_test(5, 5)
-    0.03125
+    >>> at_least(5, 5), round(at_least(3, 3, 1 / 3), 4)
+    (0.03125, 0.037)
     """
-    return float(sum(math.comb(n, k) for k in range(wins, n + 1)) / 2**n)
+    return float(sum(math.comb(n, k) * chance**k * (1 - chance) ** (n - k) for k in range(hits, n + 1)))
 
 
 def holm(ps: Numbers) -> list[float]:
