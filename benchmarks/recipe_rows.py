@@ -18,17 +18,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from espalier.report import recipe
-from espalier.report.recipe import Pairing, Run, Section
+from espalier.report import Run, Section, read
+from espalier.report.grid_tables import Paired, by_pair, compare
+from espalier.report.grid_tables import sections_of as grids_of
+from espalier.report.statistics import paired_interval
 
 
 def by_method(section: Section) -> dict[str, dict[float, list[Run]]]:
     """The runs of each method by target, those of the plain method by penalty."""
     found: dict[str, dict[float, list[Run]]] = {}
-    for run in section.runs:
-        label = run.penalty if run.target is None else run.target
-        if label is not None:
-            found.setdefault(run.method, {}).setdefault(label, []).append(run)
+    for run in section.members:
+        if run.setting is not None:
+            found.setdefault(run.method, {}).setdefault(run.setting.value, []).append(run)
     return found
 
 
@@ -36,16 +37,16 @@ def row(name: str, method: str, by_label: dict[float, list[Run]]) -> dict[str, A
     """What is kept of one method."""
     labels = sorted(by_label)
     groups = [by_label[label] for label in labels]
-    heads = {id(run.head): run.head for runs in groups for run in runs}.values()
+    heads = {run.path: run.record for runs in groups for run in runs}.values()  # a file for each batch
     head = next(iter(heads))
     return {
         "name": f"study: {name}, {method}", "method": method, "epochs": head["settings"]["epochs"],
         **named(method, labels, groups), "runs": [len(runs) for runs in groups],
         "setting": head["settings"], "examples": head["examples"],
-        "mean": [round(100 * statistics.mean(run.error for run in runs), 3) for runs in groups],
+        "mean": [round(100 * statistics.mean(run.number("error") for run in runs), 3) for runs in groups],
         "train_loss": [last_losses(runs) for runs in groups],
-        "pairs": [[[run.pairing[0] or 0, run.pairing[1]] for run in runs] for runs in groups],
-        "errors": [[run.error for run in runs] for runs in groups],
+        "pairs": [[[run.fold or 0, run.seed] for run in runs] for runs in groups],
+        "errors": [[run.number("error") for run in runs] for runs in groups],
         "seconds": round(sum(one["seconds"]["batch"] for one in heads), 1),
         "hardware": head["hardware"], "versions": head["versions"], "commit": head["commit"],
         "commands": list(dict.fromkeys(one["command"] for one in heads)),
@@ -56,13 +57,13 @@ def named(method: str, labels: list[float], groups: list[list[Run]]) -> dict[str
     """What sets the runs apart; where that is a penalty, the sizes that came of it as well."""
     if method != "penalty":
         return {"targets": labels}
-    shares = [round(statistics.median(run.result("reached_after") for run in runs), 4) for runs in groups]
+    shares = [round(statistics.median(run.number("reached_after") for run in runs), 4) for runs in groups]
     return {"penalties": labels, "shares": shares}
 
 
 def last_losses(runs: list[Run]) -> float | None:
     """Their mean; None where a run diverged."""
-    losses = [run.story["curve"][-1]["train_loss"] for run in runs]
+    losses = [run.record["curve"][-1]["train_loss"] for run in runs]
     return None if None in losses else round(statistics.mean(losses), 4)
 
 
@@ -75,9 +76,9 @@ def told(one: dict[str, Any], by_label: dict[float, list[Run]], base: dict[float
         loss = one["train_loss"][i]
         text = f"{label:g}{size}: {one['mean'][i]:.2f} (loss {'diverged' if loss is None else f'{loss:.3f}'})"
         theirs = base.get(next(iter(base)) if plain and len(base) == 1 else label, [])
-        pairs = by_pairing(runs), by_pairing(theirs)
-        if theirs is not runs and (apart := recipe.compare(*pairs)):
-            text += f" {100 * apart.mean:+.2f} [{100 * apart.low:+.2f}, {100 * apart.high:+.2f}]"
+        pairs = by_pair(runs), by_pair(theirs)
+        if theirs is not runs and (apart := compare(*pairs)):
+            text += f" {apart.label}"
             compared.append(pairs)
         parts.append(text)
     if not plain and len(compared) == len(by_label) > 1:
@@ -85,31 +86,30 @@ def told(one: dict[str, Any], by_label: dict[float, list[Run]], base: dict[float
     return f"{one['epochs']:4d} epochs  {one['name'].removeprefix('study: '):28s} " + "   ".join(parts)
 
 
-def by_pairing(runs: list[Run]) -> dict[Pairing, Run]:
-    return {run.pairing: run for run in runs}
-
-
-def together(compared: list[tuple[dict[Pairing, Run], dict[Pairing, Run]]]) -> list[str]:
+def together(compared: list[tuple[Paired, Paired]]) -> list[str]:
     """The difference over all sizes: of each pair their mean, as sizes of one seed are not independent."""
     pairs = sorted(set.intersection(*(set(runs) for both in compared for runs in both)), key=str)
     if len(pairs) < 2:
         return []
-    apart = [statistics.mean(ours[pair].error - theirs[pair].error for ours, theirs in compared) for pair in pairs]
-    low, high = recipe.paired_interval(apart, [fold for fold, _ in pairs])
+    apart = [
+        statistics.mean(ours[pair].number("error") - theirs[pair].number("error") for ours, theirs in compared)
+        for pair in pairs
+    ]
+    low, high = paired_interval(apart, [fold for fold, _ in pairs])
     return [f"together {100 * statistics.mean(apart):+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"]
 
 
 def sections_of(folder: Path) -> list[Section]:
-    sections = recipe.read(folder)
+    sections = grids_of(read(folder))
     for section in sections:
-        where = section.runs[0].head["evaluated_on"]
-        if not section.runs[0].head["settings"]["held_out"]:
+        where = section.members[0].error_of
+        if not section.members[0].settings["held_out"]:
             sys.exit(f"{folder} was evaluated on {where}: tuning is done on held-out data alone")
     return sections
 
 
 def epochs(section: Section) -> int:
-    return int(section.runs[0].head["settings"]["epochs"])
+    return int(section.members[0].settings["epochs"])
 
 
 def main() -> None:

@@ -20,8 +20,10 @@ ROWS = [
     {"compact"},
     {"gates"},
     {"train"},
-    {"integrations", "baselines", "models"},
+    {"integrations", "baselines", "models", "picture"},
+    {"ship"},
     {"report", "study"},
+    {"paper"},
     {"cli"},
 ]
 BESIDE = {
@@ -168,10 +170,8 @@ def test_the_search_knows_no_network(path):
             assert top != "torch" or not {"nn", "optim"} & set(names), where
 
 
-@pytest.mark.parametrize("path", sorted((SRC / "report").rglob("*.py")) or [None], ids=str)
-def test_reports_read_run_directories_without_torch(path):
-    if path is None:
-        pytest.skip("there is no report layer yet")
+@pytest.mark.parametrize("path", [p for p in FILES if p.parent.name in ("report", "picture")], ids=name)
+def test_reports_and_pictures_need_no_torch(path):
     assert not [line for module, _, line in imports(path) if module.split(".")[0] == "torch"]
 
 

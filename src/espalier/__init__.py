@@ -4,6 +4,7 @@ from espalier.compact import load, save
 from espalier.cost import Cost, Form
 from espalier.gates import Gate, attach, recalibrate
 from espalier.search import Search
+from espalier.ship import ship
 from espalier.space import (
     BadInput,
     BadMask,
@@ -40,5 +41,6 @@ __all__ = [
     "load",
     "recalibrate",
     "save",
+    "ship",
     "sweep",
 ]

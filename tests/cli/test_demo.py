@@ -15,7 +15,7 @@ from espalier.train.batched.batch import Batch
 
 pytest.importorskip("typer")
 from espalier.cli import demo as demonstration
-from espalier.cli.sizes import Size, network, uniform, weights
+from espalier.cli.demo_sweep import Size, network, uniform, weights
 
 WIDTHS = (64, 64, 64, 10)
 

@@ -13,7 +13,7 @@ typer = pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
 
 from espalier.cli.app import app  # noqa: E402
-from espalier.cli.words import number  # noqa: E402
+from espalier.cli.parsing import number  # noqa: E402
 from espalier.space import BadInput  # noqa: E402
 
 SMALL = [

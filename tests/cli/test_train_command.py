@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 import espalier
-from espalier.report import sections
+from espalier import report
+from espalier.ship import import_spec
 
 pytest.importorskip("typer")
 
@@ -48,7 +49,7 @@ def test_a_named_network_on_named_data(espal, tmp_path):
     assert told["share_after"] == result["share_after"]
     assert told["validation_error"] == result["validation_error"]
     assert told["sizes"] == ships["sizes"]
-    assert sections.read(run).sections[0].title == "digits, 1 epochs, MLP"  # a report knows the data by name
+    assert report.read(run).sections[0].title == "digits, 1 epochs, MLP"  # a report knows the data by name
 
 
 def test_a_network_and_data_of_ones_own_in_a_file(espal, own):
@@ -77,7 +78,7 @@ def test_data_of_ones_own_in_every_form(espal, own, data, judged):
 def test_parts_that_are_frozen_stay_so(espal, own):
     done = espal("train", "--model", "net.py:Frozen", "--data", "net.py:data", "--out", "r", *FAST)
     assert done.code == 0, done.err
-    small = espalier.load("r/small", espalier.cli.references.function("net.py:Frozen", "--model"))
+    small = espalier.load("r/small", import_spec.function("net.py:Frozen", "--model"))
     assert not small.norm.running_mean.any()
 
 

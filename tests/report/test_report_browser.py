@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 from studies import TARGETS, grid, grid_run, run_directory
 
-from espalier.report.write import write
+from espalier.report import write
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine: .ci/run installs it")

@@ -13,16 +13,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import synthetic_connections
 from studies import ERRORS, grid, grid_run, run_directory
-from synthetic import as_the_paper_says
 
 from espalier.cli.main import main
-from espalier.report import files
+from espalier.paper import write
+from espalier.report import files, read
 from espalier.report.page import NAME, render
-from espalier.report.sections import read
-from espalier.report.words import headline
-from espalier.report.write import write
+from espalier.report.phrases import headline
+from paper import synthetic_connections
+from paper.synthetic import as_the_paper_says
 
 EVIL = '<script>alert(1)</script><img src=x onerror="alert(2)">&%{x}'
 

@@ -53,8 +53,9 @@ def test_the_trend_test_against_every_permutation():
 
 
 def test_the_sign_test_and_holm_s_correction():
-    assert st.sign_test(9, 10) == pytest.approx(11 / 1024)
-    assert st.sign_test(0, 0) == 1.0
+    assert st.at_least(9, 10) == pytest.approx(11 / 1024)
+    assert st.at_least(0, 0) == 1.0
+    assert st.at_least(0, 4, 1 / 3) == pytest.approx(1.0)
     assert st.holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
     assert st.holm([]) == []
 

@@ -18,13 +18,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from espalier.cli import flags, sizes, training
-from espalier.cli.compact import Shipped, ship
+from espalier.cli import demo_sweep, flags, training
 from espalier.cli.config import configurable
-from espalier.cli.sizes import Size
+from espalier.cli.demo_sweep import Size
+from espalier.cli.parsing import command_line
 from espalier.cli.training import Training
-from espalier.cli.words import told
 from espalier.data import load
+from espalier.ship import Shipped, ship
 from espalier.space import BadInput
 from espalier.train.checkpoint import write
 
@@ -140,8 +140,8 @@ def _sizes(console: Console, out: Path, epochs: int, seeds: range, quiet: bool) 
         "settles, and the weights finish under what ships. Beside them: uniform networks of the same sizes, and "
         "the uncut one, trained from scratch and as long."
     )
-    rows = sizes.train(data, WIDTHS, TARGETS, seeds, epochs, out / STATE, quiet)
-    sizes.write(rows, out, WIDTHS, "digits", epochs, told(sys.argv[1:]))
+    rows = demo_sweep.train(data, WIDTHS, TARGETS, seeds, epochs, out / STATE, quiet)
+    demo_sweep.write(rows, out, WIDTHS, "digits", epochs, command_line(sys.argv[1:]))
     return rows
 
 
@@ -160,7 +160,8 @@ def _single(console: Console, single: Single, out: Path, quiet: bool) -> tuple[S
     result, ships = training.run(asked, place, command, time_limit=None, quiet=quiet)
     small = out / f"{single.run}-small"
     console.print(f"   espalier compact {place} --to {small} --onnx", highlight=False, soft_wrap=True)
-    return single, {**result.summary(), **ships}, ship(place, small, onnx=_can_export(console))
+    formats = ("torch", "onnx") if _can_export(console) else ("torch",)
+    return single, {**result.summary(), **ships}, ship(place, small, formats=formats)
 
 
 def _can_export(console: Console) -> bool:
@@ -211,7 +212,7 @@ def _single_table(shipped: list[tuple[Single, dict[str, Any], Shipped]]) -> Tabl
 
 def _page(out: Path) -> Path | None:
     """The report of everything below the folder: its page; None where plotly or jinja2 is missing."""
-    from espalier.report.write import write
+    from espalier.report import write
 
     write(out)
     page = out / "report.html"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from espalier.cli import references
+from espalier.ship import import_spec
 from espalier.space import BadInput
 from espalier.train import feed, nested
 
@@ -22,8 +22,8 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def chosen(name: str, reading: feed.Feed) -> Callable[[Any, Any], Tensor]:
     """By name, the user's own, or what fits the targets: cross entropy for integers, the mean square for numbers."""
-    if references.is_reference(name):
-        return references.function(name, "--loss")
+    if import_spec.is_reference(name):
+        return import_spec.function(name, "--loss")
     if name:
         return LOSSES[name]
     targets = next(iter(reading.once(1)))[1]

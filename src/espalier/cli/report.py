@@ -9,7 +9,7 @@ import typer
 
 from espalier.cli import flags
 from espalier.cli.config import configurable
-from espalier.report.write import write
+from espalier.paper import write
 
 
 @configurable

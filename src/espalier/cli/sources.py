@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from espalier.cli import references
 from espalier.data import Dataset, load, names
+from espalier.ship import import_spec
 from espalier.space import BadInput
 
 PART = tuple[Any, Any]  # inputs, targets
@@ -86,7 +86,7 @@ def read(
 ) -> Source:
     """given: a name, a file, or a reference. validation: "" (the test part, or else a tenth), "test", "none", or a
     share of the training part. flatten: every input a vector. scale: what uint8 inputs of a file are multiplied by."""
-    factor, arrays = 1.0, given.endswith(".npz") and not references.is_reference(Path(given).name)
+    factor, arrays = 1.0, given.endswith(".npz") and not import_spec.is_reference(Path(given).name)
     if scale is not None and not arrays:
         raise BadInput(f"--scale {scale:g} is for the inputs of a file.npz; {given} is read by a scale of its own")
     if scale is not None and not 0 < abs(scale) < math.inf:
@@ -96,8 +96,8 @@ def read(
         test: Any = train
     elif arrays:
         train, test, factor = _arrays(Path(given), scale)
-    elif references.is_reference(given):
-        train, test = _parts(references.call(references.function(given, "--data"), {}, given, "--data"), given)
+    elif import_spec.is_reference(given):
+        train, test = _parts(import_spec.call(import_spec.function(given, "--data"), {}, given, "--data"), given)
     else:
         near = difflib.get_close_matches(given, names(), 1)
         hint = f"did you mean {near[0]!r}? " if near else ""

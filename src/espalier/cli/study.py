@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import typer
 
-from espalier.cli import finish, flags
+from espalier.cli import flags
 from espalier.cli.config import configurable
-from espalier.cli.words import number, share, told, words
+from espalier.cli.parsing import command_line, device_and_precision, number, settings, share, words
+from espalier.cli.run_study import close
 from espalier.space import BadInput
 from espalier.study.grid import Grid
 from espalier.study.grid_spec import BATCH_SIZE, METHODS, TARGETS, GridSettings
@@ -77,56 +77,45 @@ def study(
 
     Example: espalier study --dataset digits --targets 0.1,0.3 --seeds 3 --epochs 20 --out runs/digits
     """
-    stop = Stop(time_limit)
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    given = {"theta_rate": theta_rate, "theta_way": theta_way, "initial": initial, "begin": begin}
-    given |= {"ramp": ramp, "ramp_updates": ramp_updates, "even": even}
-    given |= {"learning_rate": learning_rate, "adaptive": adaptive or None}
-    given["drops"] = tuple(number(word) for word in words(drops)) or None  # type: ignore[assignment]
-    own = recipe(preset, given, settle)
+    flags_given, stop = locals(), Stop(time_limit)
+    place, products = device_and_precision(device, precision)
+    names = ("theta_rate", "theta_way", "initial", "begin", "ramp", "ramp_updates", "even", "learning_rate")
+    given = {name: flags_given[name] for name in names} | {"adaptive": adaptive or None}
+    given["drops"] = tuple(number(word) for word in words(drops)) or None
+    parsed: dict[str, Any] = {
+        "methods": words(methods),
+        "targets": tuple(share(word, "a target") for word in words(targets)),
+        "penalties": tuple(number(word) for word in words(penalties)),
+        "hidden": tuple(_whole(word, "of units") for word in words(widths)) or None,
+        "trials": seeds,
+        "recipe": recipe(preset, given, settle),
+        "precision": products,
+    }
     each = [
-        GridSettings(
-            dataset=dataset,
-            methods=words(methods),
-            targets=tuple(share(word, "a target") for word in words(targets)),
-            penalties=tuple(number(word) for word in words(penalties)),
-            hidden=tuple(_whole(word, "of units") for word in words(widths)) or None,
-            trials=seeds,
-            first_seed=first_seed,
-            folds=folds,
-            held_out=held_out,
-            epochs=_whole(length, "of epochs"),
-            batch_size=batch_size,
-            samples=samples,
-            cost=cost,
-            recipe=own,
-            points=points,
-            precision=precision or ("tf32" if place.startswith("cuda") else "float32"),
-        )
-        for length in words(epochs)
+        settings(GridSettings, flags_given, **parsed, epochs=_whole(length, "of epochs")) for length in words(epochs)
     ]
     if not each:
         raise BadInput("epochs is empty, so there is nothing to run")
     shown = progress.choose(quiet)
     compute = Compute(precision=each[0].precision, updates_at_once=updates_at_once)  # type: ignore[arg-type]
     whole: dict[str, Any] = {"data_dir": data_dir, "device": place, "compute": compute, "at_once": at_once}
-    grids = [Grid(one, out, **whole, commit=commit or None, command=told(sys.argv[1:])) for one in each]
+    grids = [Grid(one, out, **whole, commit=commit or None, command=command_line(sys.argv[1:])) for one in each]
     with stop.on_interrupt():
         complete = all(grid.run(stop, shown) for grid in grids)
     written, notes = list[Path](), list[str]()
     if report and any(out.glob("runs/*/*/*.jsonl")):
-        from espalier.report import recipe as tables
-        from espalier.report.generated import PAGES
-        from espalier.report.write import write
+        from espalier.report import grid_tables, read, write
+        from espalier.report.files import PAGES
 
-        written, notes = write(out, page)
+        runs = read(out)
+        written, notes = write(runs, page)
         if not as_json:
-            for section in tables.read(out):
-                for line in tables.lines(section):
+            for section in grid_tables.sections_of(runs):
+                for line in grid_tables.lines(section):
                     typer.echo(line)
             readme = next(p for p in written if p.name in PAGES)
             typer.echo(f"wrote {len(written)} files: tables and figures, see {readme}")
-    finish.close(stop, shown, out, complete, written, notes, as_json)
+    close(stop, shown, out, complete, written, notes, as_json)
 
 
 def recipe(preset: str, given: dict[str, Any], settle: float | None) -> Recipe:

@@ -12,8 +12,8 @@ import typer
 
 from espalier.cli import flags
 from espalier.cli.config import configurable
+from espalier.cli.parsing import command_line, number, settings, share
 from espalier.cli.training import Training, run
-from espalier.cli.words import number, share, told
 from espalier.train import Result
 from espalier.train.metrics import clean
 
@@ -63,34 +63,17 @@ def train(
 
     Example: espalier train --model net.py:build --model-arg width=64 --data arrays.npz --target 30% --out runs/own
     """
-    training = Training(
-        model=model,
-        data=data,
+    training = settings(
+        Training,
+        locals(),
         model_arg=tuple(model_arg),
         weights="" if weights is None else str(weights),
         data_dir="" if data_dir is None else str(data_dir),
-        flatten=flatten,
-        scale=scale,
         target=share(target, "--target") if target else None,
         penalty=number(penalty) if penalty else None,
-        cost=cost,
-        loss=loss,
-        epochs=epochs,
-        batch_size=batch_size,
-        samples=samples,
-        optimizer=optimizer,
-        lr=lr,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        schedule=schedule,
-        settle=settle,
-        preset=preset,
-        seed=seed,
-        validation=validation,
-        device=device,
     )
     try:
-        result, ships = run(training, out, told(sys.argv[1:]), time_limit=time_limit, quiet=quiet)
+        result, ships = run(training, out, command_line(sys.argv[1:]), time_limit=time_limit, quiet=quiet)
     except KeyboardInterrupt:
         _stopped(out)
         raise typer.Exit(130) from None

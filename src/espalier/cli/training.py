@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import espalier
-from espalier.cli import calls, losses, references, shipped, sources
-from espalier.cli.networks import Network
+from espalier.cli import losses, sources
+from espalier.ship import import_spec, run_parts
+from espalier.ship.factories import Network
 from espalier.space import BadInput, EspalierError
 from espalier.train import Recipe, Result, checks, evaluate, feed, nested, presets
 from espalier.train.score import evaluating
@@ -69,7 +70,7 @@ class Training:
             _one_of("--optimizer", self.optimizer, tuple(OPTIMIZERS))
         if self.schedule:
             _one_of("--schedule", self.schedule, SCHEDULES)
-        if self.loss and not references.is_reference(self.loss):
+        if self.loss and not import_spec.is_reference(self.loss):
             _one_of("--loss", self.loss, tuple(losses.LOSSES), "or your own, as file.py:function")
         if self.momentum is not None and self.optimizer not in ("", "sgd"):
             raise BadInput(f"--momentum is of sgd; {self.optimizer} has none")
@@ -126,7 +127,7 @@ def run(
         flatten=training.flatten,
         scale=training.scale,
     )
-    arguments = references.arguments(training.model_arg)
+    arguments = import_spec.arguments(training.model_arg)
     network = Network(training.model, arguments, source.shape, source.outputs)
     device = training.place()
     model = network.build(training.seed)
@@ -142,7 +143,7 @@ def run(
     if loss is F.cross_entropy and isinstance(outputs, Tensor) and outputs.ndim == 2:
         sources.checked(source, outputs.shape[1])
     losses.tried(loss, training.loss, outputs, reading, device)
-    calls.begin(out, training.to_json(), network, command)
+    run_parts.begin(out, training.to_json(), network, command)
     gated = espalier.attach(model, example)
     if not quiet:
         count, groups = sum(p.numel() for p in model.parameters()), len(gated.space.slices)
@@ -173,13 +174,13 @@ def run(
     except EspalierError:
         raise
     except Exception as error:  # the network, the loss and the data may be the user's own
-        why = references.blamed(error, (training.model, training.loss, training.data))
+        why = import_spec.blamed(error, (training.model, training.loss, training.data))
         if not why:
             raise
         raise BadInput(f"{why}. What was saved in {out} is intact") from error
-    calls.tell(out)
+    run_parts.name_origin(out)
     test = None if source.test is None else evaluate(result.model, source.test, loss=loss)
-    return result, shipped.save(
+    return result, run_parts.save(
         out, result, gated, reading, judged_on=source.judged_on, prepared=source.prepared, test=test
     )
 

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from espalier.report.sections import Point, Section, Series, spread
+from espalier.picture.labels import raised
+from espalier.report.phrases import amount, counted, facts, listed, percent, plain, score
+from espalier.report.run_reader import Run
 from espalier.report.statistics import median, quartiles
-from espalier.report.story import Story
-from espalier.report.words import amount, counted, facts, listed, percent, plain, pretty, quantity, score
+from espalier.report.study_reader import Point, Section, Series
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
@@ -28,8 +29,7 @@ Trace = dict[str, Any]
 
 @dataclass(frozen=True)
 class View:
-    """One state of a chart. legend: label, colour, marker and line of each group of traces; summary: for who cannot
-    see it."""
+    """One state of a chart. legend: label, colour, marker and line of each group of traces; summary: in words."""
 
     traces: list[Trace]
     layout: dict[str, Any]
@@ -37,8 +37,8 @@ class View:
     summary: str
 
     def to_json(self) -> dict[str, Any]:
-        legend = [entry | {"label": pretty(entry["label"])} for entry in self.legend]
-        return {"traces": self.traces, "layout": self.layout, "legend": legend, "summary": pretty(self.summary)}
+        legend = [entry | {"label": raised(entry["label"])} for entry in self.legend]
+        return {"traces": self.traces, "layout": self.layout, "legend": legend, "summary": raised(self.summary)}
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,9 @@ def trade_off(section: Section, styles: Mapping[str, int]) -> Chart | None:
     views = {axis: _trade_off(section, axis, styles) for axis in section.axes}
     control = Control("Size counted in", "radio", tuple((axis, axis[0].upper() + axis[1:]) for axis in section.axes))
     lead = f"Each mark is the median over {section.over}; its arms reach to the quartiles, faint dots are single runs."
-    front = "Rings mark the Pareto front: nothing here is both smaller and better."
-    return Chart(
-        "trade-off",
-        "Size against error",
-        f"{lead if section.middle else 'Each mark is a run.'} {front}",
-        (control,),
-        views,
-    )
+    lead = lead if section.middle else "Each mark is a run."
+    lead += " Rings mark the Pareto front: nothing here is both smaller and better."
+    return Chart("trade-off", "Size against error", lead, (control,), views)
 
 
 def _trade_off(section: Section, axis: str, styles: Mapping[str, int]) -> View:
@@ -92,29 +87,24 @@ def _trade_off(section: Section, axis: str, styles: Mapping[str, int]) -> View:
         y = [quartiles(p.errors(measure)) for p in points]
         heights += [value for q in y for value in q]
         if any(len(p.done) > 1 for p in points):
-            runs = [run for p in points for run in p.done if run.share(axis) is not None]
-            runs = [run for run in runs if _value(run, measure) is not None]
-            values = [_value(run, measure) or 0.0 for run in runs]
-            heights += values
+            single = [(run, run.share(axis), _score(run, measure)) for p in points for run in p.done]
+            known = [(run, size, value) for run, size, value in single if size is not None and value is not None]
+            heights += [value for _, _, value in known]
             dots = {"symbol": symbol, "size": 5, "color": f"{colour}/0.4"}
-            traces.append(_marks([r.share(axis) or 0.0 for r in runs], values, i, dots, [_told(r) for r in runs]))
-        told = [_gathered(p, one, axis, measure) for p in points]
+            texts = [_hover(run) for run, _, _ in known]
+            traces.append(_marks([size for _, size, _ in known], [value for _, _, value in known], i, dots, texts))
+        texts = [_hover_of_point(p, one, axis, measure) for p in points]
         marker = {"symbol": symbol, "size": 9, "color": colour}
-        traces.append(
-            _marks([q[1] for q in x], [q[1] for q in y], i, marker, told)
-            | {
-                "mode": "lines+markers" if len(points) > 1 else "markers",
-                "name": plain(one.label),
-                "line": {"color": colour, "width": 2, "dash": dash},
-                "error_x": _arms(x, colour),
-                "error_y": _arms(y, colour),
-            }
-        )
+        traces.append(_marks([q[1] for q in x], [q[1] for q in y], i, marker, texts) | {
+            "mode": "lines+markers" if len(points) > 1 else "markers", "name": plain(one.label),
+            "line": {"color": colour, "width": 2, "dash": dash}, "error_x": _arms(x, colour),
+            "error_y": _arms(y, colour),
+        })  # fmt: skip
         legend.append({"label": one.label, "color": colour, "symbol": symbol, "dash": dash, "group": i})
         if not i:
             labelled = [(p, q[1], r[1]) for p, q, r in zip(points, x, y)]
     front = section.front(axis)
-    most = max((share for point in section.points() for share in point.shares(axis)), default=1.0) or 1.0
+    most = max((share for point in section.points for share in point.shares(axis)), default=1.0) or 1.0
     group = len(section.series)
     traces.append({
         "type": "scatter", "mode": "lines+markers", "name": "Pareto front", "legendgroup": str(group),
@@ -123,17 +113,16 @@ def _trade_off(section: Section, axis: str, styles: Mapping[str, int]) -> View:
         "marker": {"symbol": "circle-open", "size": 17, "color": "ink/0.75", "line": {"width": 1.4}},
     })  # fmt: skip
     legend.append({"label": "Pareto front", "color": "ink", "symbol": "ring", "dash": "dot", "group": group})
-    named = " · ".join(quantity(section).split(", "))
     height = error_axis(heights) if measure == "error" else loss_axis(heights)
     layout = {
         "xaxis": {"title": f"{axis} kept", "tickformat": ".0%", "range": [0, 1.1 * most]},
-        "yaxis": {"title": plain(named)} | height,
+        "yaxis": {"title": plain(f"{measure} · {section.error_of}")} | height,
         "annotations": _labels(labelled, most, height.get("type") == "log", legend[0]["color"]),
     }
     return View(traces, layout, legend, _front_in_words(section, axis, measure))
 
 
-def _marks(x: Sequence[float], y: Sequence[float | None], group: int, marker: dict[str, Any], text: list[str]) -> Trace:
+def _marks(x: Sequence[float], y: Sequence[float], group: int, marker: dict[str, Any], text: list[str]) -> Trace:
     return {
         "type": "scatter", "mode": "markers", "x": [_short(v) for v in x], "y": [_short(v) for v in y],
         "legendgroup": str(group), "marker": marker, "customdata": text,
@@ -141,8 +130,8 @@ def _marks(x: Sequence[float], y: Sequence[float | None], group: int, marker: di
     }  # fmt: skip
 
 
-def _arms(found: Sequence[tuple[float, float, float]], colour: str) -> dict[str, Any]:
-    up, down = [_short(q[2] - q[1]) for q in found], [_short(q[1] - q[0]) for q in found]
+def _arms(quarters: Sequence[tuple[float, float, float]], colour: str) -> dict[str, Any]:
+    up, down = [_short(q[2] - q[1]) for q in quarters], [_short(q[1] - q[0]) for q in quarters]
     arms = {"type": "data", "symmetric": False, "array": up, "arrayminus": down}
     return arms | {"thickness": 1.2, "width": 3, "color": f"{colour}/0.8"}
 
@@ -158,34 +147,34 @@ def _labels(marks: Sequence[tuple[Point, float, float]], most: float, log: bool,
             groups.append((x, [], []))
         groups[-1][1].append(y)
         groups[-1][2].append(point.label.partition(" ")[2])
-    shown = list[dict[str, Any]]()
+    labels = list[dict[str, Any]]()
     for x, heights, names in groups:
         beside = x < 0.08 * most  # there the curve is steep, and would run through a label below
         place = {"xanchor": "left", "xshift": 9, "yshift": 10} if beside else {"yanchor": "top", "yshift": -10}
         y = min(heights)
-        shown.append({
+        labels.append({
             "x": _short(x), "y": math.log10(y) if log else _short(y), "text": plain(", ".join(names)), "name": "0",
             "showarrow": False, "font": {"color": colour, "size": 12}, "bgcolor": "paper/0.7", "borderpad": 1,
         } | place)  # fmt: skip
-    return shown
+    return labels
 
 
-def _value(run: Story, measure: str) -> float | None:
+def _score(run: Run, measure: str) -> float | None:
     return run.error if measure == "error" else run.loss
 
 
-def _told(run: Story) -> str:
+def _hover(run: Run) -> str:
     lines = [f"<b>{plain(run.name)}</b>", *(f"{plain(name)}: {plain(value)}" for name, value in facts(run))]
     return "<br>".join(lines)
 
 
-def _gathered(point: Point, one: Series, axis: str, measure: str) -> str:
+def _hover_of_point(point: Point, one: Series, axis: str, measure: str) -> str:
     if len(point.done) == 1:
-        return _told(point.done[0])
+        return _hover(point.done[0])
     low, middle, high = (score(measure, value) for value in quartiles(point.errors(measure)))
     lines = [f"<b>{plain(one.label)}, {plain(point.label)}</b>", f"{measure}: {middle} ({low} to {high})"]
     names = [axis, *(name for name in point.done[0].shares if name != axis)]
-    lines += [f"{name} kept: {percent(median(found))}" for name in names if (found := point.shares(name))]
+    lines += [f"{name} kept: {percent(median(shares))}" for name in names if (shares := point.shares(name))]
     totals = [(name, [r.kept[name][0] for r in point.done if name in r.kept]) for name in list(point.done[0].kept)[:6]]
     if totals:
         lines.append("gates kept: " + ", ".join(f"{median(values):g}" for _, values in totals))
@@ -196,8 +185,8 @@ def _front_in_words(section: Section, axis: str, measure: str) -> str:
     front = section.front(axis)
     if not front:
         return ""
-    shown = front if len(front) <= 5 else [*front[:4], front[-1]]
-    parts = [f"{score(measure, y)} at {percent(x)} of the {axis}" for x, y, _ in shown]
+    few = front if len(front) <= 5 else [*front[:4], front[-1]]
+    parts = [f"{score(measure, y)} at {percent(x)} of the {axis}" for x, y, _ in few]
     return f"Along the Pareto front the {section.middle}{measure} ({section.error_of}) is {listed(parts)}."
 
 
@@ -251,28 +240,34 @@ def _learning(one: Series, name: str, error_of: str, styles: Mapping[str, int]) 
         axis = error_axis(heights)
     else:
         axis = {"tickformat": ".0%", "rangemode": "tozero"} if shares else loss_axis(heights) if "loss" in name else {}
-    middling = "median " if any(len(point.runs) > 1 for point in one.points) else ""
-    shown = f"{name} · {error_of}" if name in ("error", "loss") else name
+    of_runs = "median " if any(len(point.runs) > 1 for point in one.points) else ""
+    title = f"{name} · {error_of}" if name in ("error", "loss") else name
     layout = {
         "xaxis": {"title": "updates", "rangemode": "tozero", "tickformat": "~s"},
-        "yaxis": {"title": plain(shown)} | axis,
+        "yaxis": {"title": plain(title)} | axis,
     }
-    return View(traces, layout, legend, f"{one.label}: {middling}{name} at the end of the training: {listed(ends)}.")
+    return View(traces, layout, legend, f"{one.label}: {of_runs}{name} at the end of the training: {listed(ends)}.")
 
 
-def over_updates(runs: Sequence[Story], name: str) -> tuple[list[int], list[float], list[float], list[float]]:
-    """Updates, thinned, and the quartiles over runs of one column of their curves at each."""
+Curve = tuple[list[int], list[float], list[float], list[float]]
+
+
+def over_updates(runs: Sequence[Run], name: str, *, common: bool = False) -> Curve:
+    """Updates, thinned, and the quartiles over runs of one column of their curves at each.
+
+    common: those updates alone that all of the runs were measured at.
+    """
     columns = dict[int, list[float]]()
     for run in runs:
         for row in run.curve:
             if name in row and "update" in row:
                 columns.setdefault(int(row["update"]), []).append(row[name])
-    updates = sorted(columns)
+    updates = sorted(update for update in columns if not common or len(columns[update]) == len(runs))
     if len(updates) > MOST:
         places = [round(i * (len(updates) - 1) / (MOST - 1)) for i in range(MOST)]
         updates = [updates[i] for i in dict.fromkeys(places)]
-    found = [spread(columns[update]) or (0.0, 0.0, 0.0) for update in updates]
-    return updates, [q[0] for q in found], [q[1] for q in found], [q[2] for q in found]
+    quarters = [quartiles(columns[update]) for update in updates]
+    return updates, [q[0] for q in quarters], [q[1] for q in quarters], [q[2] for q in quarters]
 
 
 def error_axis(values: Sequence[float]) -> dict[str, Any]:
@@ -297,6 +292,6 @@ def loss_axis(values: Sequence[float]) -> dict[str, Any]:
     return {"type": "log", "dtick": "D2", "tickformat": ".3~g"} if wide else {"tickformat": ".3~g"}
 
 
-def _short(value: float | None) -> float | None:
+def _short(value: float) -> float:
     """Five digits: what a screen can show."""
-    return None if value is None else float(f"{value:.5g}")
+    return float(f"{value:.5g}")

@@ -1,188 +1,310 @@
-"""The charts of a study, with matplotlib: size against error, learning curves, theta, what layers keep."""
+"""The figures that any study has, with matplotlib: size against error, learning curves, theta, what is kept, rivals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import io
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from espalier.report.drawing import (
-    RULES,
-    STYLES,
-    errors_on,
-    finished,
-    label_curves,
-    label_penalties,
-    maths,
-    over_updates,
-    series,
-    shades,
-    thousands,
-)  # fmt: skip
-from espalier.report.runs import Run, Section
+from espalier.picture.labels import raised
+from espalier.report import grid_tables
+from espalier.report.charts import MEASURES, error_axis, over_updates
+from espalier.report.files import put
 from espalier.report.statistics import quartiles
+from espalier.report.structure_charts import group_label
+from espalier.report.study_reader import Point, Section, Series, numbers
+
+# Okabe and Ito's colours, told apart by the colour-blind; every series has its own marker besides.
+COLOURS = (
+    ("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"), ("#CC79A7", "^"), ("#E69F00", "v"), ("#56B4E9", "P"),
+    ("#000000", "X"),
+)  # fmt: skip
+RULES: Any = {
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.7,
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#666666",
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "espalier",  # the same runs give the same file
+}
+MOST_LAYERS = 24
+APART = 0.2  # between rivals of one size, in steps between sizes
 
 
-@dataclass(frozen=True)
-class Rival:
-    """A variant of the search that has a figure of its own. share: what it is compared at; cost: what each counts."""
-
-    variant: str
-    figure: str
-    title: str
-    share: str
-    axis: str
-    costs: tuple[str, str]
-
-
-@dataclass(frozen=True)
-class Words:
-    """What a study calls things. shares: names and titles, the one that is shown alone first. full: the method that
-    trains the whole network. gates: in the plural; part: what they are counted by; kept: the shares each part keeps."""
-
-    shares: tuple[tuple[str, str], ...]
-    labels: Mapping[str, str]
-    full: str
-    gates: str
-    part: str
-    kept: Callable[[Run], list[float]]
-    rival: Rival | None = None
-
-
-UNITS = Words(
-    shares=(("unit_share", "Units kept"), ("weight_share", "Weights kept")),
-    labels={"search": "unit selection", "fixed": "fixed, uniform layers", "dropout": "dropout, all units"},
-    full="fixed",
-    gates="units",
-    part="layer",
-    kept=lambda run: [kept / width for kept, width in zip(run.units, run.widths[1:-1], strict=True)],
-)
-
-
-def figures(section: Section, words: Words = UNITS) -> dict[str, Figure]:
-    """Name and figure, those there are runs for. matplotlib's global state is left alone."""
+def figures(section: Section) -> dict[str, Figure]:
+    """Name and figure, those there are numbers for. matplotlib's global state is left alone."""
     with matplotlib.rc_context(RULES):
-        made = dict[str, Figure]()
-        if sum(len(section.settings(variant)) for variant in section.variants) > 1:  # one point is no curve
-            made["error"] = trade_off(section, words)
-        if section.of("search"):
-            made["learning"] = learning(section, words)
-            made["theta"] = thetas(section, words)
-        if len(section.settings("search")) > 1:
-            made[f"{words.part}s"] = kept(section, words)
-        if words.rival is not None and section.of("search") and section.of(words.rival.variant):
-            made[words.rival.figure] = rivals(section, words, words.rival)
-    return made
+        every = {"trade-off": trade_off(section), "learning": learning(section), "theta": thetas(section)}
+        every["kept"] = kept(section)
+    return {name: figure for name, figure in every.items() if figure is not None}
 
 
-def trade_off(section: Section, words: Words) -> Figure:
-    """Fig. 2: error against shares of the network, medians with quartiles both ways."""
-    figure = Figure(figsize=(max(5.2 * len(words.shares), 10.4) - (len(words.shares) > 2), 4.5), layout="constrained")
-    grid = figure.subplots(1, len(words.shares), sharey=True)
-    left = grid[0]
-    for axes, (name, title) in zip(grid, words.shares):
-        for i, variant in enumerate(section.variants):
-            series(axes, section, variant, name, words.labels.get(variant, variant.removeprefix("search+")), i)
-        axes.set_title(title)
-        axes.set_xlabel("share of the full network")
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """stem.svg and stem.png."""
+    written = list[Path]()
+    with matplotlib.rc_context(RULES):
+        for kind, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=kind, dpi=160, metadata=metadata, bbox_inches="tight")
+            written.append(put(stem.with_name(f"{stem.name}.{kind}"), buffer.getvalue()))
+    return written
+
+
+def trade_off(section: Section) -> Figure | None:
+    """Median error against median size, counted in each way that is known, with quartiles both ways."""
+    if section.measure is None or not section.axes:
+        return None
+    figure = Figure(figsize=(max(5.6, 4.8 * len(section.axes)), 4.5), layout="constrained")
+    grid = figure.subplots(1, len(section.axes), sharey=True, squeeze=False)[0]
+    heights = list[float]()
+    for axes, axis in zip(grid, section.axes):
+        for i, one in enumerate(section.series):
+            points = [p for p in one.points if p.shares(axis) and p.errors(section.measure)]
+            if not points:
+                continue
+            x = np.array([quartiles(p.shares(axis)) for p in points])
+            y = np.array([quartiles(p.errors(section.measure)) for p in points])
+            heights += list(y.flatten())
+            colour, marker = COLOURS[i % len(COLOURS)]
+            axes.errorbar(
+                x[:, 1], y[:, 1], xerr=arms(x), yerr=arms(y), color=colour, marker=marker, ms=5.5, lw=1.6,
+                ls="-" if one.variant.startswith("search") else "--", elinewidth=1.1, capsize=2.5,
+                label=_text(one.label),
+            )  # fmt: skip
+        front = section.front(axis)
+        axes.step(
+            [x for x, _, _ in front], [y for _, y, _ in front], where="post", color="#777777", lw=0.9, ls=":",
+            marker="o", ms=11, mfc="none", mew=1.0, label="Pareto front", zorder=1,
+        )  # fmt: skip
+        shares_along_x(axes, f"{axis} kept")
+    grid[0].set_ylabel(f"{section.measure}, {section.error_of}")
+    _scaled(grid[0], section.measure, heights)
+    grid[-1].legend(loc="best")
+    return _finished(figure, f"Size against {section.measure}", section)
+
+
+def learning(section: Section) -> Figure | None:
+    """Error (or loss) and size over the updates, for the first method that tells them; a colour for each setting."""
+    for one in section.series:
+        known = [name for name in MEASURES if any(len(over_updates(p.runs, name)[0]) > 1 for p in one.points)]
+        error, loss, share = (next((n for n in known if n.endswith(end)), None) for end in ("error", "loss", "kept"))
+        names = [name for name in (error or loss, share) if name]
+        if names:
+            return _learning(section, one, names)
+    return None
+
+
+def _learning(section: Section, one: Series, names: Sequence[str]) -> Figure:
+    figure = Figure(figsize=(5.2 * len(names) + 1.2, 4.5), layout="constrained")
+    grid = figure.subplots(1, len(names), squeeze=False)[0]
+    for axes, name in zip(grid, names):
+        heights = list[float]()
+        for point, colour in zip(one.points, shades(len(one.points))):
+            low, high = band(axes, over_updates(point.runs, name), colour, _text(point.label))
+            heights += [*low, *high]
+        axes.set_title(f"{name}, {section.error_of}" if name in ("error", "loss") else name)
+        axes.set_xlabel("updates")
         axes.set_xlim(left=0)
-    left.set_ylabel("test error" if section.evaluated_on == "test set" else "error, held-out images")
-    errors_on(left)
-    label_penalties(left, section, words.shares[0][0])
-    left.legend(loc="upper right")
-    return finished(figure, "Size against error", section)
+        _scaled(axes, "error" if name.endswith("error") else "loss" if name.endswith("loss") else "share", heights)
+    grid[-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return _finished(figure, f"Over the training ({one.label})", section)
 
 
-def rivals(section: Section, words: Words, rival: Rival) -> Figure:
-    """The search and a variant of it at equal shares, each point with its penalty; the other methods beside them."""
-    figure = Figure(figsize=(7.4, 4.8), layout="constrained")
+def thetas(section: Section) -> Figure | None:
+    """The smallest and the largest network that were searched for: every gate's theta, update by update."""
+    known = [(one, point, theta) for one in section.series for point in one.points if (theta := point.example.theta)]
+    if not known:
+        return None
+    ends = [known[0], known[-1]] if len(known) > 1 else known
+    figure = Figure(figsize=(5.2 * len(ends) + 0.6, 4.2), layout="constrained")
+    grid = figure.subplots(1, len(ends), squeeze=False)[0]
+    for axes, (one, point, theta) in zip(grid, ends):
+        borders = [0, *np.cumsum(list(theta.sizes.values())).tolist()]
+        parts = [theta.values[:, a:b] for a, b in pairwise(borders)]
+        rows = np.concatenate([part[:, np.argsort(-part[-1], kind="stable")] for part in parts], 1).T
+        image = axes.pcolormesh(
+            _edges(theta.updates), np.arange(borders[-1] + 1), rows, cmap="cividis", vmin=0, vmax=1, rasterized=True
+        )
+        for border in borders[1:-1]:
+            axes.axhline(border, color="white", lw=1.2)
+        middles = [(a + b) / 2 for a, b in pairwise(borders)]
+        few = range(0, len(middles), max(1, -(-len(middles) // 16)))
+        names = [_text(group_label(name)) for name in theta.sizes]
+        axes.set_yticks([middles[i] for i in few], [names[i] for i in few])
+        axes.invert_yaxis()
+        axes.grid(visible=False)
+        axes.set_title(_text(f"{one.label}, {point.label}"), fontsize=10)
+        axes.set_xlabel("updates")
+    figure.colorbar(image, ax=list(grid), label="theta", shrink=0.9)
+    return _finished(figure, "Theta over time", section)
+
+
+def kept(section: Section) -> Figure | None:
+    """What each group of gates keeps under each setting of the first method that tells it: medians and quartiles."""
+    series = next((one for one in section.series if any(run.kept for run in one.runs)), None)
+    if series is None:
+        return None
+    points = [point for point in series.points if any(run.kept for run in point.done)]
+    names = list(dict.fromkeys(name for point in points for run in point.done for name in run.kept))[:MOST_LAYERS]
+    if not points or not names:
+        return None
+    figure = Figure(figsize=(min(14.0, 4.0 + 1.1 * len(names)), 4.0), layout="constrained")
     axes = figure.subplots()
-    labels = dict(words.labels) | dict(zip(("search", rival.variant), rival.costs))
-    for i, variant in enumerate(section.variants):
-        if variant in ("search", rival.variant) or not variant.startswith("search"):
-            series(axes, section, variant, rival.share, labels.get(variant, variant), i)
-    axes.set_xlabel(rival.axis)
+    width = 0.8 / len(points)
+    for k, (point, colour) in enumerate(zip(points, shades(len(points)))):
+        shares = np.array([_share(point, name) for name in names])
+        at = np.arange(len(names)) - 0.4 + width * (k + 0.5)
+        axes.bar(at, shares[:, 1], width=width * 0.92, color=colour, label=_text(point.label))
+        if len(point.done) > 1:
+            axes.errorbar(at, shares[:, 1], yerr=arms(shares), fmt="none", ecolor="#333333", elinewidth=1, capsize=2)
+    axes.set_xticks(
+        range(len(names)), [_text(group_label(name)) for name in names], rotation=0 if len(names) < 8 else 60
+    )
+    axes.set_ylabel("gates kept")
+    if all(run.kept[name][1] for point in points for run in point.done for name in names if name in run.kept):
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.grid(axis="x", visible=False)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return _finished(figure, f"What each layer keeps ({series.label})", section)
+
+
+def rivals(section: Section) -> Figure | None:
+    """Of a grid: ours minus each rival at each size, as a share of the rival's mean error; None without a rival."""
+    sizes = grid_tables.targets(section)
+    present = {rival: cells for rival in grid_tables.RIVALS if (cells := _cells(section, rival))}
+    if not present:
+        return None
+    with matplotlib.rc_context(RULES):
+        figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+        axes = figure.subplots()
+        axes.axhline(0.0, color="#333333", lw=1.0)
+        for i, (rival, cells) in enumerate(present.items()):
+            x = [sizes.index(target) + APART * (i - (len(present) - 1) / 2) for target in cells]
+            y = [cell.mean / of for cell, of in cells.values()]
+            ends = [(c.mean - c.low, c.high - c.mean, of) for c, of in cells.values()]  # below 0 by rounding, if equal
+            bars = [[max(low, 0.0) / of for low, _, of in ends], [max(high, 0.0) / of for _, high, of in ends]]
+            colour, marker = COLOURS[1 + list(grid_tables.RIVALS).index(rival)]
+            axes.errorbar(
+                x, y, yerr=bars, color=colour, marker=marker, ms=6, ls="", elinewidth=1.6, capsize=3,
+                label=grid_tables.RIVALS[rival].replace("control:", "the control,"),
+            )  # fmt: skip
+            for at, (cell, _), value in zip(x, cells.values(), y):
+                if cell.verdict == "level":  # hollow: nothing is sure
+                    axes.plot([at], [value], marker=marker, ms=6, ls="", color=colour, mfc="white", zorder=3)
+        axes.set_xticks(range(len(sizes)), [f"{100 * target:g}%" for target in sizes])
+        axes.set_xlabel("of the full cost")
+        axes.set_ylabel("ours minus the rival, of its error")
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.margins(y=0.12)
+        axes.legend(  # above, off the bars
+            loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, fontsize=8.5, handletextpad=0.2, columnspacing=1.2
+        )
+        title = raised(f"Ours and its rivals: {grid_tables.title(section)}")
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11, weight="bold")
+        note = "below 0 ours is better; bars: 95% bootstrap over pairs; hollow: level"
+        sign(figure, raised(f"{note}\n{grid_tables.note(section)}"))
+    return figure
+
+
+def _cells(section: Section, rival: str) -> dict[float, tuple[grid_tables.Comparison, float]]:
+    """By size the comparison there, and the rival's mean error; without those that have no share."""
+    cells = dict[float, tuple[grid_tables.Comparison, float]]()
+    for target, cell in grid_tables.comparisons(section, rival).items():
+        errors = numbers(section.of(rival, target), "error")
+        if sum(errors) > 0:
+            cells[target] = cell, sum(errors) / len(errors)
+    return cells
+
+
+def _share(point: Point, name: str) -> tuple[float, float, float]:
+    pairs = [run.kept[name] for run in point.done if name in run.kept]
+    return quartiles([count / (total or 1) for count, total in pairs]) if pairs else (np.nan, np.nan, np.nan)
+
+
+def _edges(updates: Sequence[int]) -> np.ndarray:
+    """Between snapshots, so that each stands in the middle of its column: ``(snapshots + 1)``."""
+    at = np.asarray(updates, dtype=np.float64)
+    if len(at) == 1:
+        return np.array([at[0] - 0.5, at[0] + 0.5])
+    between = (at[1:] + at[:-1]) / 2
+    edges: np.ndarray = np.concatenate([[at[0] - (between[0] - at[0])], between, [at[-1] + (at[-1] - between[-1])]])
+    return edges
+
+
+def _scaled(axes: Axes, measure: str, values: Sequence[float]) -> None:
+    """The axis of the page, for errors; shares in percent; losses as they are."""
+    if measure == "error" and values:
+        shape = error_axis(values)
+        if shape.get("type") == "log":
+            axes.set_yscale("log")
+            axes.set_ylim(10 ** shape["range"][0], 10 ** shape["range"][1])
+            axes.set_yticks(shape["tickvals"], shape["ticktext"])
+            axes.set_yticks([], minor=True)
+            return
+    if measure != "loss":
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
+    if measure == "share":
+        axes.set_ylim(0, 1.03)
+
+
+def _finished(figure: Figure, title: str, section: Section) -> Figure:
+    figure.suptitle(_text(f"{title}: {section.title}"), x=0.01, ha="left", fontsize=12, fontweight="bold")
+    several = max(len(point.runs) for point in section.points) > 1
+    note = f"median and quartiles of {section.trials}" if several else "one seed"
+    return sign(figure, _text(f"{section.note}; {note}"))
+
+
+def _text(words: str) -> str:
+    """As it is: a dollar would begin a formula."""
+    return raised(words).replace("$", "\\$")
+
+
+# ---- for figures of any kind -----------------------------------------------------------------------------------------
+
+
+def sign(figure: Figure, note: str) -> Figure:
+    """What it is made of, small, below."""
+    figure.supxlabel(note, x=0.01, ha="left", fontsize=7.5, color="#555555")
+    return figure
+
+
+def band(axes: Axes, curve: Any, colour: Any, label: str) -> tuple[list[float], list[float]]:
+    """Medians over updates in a band from quartile to quartile; curve: of ``over_updates``. Returns the quartiles."""
+    updates, low, middle, high = curve
+    axes.plot(updates, middle, color=colour, lw=1.8, label=label)
+    axes.fill_between(updates, low, high, color=colour, alpha=0.18, lw=0)
+    return low, high
+
+
+def shares_along_x(axes: Axes, label: str) -> None:
+    axes.set_xlabel(label)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_xlim(left=0)
-    axes.set_ylabel("test error" if section.evaluated_on == "test set" else "error, held-out images")
-    errors_on(axes)
-    label_curves(axes, section, rival.share, ("search", rival.variant))
-    axes.legend(loc="upper right")
-    return finished(figure, rival.title, section)
 
 
-def learning(section: Section, words: Words) -> Figure:
-    """A share and the error over the updates, a colour for each penalty; medians and quartiles."""
-    figure = Figure(figsize=(10.4, 4.5), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    penalties = section.settings("search")
-    for penalty, colour in zip(penalties, shades(len(penalties))):
-        runs = section.of("search", penalty)
-        for axes, name in ((left, words.shares[0][0]), (right, "test_error")):
-            updates, low, middle, high = over_updates(runs, name)
-            axes.plot(updates, middle, color=colour, lw=1.8, label=f"$\\epsilon'$ = {maths(penalty)}")
-            axes.fill_between(updates, low, high, color=colour, alpha=0.18, lw=0)
-    if full := section.of(words.full, 1.0):
-        updates, _, middle, _ = over_updates(full, "test_error")
-        right.plot(updates, middle, color=STYLES[words.full][0], ls="--", lw=1.6, label="full network")
-    left.set_title(words.shares[0][1])
-    left.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    left.set_ylim(0, 1.03)
-    right.set_title("Test error")
-    errors_on(right)
-    for axes in (left, right):
-        axes.set_xlabel("updates")
-        axes.xaxis.set_major_formatter(FuncFormatter(thousands))
-        axes.set_xlim(left=0)
-    right.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return finished(figure, "Over the training", section)
+def arms(quarters: np.ndarray) -> np.ndarray:
+    """From quartiles ``(points, 3)`` the lengths of error bars ``(2, points)``."""
+    lengths: np.ndarray = np.maximum(np.stack([quarters[:, 1] - quarters[:, 0], quarters[:, 2] - quarters[:, 1]]), 0)
+    return lengths
 
 
-def thetas(section: Section, words: Words) -> Figure:
-    """Where theta ends, all gates together: how decided the structures are."""
-    penalties = section.settings("search")
-    figure = Figure(figsize=(10.4, 2.7), layout="constrained")
-    grid = figure.subplots(1, len(penalties), sharey=True, squeeze=False)[0]
-    for axes, penalty, colour in zip(grid, penalties, shades(len(penalties))):
-        runs = section.of("search", penalty)
-        counts = np.sum([r.story["result"]["theta_histogram"] for r in runs], axis=(0, 1))
-        edges = np.linspace(0, 1, len(counts) + 1)
-        axes.bar(edges[:-1], counts / counts.sum(), width=1 / len(counts), align="edge", color=colour, lw=0)
-        axes.set_title(f"$\\epsilon'$ = {maths(penalty)}", fontsize=10)
-        axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
-        axes.set_xlabel("$\\theta$")
-        axes.grid(axis="x", visible=False)
-    grid[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    grid[0].set_ylabel(f"share of the {words.gates}")
-    return finished(figure, "Probabilities at the end", section)
-
-
-def kept(section: Section, words: Words) -> Figure:
-    """What each layer, or block, keeps under each penalty: medians and quartiles."""
-    penalties = section.settings("search")
-    figure = Figure(figsize=(8.6, 4.0), layout="constrained")
-    axes = figure.subplots()
-    shares = {p: [words.kept(r) for r in section.of("search", p)] for p in penalties}
-    count = len(shares[penalties[0]][0])
-    room = 0.8 / count
-    for i, colour in zip(range(count), ("#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#CC79A7") * 9):
-        found = [quartiles([share[i] for share in shares[p]]) for p in penalties]
-        at = [k - 0.4 + room * (i + 0.5) for k in range(len(penalties))]
-        middle = np.array([q[1] for q in found])
-        spread = np.array([[q[1] - q[0] for q in found], [q[2] - q[1] for q in found]])
-        axes.bar(at, middle, width=room * 0.92, color=colour, label=f"{words.part} {i + 1}")
-        if spread.any():
-            axes.errorbar(at, middle, yerr=spread, fmt="none", ecolor="#333333", elinewidth=1, capsize=2)
-    axes.set_xticks(range(len(penalties)), [f"${maths(p)[1:-1]}$" for p in penalties])
-    axes.set_xlabel("penalty $\\epsilon'$")
-    axes.set_ylabel(f"{words.gates} kept")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.grid(axis="x", visible=False)
-    axes.set_ylim(0, 1.05)
-    axes.legend(loc="upper left", ncols=count)
-    return finished(figure, f"What each {words.part} keeps", section)
+def shades(count: int) -> list[Any]:
+    """From dark to light, even for the colour-blind, and on paper."""
+    return list(matplotlib.colormaps["viridis"](np.linspace(0.0, 0.92, max(count, 1))))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,19 +13,21 @@ from typing import Any
 import jinja2
 import plotly.offline  # type: ignore[import-untyped]
 
-from espalier.report import charts, run_tables, structure_charts
+from espalier import picture
+from espalier.picture.labels import raised
+from espalier.report import charts, structure_charts, tables
 from espalier.report.charts import Chart
-from espalier.report.commands import made_by
-from espalier.report.pictures import pictures, theme
-from espalier.report.sections import Section, Study, grouped, variant_label
-from espalier.report.story import Story
-from espalier.report.table import Table
-from espalier.report.words import amount, duration, headline, listed, percent, pretty
+from espalier.report.phrases import amount, duration, headline, listed, made_by, percent
+from espalier.report.run_reader import Run
+from espalier.report.structure_charts import group_label
+from espalier.report.study_reader import Section, Study, grouped, variant_label
+from espalier.report.tables import Table
 from espalier.space import BadInput
 
 NAME = "report.html"
 MARK = '<meta name="generator" content="espalier report">'
 MOST_PICTURES = 16
+WIDTH, HEIGHT, ROOM = 320, 150, 24  # of the drawing; below the columns there is room for their names
 FORMATS = {"seconds": duration, "error": percent, "loss": amount}
 
 
@@ -36,7 +40,7 @@ def render(study: Study, files: Iterable[Path] = ()) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters["pretty"] = pretty
+    environment.filters["pretty"] = raised
     styles = {variant: i for i, variant in enumerate(dict.fromkeys(run.variant for run in study.runs))}
     sections = [_section(section, i, styles) for i, section in enumerate(study.sections)]
     drawn = {
@@ -50,9 +54,7 @@ def render(study: Study, files: Iterable[Path] = ()) -> str:
         headline=_headline(study),
         facts=_facts(study),
         sections=sections,
-        runs_table=_table(
-            run_tables.runs(study, short=True), [run.setting.value if run.setting else "" for run in study.runs]
-        ),
+        runs_table=_table(tables.runs(study, short=True), [r.setting.value if r.setting else "" for r in study.runs]),
         methods=list(dict.fromkeys(variant_label(run.variant) for run in study.runs)),
         made=[_made(section) for section in study.sections],
         versions=_alike(run.versions for run in study.runs),
@@ -86,10 +88,10 @@ def check_place(path: Path) -> None:
     """Refuse to write over a page that no report has made."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            made = MARK in file.read(4096)
+            own = MARK in file.read(4096)
     except OSError:  # nothing there, or nothing to be read: writing will say so
         return
-    if not made:
+    if not own:
         raise BadInput(f"{path} was not written by a report and would be overwritten; move it away")
 
 
@@ -98,43 +100,34 @@ def _template(name: str) -> str:
 
 
 def _section(section: Section, number: int, styles: Mapping[str, int]) -> dict[str, Any]:
-    made: list[Chart | None] = [charts.trade_off(section, styles), charts.learning(section, styles)]
-    made += [structure_charts.theta(section), structure_charts.kept(section, styles)]
-    shown = [{"dom": f"s{number}-{chart.id}", "chart": chart} for chart in made if chart is not None]
-    found = [point.example for one in section.series if _searched(one.variant) for point in one.points if point.done]
-    table = run_tables.trade_off(section) if section.measure and section.axes else None
+    every: list[Chart | None] = [charts.trade_off(section, styles), charts.learning(section, styles)]
+    every += [structure_charts.theta(section), structure_charts.kept(section, styles)]
+    examples = [point.example for point in section.points if point.variant.startswith("search") and point.done]
     return {
         "id": f"s{number}",
         "section": section,
-        "charts": shown,
-        "pictures": pictures(found[:MOST_PICTURES] or section.runs[:1]),
-        "table": None if table is None else _table(table),
+        "charts": [{"dom": f"s{number}-{chart.id}", "chart": chart} for chart in every if chart is not None],
+        "pictures": pictures(examples[:MOST_PICTURES] or section.runs[:1]),
+        "table": _table(tables.trade_off(section)) if section.measure and section.axes else None,
     }
-
-
-def _searched(variant: str) -> bool:
-    return variant.startswith("search")
 
 
 def _table(table: Table, settings: Sequence[object] = ()) -> dict[str, Any]:
     """Cells as text, and what to sort them by where that is not their text. settings: the values behind the labels."""
     rows = list[list[dict[str, Any]]]()
     for i, row in enumerate(table.rows):
-        cells = [
-            {"text": _shown(v, name, form), "key": v if form else None} for v, (name, form) in zip(row, table.columns)
-        ]
-        for cell, (name, form) in zip(cells, table.columns):
-            if form and cell["key"] is None:
-                cell["key"] = ""
-            elif name == "setting" and settings:
-                cell["key"] = settings[i]
+        cells = list[dict[str, Any]]()
+        for value, (name, form) in zip(row, table.columns):
+            key = settings[i] if name == "setting" and settings else None
+            key = ("" if value is None else value) if form else key
+            cells.append({"text": _shown(value, name, form), "key": key})
         rows.append(cells)
     return {"caption": table.caption, "columns": [(name, bool(form)) for name, form in table.columns], "rows": rows}
 
 
 def _shown(value: Any, name: str, form: str) -> str:
     if value is None or not form or isinstance(value, str):
-        return "" if value is None else pretty(str(value))
+        return "" if value is None else raised(str(value))
     special = FORMATS.get(name) or (percent if form.endswith("%") else None)
     return special(value) if special else format(value, form)
 
@@ -144,14 +137,14 @@ def _facts(study: Study) -> list[tuple[str, str]]:
     states = [f"{len(group)} {state}" for state, group in grouped(runs, lambda run: run.state).items()]
     ended = sorted(run.ended for run in runs if run.ended)
     seconds = [run.seconds for run in runs if run.seconds is not None]
-    told = [
+    facts = [
         ("Runs", f"{len(runs):,} ({', '.join(states)})"),
-        ("Runs of each setting", _range([len(point.runs) for s in study.sections for point in s.points()])),
+        ("Runs of each setting", _range([len(point.runs) for s in study.sections for point in s.points])),
         ("Time of training", duration(sum(seconds)) if seconds else ""),
         ("Hardware", listed(list(dict.fromkeys(run.machine for run in runs)))),
         ("Last run ended", ended[-1].replace("T", " ").replace("Z", " UTC") if ended else ""),
     ]
-    return [(name, value) for name, value in told if value]
+    return [(name, value) for name, value in facts if value]
 
 
 def _range(values: Sequence[int]) -> str:
@@ -169,29 +162,27 @@ def _made(section: Section) -> dict[str, Any]:
     }
 
 
-def _names(runs: Sequence[Story]) -> list[str]:
+def _names(runs: Sequence[Run]) -> list[str]:
     """Settings that tell of all runs of a method; that of one run stands in the table of runs."""
     hidden = {"seed", "target", "penalty", "mask", "model"}
     return [name for name in dict.fromkeys(name for run in runs for name in run.settings) if name not in hidden]
 
 
-def _by_method(runs: Sequence[Story], name: str) -> list[tuple[str, str]]:
+def _by_method(runs: Sequence[Run], name: str) -> list[tuple[str, str]]:
     """A value for all, or each value with the methods that have it."""
-    values = grouped(
-        ((variant_label(run.variant), _plain(run.settings.get(name))) for run in runs), lambda pair: pair[1]
-    )
-    told = {value: listed(list(dict.fromkeys(method for method, _ in pairs))) for value, pairs in values.items()}
-    return [("", value) for value in told] if len(told) == 1 else [(methods, value) for value, methods in told.items()]
+    values = grouped(runs, lambda run: _plain(run.settings.get(name)))
+    methods = {v: listed(list(dict.fromkeys(variant_label(r.variant) for r in some))) for v, some in values.items()}
+    return [("" if len(methods) == 1 else words, value) for value, words in methods.items()]
 
 
-def _alike(told: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def _alike(descriptions: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Name and value; several values where runs differ."""
-    found: dict[str, dict[str, None]] = {}
-    for words in told:
-        for name, value in words.items():
-            shown = f"{value / 2**30:.1f} GiB" if name == "gpu_memory" and isinstance(value, int) else _plain(value)
-            found.setdefault(str(name), {})[shown] = None
-    return [(name.replace("_", " "), " or ".join(values)) for name, values in found.items()]
+    texts: dict[str, dict[str, None]] = {}
+    for description in descriptions:
+        for name, value in description.items():
+            text = f"{value / 2**30:.1f} GiB" if name == "gpu_memory" and isinstance(value, int) else _plain(value)
+            texts.setdefault(str(name), {})[text] = None
+    return [(name.replace("_", " "), " or ".join(values)) for name, values in texts.items()]
 
 
 def _plain(value: Any) -> str:
@@ -203,3 +194,86 @@ def _plain(value: Any) -> str:
 def _linked(path: Path, root: Path) -> tuple[str, str]:
     """Address and name of a file beside the page."""
     return (Path(path).relative_to(root).as_posix(), Path(path).name)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """svg: whole and safe to put into a page: every text of a run in it is escaped. alt: what it shows, in words.
+    wide: it takes a row of its own, and scrolls where the page is too narrow."""
+
+    title: str
+    alt: str
+    svg: str
+    wide: bool = False
+
+
+def pictures(runs: Sequence[Run]) -> list[Picture]:
+    """A picture of each run whose structure is told: its graph where gates are connections, else its layers."""
+    drawn = [graph(run) or layers(run) for run in runs]
+    return [one for one in drawn if one is not None]
+
+
+def graph(run: Run) -> Picture | None:
+    """The found network as layers and connections; None where its gates are units."""
+    if run.settings.get("network") != "DenseNet" or not run.result.get("mask"):
+        return None
+    drawing = picture.of_run(run.record)
+    return Picture(_title(run), ". ".join([drawing["title"], *drawing["facts"]]), picture.draw(drawing), wide=True)
+
+
+def theme() -> str:
+    """Colours of graphs under the page's own switch between light and dark."""
+    rules = list[str]()
+    for name, colours in (("light", picture.LIGHT), ("dark", picture.DARK)):
+        chosen = "; ".join(f"--ep-{part}: {colour}" for part, colour in (colours | {"paper": "transparent"}).items())
+        rules.append(f":root[data-theme={name}] .espalier-picture {{ {chosen} }}")
+    return "\n".join(rules)
+
+
+def _title(run: Run) -> str:
+    return raised(", ".join(word for word in (variant_label(run.variant), run.label) if word))
+
+
+def layers(run: Run) -> Picture | None:
+    """The groups of gates from input to output: a column each, as high as its gates, filled as far as they are kept.
+
+    None where it is not known how many there are.
+    """
+    if not run.kept or not all(total for _, total in run.kept.values()):
+        return None
+    groups = [(group_label(name), count, total or count) for name, (count, total) in run.kept.items()]
+    most = max(total for _, _, total in groups) or 1
+    step = WIDTH / len(groups)
+    thick = min(0.62 * step, 44.0)
+    floor = HEIGHT - ROOM
+    parts = list[str]()
+    for i, (name, count, total) in enumerate(groups):
+        x, full, high = (i + 0.5) * step - thick / 2, (floor - 20) * total / most, (floor - 20) * count / most
+        hover = escape(f"{name}: {count:,} of {total:,} kept")
+        parts.append(f"<g><title>{hover}</title>")
+        parts.append(_bar("whole", x, floor - full, thick, full))
+        if count:
+            parts.append(_bar("kept", x, floor - high, thick, high))
+        if step >= 38:
+            middle = (i + 0.5) * step
+            label = name if len(name) * 6.4 <= step else f"{name[: max(int(step / 6.4) - 1, 1)]}…"
+            counts = f"{count:,} of {total:,}" if step >= 76 else f"{count:,}"
+            parts += [_text(middle, floor - full - 6, counts, "count"), _text(middle, floor + 17, label, "name")]
+        parts.append("</g>")
+    title = _title(run)
+    kept = "; ".join(f"{name} keeps {count:,} of {total:,}" for name, count, total in groups[:12])
+    shares = ", ".join(f"{percent(share)} of the {name}" for name, share in run.shares.items())
+    alt = f"{title}: {kept}{' and so on' if len(groups) > 12 else ''}." + (f" That is {shares}." if shares else "")
+    svg = (
+        f'<svg class="layers" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(alt)}" '
+        f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+    )
+    return Picture(title, alt, svg)
+
+
+def _bar(kind: str, x: float, y: float, width: float, height: float) -> str:
+    return f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{max(height, 1):.1f}" rx="3"/>'
+
+
+def _text(x: float, y: float, text: str, kind: str) -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{escape(text)}</text>'

@@ -1,4 +1,4 @@
-"""The few statistics a report needs, on small samples: quartiles, exact rank tests, trend, sign, bootstrap."""
+"""The few statistics a report needs, on small samples: quartiles, exact rank tests, trend, sign, bootstraps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 Numbers = Sequence[float]
 ENUMERATED = 200_000  # at most so many splits are all looked at; beyond, as many are drawn
-DRAWS = 20_000
+DRAWS, PAIRED_DRAWS = 20_000, 10_000  # permutations and bootstraps; bootstraps of pairs
 SEED = 0
 
 
@@ -71,13 +71,13 @@ def kendall(x: Numbers, y: Numbers) -> float:
     return float((s * t).sum()) / spread if spread else math.nan
 
 
-def sign_test(wins: int, n: int) -> float:
-    """The one-sided p of at least so many wins in n fair tosses; 1 for no tosses.
+def at_least(hits: int, n: int, chance: float = 0.5) -> float:
+    """The probability of at least so many hits in n tries: the one-sided p of a sign test, or of another chance.
 
-    >>> sign_test(5, 5)
-    0.03125
+    >>> at_least(5, 5), round(at_least(3, 3, 1 / 3), 4)
+    (0.03125, 0.037)
     """
-    return float(sum(math.comb(n, k) for k in range(wins, n + 1)) / 2**n)
+    return float(sum(math.comb(n, k) * chance**k * (1 - chance) ** (n - k) for k in range(hits, n + 1)))
 
 
 def holm(ps: Numbers) -> list[float]:
@@ -99,6 +99,29 @@ def difference_interval(x: Numbers, y: Numbers, level: float = 0.95) -> tuple[fl
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     medians = [np.median(v[rng.integers(len(v), size=(DRAWS, len(v)))], axis=1) for v in (a, b)]
     low, high = np.quantile(medians[0] - medians[1], [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def paired_interval(differences: Numbers, folds: Sequence[int | None], level: float = 0.95) -> tuple[float, float]:
+    """A bootstrap interval (percentiles, fixed seed) of the mean of paired differences.
+
+    Pairs of one fold share their images: folds are drawn first, then pairs within each of them, so that what is due to
+    the split is not taken for evidence. Folds of equal size; None: no folds, and pairs are drawn alone.
+
+    >>> paired_interval([0.1] * 4, [0, 0, 1, 1]) == (0.1, 0.1)
+    True
+    """
+    rng = np.random.default_rng(SEED)
+    groups = [
+        np.asarray([d for d, f in zip(differences, folds, strict=True) if f == fold], dtype=np.float64)
+        for fold in sorted(set(folds), key=str)
+    ]
+    inside = np.stack([g[rng.integers(len(g), size=(PAIRED_DRAWS, len(groups), len(g)))].mean(-1) for g in groups], -1)
+    # inside: (draws, places, folds), the mean of a drawing of its own for every place a fold may be drawn to
+    drawn = rng.integers(len(groups), size=(PAIRED_DRAWS, len(groups), 1))
+    means = np.take_along_axis(inside, drawn, -1).squeeze(-1).mean(-1)
+    # Summing in another order moves a last digit: that is no evidence.
+    low, high = np.round(np.quantile(means, [(1 - level) / 2, (1 + level) / 2]), 12)
     return float(low), float(high)
 
 

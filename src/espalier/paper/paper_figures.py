@@ -1,0 +1,271 @@
+"""The figures of both studies, with matplotlib: Fig. 2, learning curves, theta, what layers or blocks keep, rivals."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, PercentFormatter
+
+from espalier.paper.sections import dataset, note, searches, settings_of, trials
+from espalier.picture.labels import power
+from espalier.report.charts import over_updates
+from espalier.report.figures import RULES, arms, band, shades, shares_along_x, sign
+from espalier.report.run_reader import Run
+from espalier.report.statistics import median, quartiles
+from espalier.report.study_reader import Section, middle, numbers
+
+# Okabe and Ito's colours, told apart by the colour-blind; every series has its own marker besides.
+STYLES = {
+    "search": ("#0072B2", "o", "-"),
+    "fixed": ("#D55E00", "s", "--"),
+    "random": ("#D55E00", "s", "--"),
+    "full": ("#000000", "*", ""),
+    "dropout": ("#009E73", "D", ""),
+}
+OTHERS = (("#CC79A7", "^"), ("#E69F00", "v"), ("#56B4E9", "P"), ("#000000", "X"), ("#8C6D31", "<"), ("#7F7F7F", ">"))
+PARTS = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#CC79A7")
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A variant of the search that has a figure of its own. share: what it is compared at; costs: what each counts."""
+
+    variant: str
+    figure: str
+    title: str
+    share: str
+    axis: str
+    costs: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a study calls things. shares: of the result, with titles, the one that is shown alone first, and its column
+    of a curve. full: the method that trains the whole network. gates: in the plural; part: what they are counted by;
+    kept: the shares each part keeps."""
+
+    shares: tuple[tuple[str, str], ...]
+    column: str
+    labels: Mapping[str, str]
+    full: str
+    gates: str
+    part: str
+    kept: Callable[[Run], list[float]]
+    rival: Rival | None = None
+
+
+def figures(section: Section, names: Names) -> dict[str, Figure]:
+    """Name and figure, those there are runs for. matplotlib's global state is left alone."""
+    drawn = dict[str, Figure]()
+    with matplotlib.rc_context(RULES):
+        if len(section.points) > 1:  # one point is no curve
+            drawn["error"] = trade_off(section, names)
+        if section.of("search"):
+            drawn["learning"] = learning(section, names)
+            drawn["theta"] = thetas(section, names)
+        if len(searches(section)) > 1:
+            drawn[f"{names.part}s"] = kept(section, names)
+        if names.rival is not None and section.of("search") and section.of(names.rival.variant):
+            drawn[names.rival.figure] = rivals(section, names, names.rival)
+    return drawn
+
+
+def trade_off(section: Section, names: Names) -> Figure:
+    """Fig. 2: error against shares of the network, medians with quartiles both ways."""
+    count = len(names.shares)
+    figure = Figure(figsize=(max(5.2 * count, 10.4) - (count > 2), 4.5), layout="constrained")
+    grid = figure.subplots(1, count, sharey=True)
+    for axes, (share, title) in zip(grid, names.shares):
+        for variant in section.variants:
+            _series(axes, section, variant, share, names.labels.get(variant, variant.removeprefix("search+")))
+        axes.set_title(title)
+        shares_along_x(axes, "share of the full network")
+    _errors_along_y(grid[0], section)
+    _label_penalties(grid[0], section, names.shares[0][0])
+    grid[0].legend(loc="upper right")
+    return _finished(figure, "Size against error", section)
+
+
+def rivals(section: Section, names: Names, rival: Rival) -> Figure:
+    """The search and a variant of it at equal shares, each point with its penalty; the other methods beside them."""
+    figure = Figure(figsize=(7.4, 4.8), layout="constrained")
+    axes = figure.subplots()
+    labels = dict(names.labels) | dict(zip(("search", rival.variant), rival.costs))
+    for variant in section.variants:
+        if variant in ("search", rival.variant) or not variant.startswith("search"):
+            _series(axes, section, variant, rival.share, labels.get(variant, variant))
+    shares_along_x(axes, rival.axis)
+    _errors_along_y(axes, section)
+    _label_curves(axes, section, rival.share, ("search", rival.variant))
+    axes.legend(loc="upper right")
+    return _finished(figure, rival.title, section)
+
+
+def learning(section: Section, names: Names) -> Figure:
+    """A share and the error over the updates, a colour for each penalty; medians and quartiles."""
+    figure = Figure(figsize=(10.4, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for (penalty, runs), colour in zip(searches(section).items(), shades(len(searches(section)))):
+        for axes, column in ((left, names.column), (right, "error")):
+            band(axes, over_updates(runs, column, common=True), colour, f"$\\epsilon'$ = {_formula(penalty)}")
+    if full := section.of(names.full, 1.0):
+        updates, _, medians, _ = over_updates(full, "error", common=True)
+        right.plot(updates, medians, color=STYLES[names.full][0], ls="--", lw=1.6, label="full network")
+    left.set_title(names.shares[0][1])
+    left.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    left.set_ylim(0, 1.03)
+    right.set_title("Test error")
+    _logarithmic(right)
+    for axes in (left, right):
+        axes.set_xlabel("updates")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n / 1000:g}k" if n >= 1000 else f"{n:g}"))
+        axes.set_xlim(left=0)
+    right.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return _finished(figure, "Over the training", section)
+
+
+def thetas(section: Section, names: Names) -> Figure:
+    """Where theta ends, all gates together: how decided the structures are."""
+    figure = Figure(figsize=(10.4, 2.7), layout="constrained")
+    count = len(searches(section))
+    grid = figure.subplots(1, count, sharey=True, squeeze=False)[0]
+    for axes, (penalty, runs), colour in zip(grid, searches(section).items(), shades(count)):
+        counts = np.sum([r.result["theta_histogram"] for r in runs], axis=(0, 1))
+        edges = np.linspace(0, 1, len(counts) + 1)
+        axes.bar(edges[:-1], counts / counts.sum(), width=1 / len(counts), align="edge", color=colour, lw=0)
+        axes.set_title(f"$\\epsilon'$ = {_formula(penalty)}", fontsize=10)
+        axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
+        axes.set_xlabel("$\\theta$")
+        axes.grid(axis="x", visible=False)
+    grid[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    grid[0].set_ylabel(f"share of the {names.gates}")
+    return _finished(figure, "Probabilities at the end", section)
+
+
+def kept(section: Section, names: Names) -> Figure:
+    """What each layer, or block, keeps under each penalty: medians and quartiles."""
+    figure = Figure(figsize=(8.6, 4.0), layout="constrained")
+    axes = figure.subplots()
+    shares = {penalty: [names.kept(run) for run in runs] for penalty, runs in searches(section).items()}
+    count = len(next(iter(shares.values()))[0])
+    width = 0.8 / count
+    for i, colour in zip(range(count), PARTS * 9):
+        quarters = np.array([quartiles([share[i] for share in some]) for some in shares.values()])
+        at = [k - 0.4 + width * (i + 0.5) for k in range(len(shares))]
+        axes.bar(at, quarters[:, 1], width=width * 0.92, color=colour, label=f"{names.part} {i + 1}")
+        if (bars := arms(quarters)).any():
+            axes.errorbar(at, quarters[:, 1], yerr=bars, fmt="none", ecolor="#333333", elinewidth=1, capsize=2)
+    axes.set_xticks(range(len(shares)), [f"${_formula(p)[1:-1]}$" for p in shares])
+    axes.set_xlabel("penalty $\\epsilon'$")
+    axes.set_ylabel(f"{names.gates} kept")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.grid(axis="x", visible=False)
+    axes.set_ylim(0, 1.05)
+    axes.legend(loc="upper left", ncols=count)
+    return _finished(figure, f"What each {names.part} keeps", section)
+
+
+def _style(section: Section, variant: str) -> tuple[str, str, str]:
+    if variant in STYLES:
+        return STYLES[variant]
+    colour, marker = OTHERS[section.variants.index(variant) % len(OTHERS)]
+    return colour, marker, ":" if "permuted" in variant else "-"
+
+
+def _series(axes: Axes, section: Section, variant: str, share: str, label: str) -> None:
+    """The errors of one variant against a share of the runs: medians with quartiles both ways."""
+    colour, marker, line = _style(section, variant)
+    groups = [runs for _, _, runs in settings_of(section, [variant])]
+    x, y = (np.array([quartiles(numbers(runs, name)) for runs in groups]) for name in (share, "error"))
+    y = np.maximum(y, 1e-5)  # no error at all has no place on a logarithmic axis
+    xerr, yerr = (bars if bars.any() else None for bars in (arms(x), arms(y)))  # the legend would show empty ones
+    axes.errorbar(
+        x[:, 1], y[:, 1], xerr=xerr, yerr=yerr, color=colour, marker=marker, ls=line or "none", ms=5.5, lw=1.6,
+        elinewidth=1.1, capsize=2.5, label=label, zorder=3,
+    )  # fmt: skip
+
+
+def _penalties(section: Section, variant: str, share: str) -> list[tuple[float, float, str]]:
+    """Share, error and penalty of each point of a search."""
+    every = settings_of(section, [variant])
+    return [(middle(runs, share), middle(runs, "error"), _formula(penalty)) for _, penalty, runs in every]
+
+
+def _label_penalties(axes: Axes, section: Section, share: str) -> None:
+    """Each point of the search with its penalty; points close to each other share a label."""
+    groups: list[tuple[list[float], list[float], list[str]]] = []
+    for x, y, text in _penalties(section, "search", share):
+        if not groups or abs(groups[-1][0][0] - x) >= 0.09 or not 0.88 < y / groups[-1][1][-1] < 1.14:
+            groups.append(([], [], []))
+        xs, ys, names = groups[-1]
+        xs.append(x)
+        ys.append(y)
+        names.append(text)
+    for xs, ys, names in groups:
+        # Where the curve is steep it would run through a label below; at the right end other points stand there.
+        place, side = (0, -15), "center"
+        if xs[0] < 0.15:
+            place, side = (9, -3), "left"
+        elif max(xs) > 0.85:
+            place, side = (-4, -13), "right"
+        _label(axes, ", ".join(names), (min(xs), min(ys)), place, side, STYLES["search"][0])
+
+
+def _label_curves(axes: Axes, section: Section, share: str, variants: tuple[str, str]) -> None:
+    """The points of two curves with their penalties: those of the lower curve below, those of the other above."""
+    curves = [sorted(_penalties(section, variant, share)) for variant in variants]
+    line = np.array([[x, y] for x, y, _ in curves[0]])
+    gaps = [y - float(np.interp(x, line[:, 0], line[:, 1])) for x, y, _ in curves[1]]
+    lower = int(median(gaps) < 0)
+    for i, (variant, curve) in enumerate(zip(variants, curves)):
+        place, side = ((-5, -13), "right") if i == lower else ((5, 6), "left")
+        joined = list[tuple[float, float, str]]()
+        for x, y, text in curve:
+            if joined and x - joined[-1][0] < 0.02 and 0.95 < y / joined[-1][1] < 1.05:
+                x, y, text = *joined[-1][:2], f"{joined.pop()[2]}, {text}"
+            joined.append((x, y, text))
+        for x, y, text in joined:
+            if i != lower and x > 0.9:  # a label to the right would leave the figure
+                side = "right"
+            _label(axes, text, (x, y), place, side, _style(section, variant)[0])
+
+
+def _label(axes: Axes, text: str, point: tuple[float, float], place: tuple[int, int], side: str, colour: str) -> None:
+    axes.annotate(text, point, xytext=place, textcoords="offset points", ha=side, fontsize=8.5, color=colour)
+
+
+def _errors_along_y(axes: Axes, section: Section) -> None:
+    axes.set_ylabel("test error" if section.error_of == "test set" else "error, held-out images")
+    _logarithmic(axes)
+
+
+def _logarithmic(axes: Axes) -> None:
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=axes.get_ylim()[0] * 0.96)  # room for labels below the lowest point
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
+    low, high = axes.get_ylim()
+    steps = [s * 10.0**k for k in range(-5, 1) for s in (1, 1.2, 1.5, 2, 3, 5, 7)]
+    inside = [s for s in steps if low <= s <= high]
+    if high / low > 8:
+        inside = [s for s in inside if round(s / 10 ** np.floor(np.log10(s)), 3) in (1, 2, 5)]
+    axes.set_yticks(inside)
+    axes.set_yticks([], minor=True)
+
+
+def _finished(figure: Figure, title: str, section: Section) -> Figure:
+    held = "" if section.error_of == "test set" else f" ({section.error_of})"
+    figure.suptitle(f"{title}: {dataset(section)}{held}", x=0.01, ha="left", fontsize=12, fontweight="bold")
+    several = max(len(point.runs) for point in section.points) > 1
+    words = f"median and quartiles of {trials(section)} trials" if several else "one trial"
+    return sign(figure, textwrap.fill(f"{note(section)}; {words}", int(14 * figure.get_figwidth())))  # what fits
+
+
+def _formula(penalty: float) -> str:
+    base, _, exponent = power(penalty).partition("^")
+    return f"${base}^{{{exponent}}}$" if exponent else f"${base}$"

@@ -1,0 +1,422 @@
+"""One run, the same whoever wrote it: a run file of a study, a line of a batch of short runs, or a run directory.
+
+A run file is written whole or not at all, so that a broken one is refused. A run directory of ``fit``, ``train`` or
+``sweep`` may be half-written, and is read as far as it goes. What a writer did not say is None or empty.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from espalier.picture.labels import power, whole_power
+from espalier.space import Corrupt
+
+FORMAT = 1
+NEEDED = {"run", "settings", "result", "curve", "seconds", "hardware", "versions"}
+SETTINGS = ("target", "penalty", "size", "share", "rate", "dropout")  # what may tell runs of one variant apart
+SHARES = {
+    "weight_share": "weights",
+    "mac_share": "MACs",
+    "unit_share": "units",
+    "connection_share": "connections",
+    "parameter_share": "parameters",
+}
+LIVE = "live "  # a share of the canonical mask, without its dead parts, where that is another than the mask's
+DEAD = 5e-4  # less than a digit of what is shown
+AXES = (*SHARES.values(), *(f"{LIVE}{name}" for name in SHARES.values()))
+COSTS = {"weights": "weights", "macs": "MACs", "units": "units", "parameters": "parameters"}
+# Columns of a curve by one name. A run directory's plain "loss" and "error" are those of the training.
+COLUMNS = {
+    "test_error": "error", "validation_error": "error", "test_loss": "loss", "validation_loss": "loss",
+    "train_error": "training error", "train_loss": "training loss", "expected_share": "expected share of the cost",
+    "entropy": "entropy of the mask", "penalty": "penalty", "learning_rate": "learning rate of the weights",
+    **{key: f"{name} kept" for key, name in SHARES.items()},
+}  # fmt: skip
+DIRECTORY_COLUMNS = COLUMNS | {"error": "training error", "loss": "training loss"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What was asked of a run: a target, a penalty, the size of a given network, a rate of dropout."""
+
+    kind: str
+    value: float
+
+    @property
+    def label(self) -> str:
+        if self.kind == "penalty":
+            return f"penalty {power(self.value)}"
+        return f"{self.kind} {100 * self.value:.4g}%" if self.kind != "rate" else f"rate {self.value:g}"
+
+
+@dataclass(frozen=True)
+class Theta:
+    """Theta over time, gates grouped. values: ``(snapshots, d)`` in [0, 1]; sizes: gates of each group, d in all.
+
+    ranked: a row is a rank, not a gate: at each update the gates of a group stand in order of their theta.
+    """
+
+    updates: list[int]
+    values: np.ndarray
+    sizes: dict[str, int]
+    ranked: bool
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run; error is 1 where training diverged and left none.
+
+    place: what runs must share to stand in one chart. error_of: the examples that error and loss are of.
+    shares: of the full network, by what is counted. kept: for each group of gates those that ship, and all.
+    curve: rows of numbers by the names of COLUMNS' values, with "update". notes: what a reader should know.
+    record: the content of its file, for what is told of a few kinds of runs only.
+    """
+
+    name: str
+    path: Path
+    study: str
+    place: tuple[str, ...]
+    method: str
+    variant: str
+    setting: Setting | None
+    seed: int | None
+    fold: int | None
+    finished: bool
+    diverged: bool
+    error: float | None
+    loss: float | None
+    error_of: str
+    shares: dict[str, float]
+    kept: dict[str, tuple[int, int | None]]
+    updates: int | None
+    seconds: float | None
+    curve: list[dict[str, float]]
+    settings: dict[str, Any]
+    versions: dict[str, Any]
+    hardware: dict[str, Any]
+    command: str
+    commit: str
+    ended: str
+    record: dict[str, Any] = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> str:
+        return "diverged" if self.diverged else "finished" if self.finished else "unfinished"
+
+    @property
+    def machine(self) -> str:
+        return str(self.hardware.get("gpu") or self.hardware.get("cpu") or "unknown hardware")
+
+    @property
+    def label(self) -> str:
+        return self.setting.label if self.setting else ""
+
+    @property
+    def result(self) -> dict[str, Any]:
+        return mapping(self.record.get("result"))
+
+    def share(self, name: str) -> float | None:
+        """Of what is counted so; live things are those of the mask where nothing else is said."""
+        return self.shares.get(name, self.shares.get(name.removeprefix(LIVE)))
+
+    def number(self, name: str) -> float:
+        """The "error", 1 where there is none, or a number of the result: "weight_share", "canonical.depth"."""
+        if name == "error":
+            return 1.0 if self.error is None else self.error
+        value: Any = self.result
+        for key in name.split("."):
+            value = value[key]
+        return float(value)
+
+    @cached_property
+    def theta(self) -> Theta | None:
+        """Read when asked for: of a run directory it is a file of its own."""
+        if self.path.is_dir():
+            return _theta_of_snapshots(self.path / "theta.safetensors", self.settings.get("space"))
+        rows = self.record["curve"]
+        return _theta_of_histograms(rows if isinstance(rows, list) else [], list(self.kept))
+
+
+# ---- run files -------------------------------------------------------------------------------------------------------
+
+
+def from_file(path: Path, root: Path) -> list[Run]:
+    """The runs of ``runs/<section>/<variant>/<setting>-seed_N.json``, or of the ``.jsonl`` of a whole batch."""
+    place = path.relative_to(root / "runs")
+    try:
+        if path.suffix == ".jsonl":
+            return [_of_record(path, place.parent / _batch_name(record), record) for record in _records(path)]
+        return [_of_record(path, place.with_suffix(""), record) for record in _records(path)]
+    except (TypeError, AttributeError, LookupError) as error:
+        raise Corrupt(f"{path} is not a run file: {error}. Take it out of the folder") from None
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    """Of a run file, or of a batch: what its runs share stands in the first line, their own in one line each."""
+    batch = path.suffix == ".jsonl"
+    content = "a file of runs" if batch else "a run file"
+    try:
+        text = path.read_text(encoding="utf-8")
+        head, *own = [json.loads(part) for part in (text.splitlines() if batch else [text])]
+    except (OSError, ValueError) as error:
+        raise Corrupt(f"{path} is not {content}: {error}. Remove it and run the study again") from None
+    whole_file = all(isinstance(part, dict) for part in (head, *own)) and head.get("format") == FORMAT
+    if batch and whole_file:
+        whole_file = head.get("runs_in_batch") == len(own)
+    records = [head | one for one in own] if batch and whole_file else [head]
+    if not whole_file or any(NEEDED - record.keys() for record in records):
+        raise Corrupt(f"{path} is not {content} of format {FORMAT}, or not whole; take it out of the folder")
+    return records
+
+
+def _batch_name(record: dict[str, Any]) -> str:
+    """What tells a run of a batch from its others, as run files are called."""
+    run = mapping(record["run"])
+    return "-".join(f"{key}_{run[key]}" for key in ("fold", *SETTINGS, "seed") if run.get(key) is not None)
+
+
+def _of_record(path: Path, name: Path, record: dict[str, Any]) -> Run:
+    run, result, settings = (mapping(record[part]) for part in ("run", "result", "settings"))
+    diverged = result.get("diverged_at") is not None or ("test_error" in result and result["test_error"] is None)
+    error = number(result.get("test_error", result.get("validation_error")))
+    place = (path.parent.parent.name, *(str(settings.get(key, "")) for key in ("dataset", "epochs")))
+    error_of = str(record.get("evaluated_on") or "test set")
+    seconds, rows = record["seconds"], record["curve"] if isinstance(record["curve"], list) else []
+    return Run(
+        name=name.as_posix(),
+        path=path,
+        place=(*place, error_of),
+        method=str(run.get("method") or ""),
+        variant=str(run.get("variant") or run.get("method") or "run"),
+        setting=_setting_of_record(run),
+        finished=True,
+        diverged=diverged,
+        error=1.0 if diverged and result.get("test_error", 0) is None else error,
+        loss=number(result.get("test_loss", result.get("validation_loss"))),
+        error_of=error_of,
+        shares=_shares(result, settings),
+        kept=_kept(result, settings),
+        updates=whole(result.get("updates")),
+        seconds=number(seconds.get("per_run") if isinstance(seconds, Mapping) else seconds),
+        curve=[_named_row(row, COLUMNS) for row in rows if isinstance(row, Mapping)],
+        settings=settings,
+        record=record,
+        **_origin(record, run),
+    )
+
+
+def _setting_of_record(run: Mapping[str, Any]) -> Setting | None:
+    for kind in SETTINGS:
+        value = number(run.get(kind))
+        if value is not None:
+            return Setting("rate" if kind == "dropout" else kind, whole_power(value) if kind == "penalty" else value)
+    return None
+
+
+# ---- run directories -------------------------------------------------------------------------------------------------
+
+
+def from_folder(folder: Path, root: Path) -> Run:
+    """The run of a run directory; without a whole ``result.json`` it is unfinished, and its last row speaks."""
+    head = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+    settings, notes = mapping(head["settings"]), list[str]()
+    curve = _metrics(folder / "metrics.jsonl", notes)
+    result = _result(folder / "result.json", notes)
+    last = curve[-1] if curve else {}
+    diverged = result.get("diverged") is not None
+    scored = "error" in last or "loss" in last or number(result.get("validation_loss")) is not None
+    error, loss = number(result.get("validation_error")), number(result.get("validation_loss"))
+    if not scored:
+        error, loss = last.get("training error"), last.get("training loss")
+    elif not result:
+        error, loss = last.get("error"), last.get("loss")
+    rate = settings.get("learning_rate")  # of this run alone; that of all runs is the optimiser's
+    model = " ".join(str(settings.get("model", "network")).split()[:2])  # the rest is a hash of the initial weights
+    return Run(
+        name=folder.relative_to(root).as_posix() if folder != root else folder.resolve().name,
+        path=folder,
+        place=(model, *(json.dumps(settings.get(key)) for key in ("space", "data", "epochs"))),
+        method=_method(settings),
+        variant=_method(settings) + ("" if rate is None else f", learning rate {rate}"),
+        setting=_setting_of_directory(settings, result),
+        finished=bool(result.get("finished")),
+        diverged=diverged,
+        error=1.0 if diverged and error is None else error,
+        loss=loss,
+        error_of="validation data" if scored else "training data",
+        shares=_shares(result, settings) if result else {s: last[f"{s} kept"] for s in AXES if f"{s} kept" in last},
+        kept=_kept(result, settings),
+        updates=whole(result.get("updates", last.get("update"))),
+        seconds=number(result.get("seconds", last.get("seconds"))),
+        curve=curve,
+        settings=settings,
+        record=head | {"result": result},
+        notes=tuple(notes),
+        **_origin(head, settings),
+    )
+
+
+def _metrics(path: Path, notes: list[str]) -> list[dict[str, float]]:
+    """Rows as far as they are whole; the last may have been cut off by a kill."""
+    rows = list[dict[str, float]]()
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        notes.append("metrics.jsonl cannot be read, so there is no learning curve")
+        return rows
+    for i, line in enumerate(lines, 1):
+        try:
+            rows.append(_named_row(json.loads(line), DIRECTORY_COLUMNS, keep=("seconds",)))
+        except (ValueError, AttributeError):
+            notes.append(f"metrics.jsonl is cut off in line {i}; the rows before it are shown")
+            break
+    return rows
+
+
+def _result(path: Path, notes: list[str]) -> dict[str, Any]:
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError):
+        result = None
+    if not isinstance(result, dict):
+        notes.append("result.json is not whole, so the run is shown as unfinished")
+        return {}
+    return result
+
+
+def _method(settings: Mapping[str, Any]) -> str:
+    """A run directory says where its masks came from, not what that is called."""
+    if settings.get("dropout"):
+        return "dropout"
+    if settings.get("mask") is not None or settings.get("all_open"):
+        return "fixed"
+    return "permuted" if settings.get("permuted") else "search"
+
+
+def _setting_of_directory(settings: Mapping[str, Any], result: Mapping[str, Any]) -> Setting | None:
+    method = _method(settings)
+    if method in ("search", "permuted"):
+        target, penalty = number(settings.get("target")), number(settings.get("penalty"))
+        return Setting("penalty", penalty or 0.0) if target is None else Setting("target", target)
+    if method == "dropout":
+        return Setting("rate", number(settings["dropout"]) or 0.0)
+    share = number(result.get("unit_share"))
+    return None if share is None else Setting("size", share)
+
+
+# ---- parts of both ---------------------------------------------------------------------------------------------------
+
+
+def _origin(head: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run is part of, which of its repetitions it is, and what it was made with, and when."""
+    texts = {key: str(head.get(key) or "") for key in ("study", "command", "commit")}
+    parts = {key: mapping(head[key]) for key in ("versions", "hardware")}
+    return {
+        **texts,
+        **parts,
+        "ended": str(head.get("finished") or ""),
+        **{k: whole(run.get(k)) for k in ("seed", "fold")},
+    }
+
+
+def _shares(result: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, float]:
+    shares = {name: share for key, name in SHARES.items() if (share := number(result.get(key))) is not None}
+    for key, name in SHARES.items():
+        live = number(mapping(result.get("canonical")).get(key))
+        if live is not None and abs(live - shares.get(name, live)) > DEAD:
+            shares[f"{LIVE}{name}"] = live
+    counted, share = COSTS.get(str(settings.get("cost"))), number(result.get("cost_share"))
+    if counted is not None and share is not None:
+        shares.setdefault(counted, share)
+    return shares
+
+
+def _kept(result: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, tuple[int, int | None]]:
+    """Groups of gates: those under ``kept``, or the lists that the paper's studies write."""
+    groups, kept = result.get("kept"), dict[str, tuple[int, int | None]]()
+    if isinstance(groups, Mapping):
+        for name, pair in groups.items():
+            count, total, *_ = [*(whole(value) for value in (pair if isinstance(pair, list) else [pair])), None, None]
+            if count is not None:
+                kept[str(name)] = (count, total)
+        return kept
+    for key, word in (("units", "layer"), ("connections", "block")):
+        counts = result.get(key)
+        if isinstance(counts, list) and all(isinstance(count, int) for count in counts):
+            totals = _totals(len(counts), result, settings)
+            return {f"{word} {i}": (count, total) for i, (count, total) in enumerate(zip(counts, totals), 1)}
+    return {}
+
+
+def _totals(groups: int, result: Mapping[str, Any], settings: Mapping[str, Any]) -> list[int | None]:
+    widths, histogram = settings.get("widths"), result.get("theta_histogram")
+    if isinstance(widths, list) and len(widths) == groups + 2:
+        return [whole(width) for width in widths[1:-1]]
+    if isinstance(histogram, list) and len(histogram) == groups and all(isinstance(bins, list) for bins in histogram):
+        return [int(sum(count for count in bins if isinstance(count, int))) for bins in histogram]
+    return [None] * groups
+
+
+def _named_row(row: Mapping[str, Any], names: Mapping[str, str], keep: tuple[str, ...] = ()) -> dict[str, float]:
+    columns = {names[key]: value for key in row if key in names and (value := number(row[key])) is not None}
+    times = {key: value for key in ("update", "epoch", *keep) if (value := number(row.get(key))) is not None}
+    if "update" not in times and "epoch" in times:
+        times["update"] = times["epoch"]
+    return times | columns
+
+
+def _theta_of_snapshots(path: Path, space: Any) -> Theta | None:
+    """``theta.safetensors`` of a run directory; space: its groups of gates, as JSON. None where they do not fit."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        tensors = load_file(path)
+        values, updates = tensors["theta"], tensors["updates"]
+        sizes = {str(row[1]): int(row[2]) for row in json.loads(space)}
+    except (OSError, KeyError, IndexError, TypeError, ValueError, SafetensorError):
+        return None
+    if values.ndim != 2 or not values.size or values.shape != (len(updates), sum(sizes.values())):
+        return None
+    return Theta([int(u) for u in updates], np.clip(np.nan_to_num(values), 0, 1), sizes, ranked=False)
+
+
+def _theta_of_histograms(curve: Sequence[Any], names: Sequence[str]) -> Theta | None:
+    """Ranks, from counts of theta in equal bins: the k-th smallest theta of a group, as the middle of its bin."""
+    rows = [row for row in curve if isinstance(row, Mapping) and row.get("theta_histogram")]
+    try:
+        counts = np.array([row["theta_histogram"] for row in rows], dtype=np.int64)  # (snapshots, groups, bins)
+        updates = [int(row["update"]) for row in rows]
+    except (KeyError, TypeError, ValueError):
+        return None
+    if counts.ndim != 3 or counts.shape[1] != len(names) or (counts.sum(2) != counts[0].sum(1)).any():
+        return None
+    middles = (np.arange(counts.shape[2]) + 0.5) / counts.shape[2]
+    values = np.array([np.concatenate([np.repeat(middles, bins) for bins in groups]) for groups in counts])
+    return Theta(updates, values, dict(zip(names, map(int, counts[0].sum(1)))), ranked=True)
+
+
+def number(value: object) -> float | None:
+    """The value, if it is a finite number."""
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if good else None  # type: ignore[arg-type]
+
+
+def whole(value: object) -> int | None:
+    finite = number(value)
+    return None if finite is None else int(finite)
+
+
+def mapping(value: object) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {}

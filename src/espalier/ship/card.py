@@ -1,0 +1,145 @@
+"""The card of a small network: what it is, what it costs, how good it is, how it came about and how to load it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+UNSET = ("null", '""', "[]", "false")
+NAMES = {"units": "gates", "weights": "weights", "macs": "MACs per example", "parameters": "parameters"}
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How the uncut network is built: Python that imports the factory, and that calls it; where: a module or file of
+    the user's that must be there for it, or ""."""
+
+    imported: str
+    called: str
+    where: str = ""
+
+
+def write(
+    *,
+    title: str,
+    about: str,
+    numbers: Mapping[str, Any],
+    loading: Loading,
+    checks: Mapping[str, Any],
+    speed: Mapping[int, Mapping[str, float]],
+    hardware: Mapping[str, Any],
+    origin: str = "",
+) -> str:
+    """Markdown. about: one sentence or two. numbers: sizes and errors of what ships. checks: what was compared.
+    speed: examples -> milliseconds of the full and the small network, measured on ``hardware``. origin: how it was
+    made."""
+    parts = [f"# {title}", about, _sizes(numbers), _errors(numbers), _speed(speed, hardware)]
+    parts += [_loading(loading, checks, numbers), _checks(checks), origin]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def about(asked: Mapping[str, Any], finished: bool) -> str:
+    """asked: target, penalty, cost and data of the run."""
+    size = f"a target of {asked['target']:.2%} of the {asked['cost']}" if asked["target"] is not None else "no target"
+    if asked["penalty"] is not None:
+        size = f"a penalty of {asked['penalty']:g} on the {asked['cost']}"
+    on = f", on `{asked['data']}`" if asked["data"] else ""
+    text = f"A plain torch network, trained and cut to size in one training loop by Espalier, with {size}{on}."
+    if not finished:
+        text += " **The run was not finished**: this is what would have shipped when its time limit stopped it."
+    return text
+
+
+def _sizes(numbers: Mapping[str, Any]) -> str:
+    lines = ["| | this network | uncut | share |", "|---|---|---|---|"]
+    for kind, (small, full) in numbers["sizes"].items():
+        share = f"{small / full:.2%}" if full else "-"
+        lines.append(f"| {NAMES[kind]} | {small:,} | {full:,} | {share} |")
+    return "## Size\n\n" + "\n".join(lines)
+
+
+def _errors(numbers: Mapping[str, Any]) -> str:
+    lines = []
+    for name, where in (("validation", numbers["judged_on"]), ("test", "the test part, by which nothing was chosen")):
+        loss, error = numbers[f"{name}_loss"], numbers[f"{name}_error"]
+        if loss is not None:
+            wrong = "" if error is None else f"error {error:.2%}, "
+            count = numbers.get(f"{name}_examples")
+            counted = "" if count is None else f", {count} examples"
+            lines.append(f"- {name}: {wrong}loss {loss:.4g}{counted} ({where})")
+    return "## How good it is\n\n" + ("\n".join(lines) or "Nothing was held out, so that is not known.")
+
+
+def _speed(speed: Mapping[int, Mapping[str, float]], hardware: Mapping[str, Any]) -> str:
+    if not speed:
+        return ""
+    lines = ["| examples at once | this network | uncut | times as fast |", "|---|---|---|---|"]
+    for batch, times in speed.items():
+        small, full = times["small"], times["full"]
+        lines.append(f"| {batch} | {small:.3f} ms | {full:.3f} ms | {full / small:.2f} |")
+    where = f"torch on {hardware['cpu']}, {hardware['threads']} of {hardware['cores']} threads; medians, in turns."
+    return "## Speed\n\n" + "\n".join(lines) + f"\n\nMeasured when this card was written: {where}"
+
+
+def _loading(loading: Loading, checks: Mapping[str, Any], numbers: Mapping[str, Any]) -> str:
+    where = loading.where
+    beside = f", where Python can import `{where}`" if where else ""
+    if where.endswith(".py"):
+        beside = f", with `{Path(where).name}` beside it or its folder in `PYTHONPATH`"
+    text = (
+        "## Loading it\n\n"
+        f"In torch, from the folder that holds this card{beside}. Inputs are {numbers['inputs']}.\n\n"
+        f"```python\nimport espalier\n{loading.imported}\n\n"
+        f'small = espalier.load(".", lambda: {loading.called})  # the uncut network, cut again by plan.json\n'
+        "small.eval()\n```"
+    )
+    onnx = checks.get("onnx")
+    if onnx is None:
+        return text
+    fed = ", ".join(f'"{name}": {_zeros(kind, shape)}' for name, kind, shape in onnx["inputs"])
+    return text + (
+        "\n\nIn onnxruntime, with a batch of any size:\n\n"
+        "```python\nimport numpy\nimport onnxruntime\n\n"
+        'session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])\n'
+        f"outputs = session.run(None, {{{fed}}})\n```"
+    )
+
+
+def _zeros(kind: str, shape: list[Any]) -> str:
+    types = {"float": "float32", "double": "float64", "float16": "float16", "bool": "bool", "uint8": "uint8"}
+    inner = kind.removeprefix("tensor(").removesuffix(")")
+    sizes = ", ".join("1" if isinstance(size, str) else str(size) for size in shape)
+    return f"numpy.zeros(({sizes}{',' if len(shape) == 1 else ''}), numpy.{types.get(inner, inner)})"
+
+
+def _checks(checks: Mapping[str, Any]) -> str:
+    sentences = {
+        "examples": "saved and loaded again, the outputs for {} real examples are equal bit for bit",
+        "difference": "they differ from those at the end of training by {:.2g} of the largest output",
+        "tensors": "saved and loaded again, its {} tensors are equal bit for bit",
+    }
+    lines = [f"- {text.format(checks[name])};" for name, text in sentences.items() if name in checks]
+    if "onnx" in checks:
+        sizes = ", ".join(map(str, checks["onnx"]["batches"]))
+        lines.append(
+            f"- `model.onnx` in onnxruntime differs from torch by at most {checks['onnx']['difference']:.2g} of the "
+            f"largest output, on real and random batches of {sizes}."
+        )
+    return "## Checked\n\n" + "\n".join(lines) if lines else ""
+
+
+def origin(call: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """The command and settings of a run, and what it ran on. settings: the run's settings.json."""
+    given = {key: value for key, value in call["settings"].items() if json.dumps(value) not in UNSET}
+    machine, versions = settings["hardware"], settings["versions"]
+    device = machine.get("gpu") or machine["cpu"]
+    return (
+        f"## How it was made\n\n```console\n$ {call['command']}\n```\n\n"
+        f"```json\n{json.dumps(given, indent=2)}\n```\n\n"
+        f"On {device} ({machine['system']}), with "
+        + ", ".join(f"{name} {version}" for name, version in versions.items())
+        + "."
+    )

@@ -1,0 +1,285 @@
+"""Shipping: the small network of a result or a run, written, checked, timed, and described on a card."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from espalier.compact import load, save
+from espalier.integrations.compare import answers, repeated
+from espalier.ship import card, import_spec, run_parts
+from espalier.ship.card import Loading
+from espalier.ship.factories import Network
+from espalier.ship.run_parts import CALL
+from espalier.space import BadInput, BadType, Corrupt
+from espalier.train import Result, nested
+from espalier.train.batched.result import SweepResult
+from espalier.train.checkpoint import write
+from espalier.train.record import hardware
+
+SAME = 1e-4  # of the largest output: what another machine's arithmetic may change
+CARD, TORCH, ONNX = "README.md", ["model.safetensors", "plan.json"], "model.onnx"
+Factory = Callable[[], nn.Module]
+Format = Callable[[nn.Module, Any, Path], tuple[list[str], dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """files: their names. sizes: kept and full. checks: what was compared. speed: examples -> milliseconds of each.
+    notes: what a reader should know."""
+
+    files: list[str]
+    sizes: dict[str, list[int]]
+    checks: dict[str, Any]
+    speed: dict[int, dict[str, float]]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What is to be shipped. factory: of the uncut network, if it is known. inputs: some real examples, if there are.
+    numbers: sizes and errors. about, origin: words for the card. checks: what is known before it is written."""
+
+    small: nn.Module
+    factory: Factory | None
+    inputs: Any
+    numbers: dict[str, Any]
+    about: str
+    loading: Loading
+    checks: dict[str, Any]
+    origin: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def _as_torch(small: nn.Module, inputs: Any, folder: Path) -> tuple[list[str], dict[str, Any]]:
+    save(small, folder)
+    return list(TORCH), {}
+
+
+def _as_onnx(small: nn.Module, inputs: Any, folder: Path) -> tuple[list[str], dict[str, Any]]:
+    from espalier.integrations.onnx import export
+
+    if inputs is None:
+        raise BadInput("the format onnx needs some real examples, which the file is checked with: give inputs")
+    return [ONNX], {"onnx": asdict(export(small, inputs, folder / ONNX))}
+
+
+# By name what writes a network to a folder, given real examples or None; returns names of files, and what it checked.
+FORMATS: dict[str, Format] = {"torch": _as_torch, "onnx": _as_onnx}
+
+
+def ship(
+    result_or_run: Result | SweepResult | str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    *,
+    model: Factory | str | None = None,
+    formats: Sequence[str] = ("torch",),
+    inputs: Any = None,
+) -> Shipped:
+    """Write the small network of a result or of a run to a folder, check it, time it, and describe it on a card.
+
+    result_or_run: what ``fit`` returned, or one result of ``sweep``; or the run directory of `espalier train`.
+    to: a new or empty folder, or one that an earlier call wrote.
+    model: the factory of the uncut network. A run directory names its own; where that has moved, this one stands in
+        for it, also as text such as ``file.py:function``. Of a result it is needed for checks, times and sizes.
+    formats: names in ``FORMATS``; "torch", which :func:`espalier.load` reads, is always among them.
+    inputs: of a result: some real examples, as the network reads them, on which copies are compared and timed. A run
+        directory has its own.
+    """
+    folder = Path(to)
+    names = list(dict.fromkeys(("torch", *formats)))
+    if unknown := [name for name in names if name not in FORMATS]:
+        raise BadInput(f"there is no format {unknown[0]!r}; known are {', '.join(FORMATS)}")
+    if isinstance(result_or_run, (str, os.PathLike)):
+        run = Path(result_or_run)
+        call = _call(run)
+        _check_free(folder, run)
+        parcel = _of_run(run, call, model)
+    elif isinstance(result_or_run, (Result, SweepResult)):
+        _check_free(folder, None)
+        parcel = _of_result(result_or_run, model, inputs)
+    else:
+        raise BadType(f"ship takes a result or a run directory, not a {type(result_or_run).__name__}")
+    files, checks = list[str](), dict(parcel.checks)
+    for name in names:
+        written, compared = FORMATS[name](parcel.small, parcel.inputs, folder)
+        files += written if name != "torch" else [*written, CARD]
+        checks |= compared | (_loaded_again(parcel, folder) if name == "torch" else {})
+    speed = _speed(parcel)
+    text = card.write(
+        title=folder.resolve().name,
+        about=parcel.about,
+        numbers=parcel.numbers,
+        loading=parcel.loading,
+        checks=checks,
+        speed=speed,
+        hardware=hardware(torch.device("cpu")),
+        origin=parcel.origin,
+    )
+    write(folder / CARD, text.encode())
+    return Shipped(files, parcel.numbers["sizes"], checks, speed, parcel.notes)
+
+
+def _of_result(result: Result | SweepResult, model: Factory | str | None, inputs: Any) -> Parcel:
+    if isinstance(model, str):
+        model = Network(model, {}).build
+    small, summary = deepcopy(result.model).cpu().eval(), result.summary()
+    kept = [sum(pair[i] for pair in summary["kept"].values()) for i in (0, 1)]
+    sizes = {"units": kept}
+    if model is not None:
+        sizes["parameters"] = [sum(p.numel() for p in net.parameters()) for net in (small, model())]
+    validation = result.validation if isinstance(result, Result) else None
+    numbers = {
+        "finished": result.finished, "sizes": sizes, "inputs": "as they were in training", "test_loss": None,
+        "judged_on": "the validation data", "validation_loss": summary["validation_loss"], "test_error": None,
+        "validation_error": summary["validation_error"],
+        "validation_examples": None if validation is None else validation.examples,
+    }  # fmt: skip
+    asked = {"target": result.target, "cost": "cost", "data": ""}
+    asked["penalty"] = None if result.target is not None else summary["penalty"]
+    name, module = (getattr(model, key, "") for key in ("__qualname__", "__module__"))
+    loading = Loading("# factory: what builds the uncut network", "factory()")
+    if name and "<" not in name and module != "__main__":
+        loading = Loading(f"from {module} import {name.split('.')[0]}", f"{name}()", module)
+    return Parcel(small, model, inputs, numbers, card.about(asked, result.finished), loading, {})
+
+
+def _of_run(run: Path, call: dict[str, Any], model: Factory | str | None) -> Parcel:
+    numbers, network = run_parts.numbers_of(run), Network.from_json(call["model"])
+    if isinstance(model, str):
+        network = Network(model, network.arguments, network.shape, network.outputs)
+    factory = model if callable(model) else network.build
+    probe = run_parts.probe(run)
+    before, now = call["model"].get("file_sha256"), import_spec.fingerprint(network.reference)
+    notes = list[str]()
+    if before and now and before != now:
+        notes.append(f"{network.reference.rpartition(':')[0]} has changed since the run")
+    try:
+        small = run_parts.small_network(run, factory)
+    except BadInput as error:
+        if not import_spec.is_reference(network.reference):
+            raise
+        raise BadInput(
+            f"{error}. The run names its network {network.reference!r}: call this from the folder where it was "
+            f"trained, or give --model{_after(notes)}"
+        ) from None
+    except Corrupt as error:
+        raise Corrupt(f"{error}{_after(notes)}") from None
+    difference = probe.difference(small)
+    if not difference <= SAME:
+        raise BadInput(
+            f"the network that {network.reference!r} builds now does not answer as the trained one did: outputs differ "
+            f"by {difference:.2g} of the largest; give the factory the run was trained with, by --model{_after(notes)}"
+        )
+    settings = _settings(run)
+    loading = Loading(*network.code(), network.reference.rpartition(":")[0])
+    about = card.about(call["settings"], numbers["finished"])
+    checks = {"examples": nested.count(probe.inputs, "the inputs"), "difference": difference}
+    origin = card.origin(call, settings)
+    return Parcel(small, factory, probe.inputs, numbers, about, loading, checks, origin, tuple(notes))
+
+
+def _after(notes: Sequence[str]) -> str:
+    return "".join(f"; {note}" for note in notes)
+
+
+def _call(run: Path) -> dict[str, Any]:
+    """How the run was called; what is no finished run of `espalier train` is refused in a line that says what it is."""
+    if not run.is_dir():
+        raise BadInput(f"there is no folder {run}" if not run.exists() else f"{run} is a file, not a run directory")
+    if not (run / CALL).exists():
+        inside = sorted(path.parent.name for path in run.glob("*/settings.json"))
+        callable_ones = [name for name in inside if (run / name / CALL).exists()]
+        if callable_ones:
+            raise BadInput(f"{run} holds {len(inside)} runs; name one of them, such as {run / callable_ones[0]}")
+        if inside or (run / "settings.json").exists():
+            raise BadInput(
+                f"{run} keeps the numbers of its runs, not their networks: train the one you want with `espalier "
+                "train`, or in Python use espalier.save(result.model, folder)"
+            )
+        raise BadInput(f"{run} is not a run directory: it has no {CALL}, as `espalier train --out` writes")
+    call = run_parts.call_of(run)
+    needed = (run_parts.NUMBERS, run_parts.SMALL, run_parts.PROBE, "settings.json")
+    if not all((run / name).exists() for name in needed):
+        raise BadInput(
+            f"the run in {run} did not get to its end; go on with it by the same command, as {call['command']} "
+            f"(its --out being {run})"
+        )
+    return call
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads((run / "settings.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise Corrupt(f"{run / 'settings.json'} is damaged: {error}") from None
+    if not isinstance(settings, dict) or not {"hardware", "versions"} <= settings.keys():
+        raise Corrupt(f"{run / 'settings.json'} was not written by a run")
+    return settings
+
+
+def _check_free(to: Path, run: Path | None) -> None:
+    """Only an empty folder, a new one, or what an earlier call wrote is written to."""
+    if run is not None and to.resolve() in (run.resolve(), (run / run_parts.SMALL).resolve()):
+        raise BadInput(f"{to} is the run itself; name another folder to write to")
+    if to.exists() and not to.is_dir():
+        raise BadInput(f"{to} is a file; name a folder to write to")
+    left = {path.name.removesuffix(".partial") for path in to.iterdir()} if to.is_dir() else set()
+    cut_short = left <= {*TORCH, ONNX}  # a call that a full disk or a kill ended
+    if left and not cut_short and not (to / "plan.json").exists():
+        raise BadInput(f"{to} holds other files; name a new or empty folder to write to")
+
+
+def _loaded_again(parcel: Parcel, folder: Path) -> dict[str, Any]:
+    """What was saved is what was trained: outputs for real examples, or else every tensor, bit for bit."""
+    if parcel.factory is None:
+        return {}
+    again, small = load(folder, parcel.factory), parcel.small
+    if parcel.inputs is not None:
+        pairs = list(zip(answers(again, parcel.inputs), answers(small, parcel.inputs), strict=True))
+        compared = {"examples": nested.count(parcel.inputs, "the inputs")}
+    else:
+        pairs = list(zip(again.state_dict().values(), small.state_dict().values(), strict=True))
+        compared = {"tensors": len(pairs)}
+    if not all(torch.equal(ours, theirs) for ours, theirs in pairs):
+        raise Corrupt(f"what was saved in {folder} does not answer as the network it was saved from; nothing is lost")
+    return compared
+
+
+def _speed(parcel: Parcel) -> dict[int, dict[str, float]]:
+    if parcel.factory is None or parcel.inputs is None:
+        return {}
+    models = {"full": parcel.factory().eval(), "small": parcel.small}
+    counts = {1: repeated(parcel.inputs, 1), nested.count(parcel.inputs, "the inputs"): parcel.inputs}
+    return {count: milliseconds(models, inputs) for count, inputs in counts.items()}
+
+
+@torch.no_grad()
+def milliseconds(
+    models: Mapping[str, nn.Module], inputs: Any, seconds: float = 0.5, turns: int = 200
+) -> dict[str, float]:
+    """The median time of one forward pass of each, on the same inputs. In turns, so that a busy moment of the machine
+    hits all of them; at most so many turns, and about so many seconds."""
+    for model in models.values():
+        for _ in range(3):  # the first calls fill caches
+            nested.call(model, inputs)
+    times: dict[str, list[float]] = {name: [] for name in models}
+    end = time.perf_counter() + seconds
+    for turn in range(turns):
+        for name, model in models.items():
+            began = time.perf_counter()
+            nested.call(model, inputs)
+            times[name].append(1e3 * (time.perf_counter() - began))
+        if turn >= 10 and time.perf_counter() > end:
+            break
+    return {name: median(each) for name, each in times.items()}

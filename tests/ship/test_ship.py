@@ -1,0 +1,99 @@
+"""`espalier.ship` from Python: results of fit and of sweep, run directories, formats, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import espalier
+from espalier.ship import FORMATS
+from espalier.space import BadInput, BadType
+
+
+class Net(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = torch.randn(96, 6, generator=torch.Generator().manual_seed(0))
+    return inputs, inputs[:, :3].argmax(1)
+
+
+@pytest.fixture(scope="module")
+def result() -> espalier.train.Result:
+    torch.manual_seed(0)
+    arguments: dict[str, Any] = {"loss": nn.functional.cross_entropy, "epochs": 2, "batch_size": 16, "target": 0.5}
+    return espalier.fit(Net(), data(), validation=data(), quiet=True, device="cpu", **arguments)
+
+
+def test_a_result_is_written_checked_timed_and_described(result, tmp_path):
+    shipped = espalier.ship(result, tmp_path / "small", model=Net, inputs=data()[0][:10])
+    assert shipped.files == ["model.safetensors", "plan.json", "README.md"]
+    assert shipped.checks == {"examples": 10}
+    assert set(shipped.speed) == {1, 10}
+    kept = int(result.mask.sum())
+    assert shipped.sizes == {"units": [kept, 12], "parameters": [10 * kept + 3, 123]}
+    again = espalier.load(tmp_path / "small", Net).eval()
+    assert torch.equal(again(data()[0]), result.model(data()[0]))
+    text = (tmp_path / "small" / "README.md").read_text()
+    for words in ("# small", "a target of 50.00%", f"| gates | {kept} | 12 |", "96 examples", "10 real examples"):
+        assert words in text
+    assert f"from {Net.__module__} import Net" in text
+    assert "How it was made" not in text
+
+
+def test_without_examples_its_tensors_are_compared_and_without_a_factory_it_is_only_written(result, tmp_path):
+    shipped = espalier.ship(result, tmp_path / "a", model=Net)
+    assert (shipped.checks, shipped.speed) == ({"tensors": 4}, {})
+    shipped = espalier.ship(result, tmp_path / "b", inputs=data()[0][:4])
+    assert (shipped.checks, shipped.speed) == ({}, {})
+    assert "factory()" in (tmp_path / "b" / "README.md").read_text()
+    assert espalier.load(tmp_path / "b", Net)
+    assert espalier.ship(result, tmp_path / "b", model=lambda: Net()).files  # again, over what it wrote itself
+
+
+def test_a_result_of_a_sweep_ships_as_well(tmp_path):
+    (one,) = espalier.sweep(Net, data(), penalties=[0.5], epochs=1, batch_size=32, quiet=True, device="cpu")
+    shipped = espalier.ship(one, tmp_path / "small", model=Net, inputs=data()[0][:5])
+    assert shipped.checks == {"examples": 5}
+    text = (tmp_path / "small" / "README.md").read_text()
+    assert "a penalty of 0.5 on the cost" in text
+    assert "Nothing was held out" in text
+
+
+def test_onnx_and_a_format_from_outside(result, tmp_path, monkeypatch):
+    def shapes(small: nn.Module, inputs: Any, folder: Path) -> tuple[list[str], dict[str, Any]]:
+        (folder / "shapes.json").write_text(json.dumps([list(p.shape) for p in small.parameters()]))
+        return ["shapes.json"], {"shapes": len(list(small.parameters()))}
+
+    monkeypatch.setitem(FORMATS, "shapes", shapes)
+    shipped = espalier.ship(result, tmp_path / "small", model=Net, formats=["shapes"])
+    assert shipped.files == ["model.safetensors", "plan.json", "README.md", "shapes.json"]
+    assert shipped.checks["shapes"] == 4
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    shipped = espalier.ship(result, tmp_path / "onnx", formats=("torch", "onnx"), inputs=data()[0][:8])
+    assert shipped.checks["onnx"]["difference"] < 1e-4
+    assert "onnxruntime" in (tmp_path / "onnx" / "README.md").read_text()
+
+
+def test_what_is_refused_says_why(result, tmp_path):
+    with pytest.raises(BadInput, match="no format 'tflite'; known are torch, onnx"):
+        espalier.ship(result, tmp_path / "a", formats=["tflite"])
+    with pytest.raises(BadInput, match="onnx needs some real examples"):
+        espalier.ship(result, tmp_path / "a", formats=["onnx"])
+    with pytest.raises(BadType, match="a result or a run directory, not a Linear"):
+        espalier.ship(nn.Linear(1, 1), tmp_path / "b")
+    with pytest.raises(BadInput, match="there is no folder"):
+        espalier.ship(tmp_path / "nothing", tmp_path / "b")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(BadInput, match="holds other files"):
+        espalier.ship(result, tmp_path / "mine")
+    assert not (tmp_path / "b").exists()
