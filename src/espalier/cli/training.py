@@ -103,8 +103,11 @@ class Training:
             return lambda inner: rates.ConstantLR(inner, factor=1.0)
         if self.descent() is None:
             return None
-        drops = [math.ceil(share * self.epochs) for share in self.recipe().drops]
-        return lambda inner: rates.MultiStepLR(inner, drops, gamma=0.1)
+        drops = self.recipe().drops
+        if drops is None:
+            return lambda inner: rates.LambdaLR(inner, lambda epoch: 1 - epoch / self.epochs)
+        milestones = [math.ceil(share * self.epochs) for share in drops]
+        return lambda inner: rates.MultiStepLR(inner, milestones, gamma=0.1)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"model_arg": list(self.model_arg)}

@@ -18,11 +18,11 @@ from espalier.space import BadInput, Bits, Space
 from espalier.study.course import Course, points, settings_in_lines
 from espalier.study.grid_spec import PAIR, GridRun, GridSettings
 from espalier.study.network import Network
+from espalier.train.batched import schedule as schedules
 from espalier.train.batched.batch import Batch, Compute, Precision, searched
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given
 from espalier.train.batched.optimizers import SGD
-from espalier.train.batched.schedule import Steps
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.progress import Progress
 from espalier.train.stop import Stop
@@ -79,7 +79,7 @@ class GridBatch:
             source=source if self.search is None else searched(self.search, [self.method == "permuted"] * len(runs)),
             loss=cross_entropy,
             optimizer=SGD(own.learning_rate, own.momentum, own.weight_decay, own.momentum > 0),
-            schedule=Steps(own.drops),
+            schedule=schedules.of_drops(own.drops),
             total=self.total,
             batch_size=PAIR * settings.batch_size // self.samples,
             samples=self.samples,

@@ -159,7 +159,7 @@ class Recipe:
 def _straight(updates: int, update: int) -> float:
     """The factor of the weights' learning rate in this update, from 0, of so many."""
     warm = max(round(0.05 * updates), 1)
-    return min((update + 1) / (warm + 1), (updates - update) / max(updates - warm, 1))
+    return min((update + 1) / (warm + 1), max(updates - update, 0) / max(updates - warm, 1), 1.0)
 
 
 # The paper's own settings. With `samples=2` and `batch_size=32` they are its experiment A; B has a rate of 0.1.
@@ -178,11 +178,21 @@ PAPER = Recipe(
 
 # Slopes tell every gate apart at every update, also with all of them open: masks need not be far from the whole
 # network, and half of the run is left for what ships.
-SLOPES = Recipe(signal="slopes", initial=0.99, begin=0.1, ramp=0.4, ramp_updates=0, even=0.5)
+SLOPES = Recipe(
+    signal="slopes",
+    initial=0.99,
+    begin=0.1,
+    ramp=0.4,
+    ramp_updates=0,
+    even=0.5,
+    learning_rate=0.1,
+    weight_decay=5e-4,
+    drops=None,
+)
 
 # For a network that is already trained: as above from the first update on, with smaller steps of the weights, to keep
 # what they know.
-FINETUNE = replace(SLOPES, begin=0.0, learning_rate=0.03, drops=(0.6, 0.85))
+FINETUNE = replace(SLOPES, begin=0.0, learning_rate=0.05)
 
 PRESETS: dict[str, Recipe] = {"default": SLOPES, "ranked": Recipe(), "paper": PAPER, "finetune": FINETUNE}
 

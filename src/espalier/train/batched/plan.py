@@ -11,8 +11,9 @@ from torch import Tensor
 from espalier.cost import Cost
 from espalier.space import BadInput, BadType, Space
 from espalier.train import checks, identity
+from espalier.train.batched import schedule as schedules
 from espalier.train.batched.optimizers import SGD, Optimizer
-from espalier.train.batched.schedule import Schedule, Steps
+from espalier.train.batched.schedule import Schedule
 from espalier.train.presets import Phases, Recipe
 
 
@@ -55,7 +56,7 @@ class Plan:
 
     @property
     def rates(self) -> Schedule:
-        return self.schedule or Steps(self.recipe.drops)
+        return self.schedule or schedules.of_drops(self.recipe.drops)
 
     def search_arguments(self, space: Space, phases: Phases, targets: Sequence[float | None] | None) -> dict[str, Any]:
         """targets: of the runs. A ramp that is given is in the recipe, as a share of the run."""

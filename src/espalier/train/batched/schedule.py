@@ -57,6 +57,21 @@ class Cosine:
 
 
 @dataclass(frozen=True)
+class Linear:
+    """Up in a straight line over the first ``warm`` of the run, then down in one to 0.
+
+    >>> Linear(warm=0.0).factor(torch.tensor(500), 1000).item()
+    0.5
+    """
+
+    warm: float = 0.05
+
+    def factor(self, done: Tensor, total: int) -> Tensor:
+        first, update = max(round(self.warm * total), 1), done.to(torch.float64)
+        return torch.minimum((update + 1) / (first + 1), (total - update) / max(total - first, 1)).clamp(max=1.0)
+
+
+@dataclass(frozen=True)
 class Constant:
     """The same throughout."""
 
@@ -64,7 +79,12 @@ class Constant:
         return torch.ones((), dtype=torch.float64, device=done.device)
 
 
-NAMED: dict[str, Schedule] = {"steps": Steps(), "cosine": Cosine(), "constant": Constant()}
+NAMED: dict[str, Schedule] = {"steps": Steps(), "cosine": Cosine(), "linear": Linear(), "constant": Constant()}
+
+
+def of_drops(drops: tuple[float, ...] | None) -> Schedule:
+    """The schedule that a recipe means."""
+    return Linear() if drops is None else Steps(drops)
 
 
 def read(schedule: str | Schedule) -> Schedule:
