@@ -187,7 +187,7 @@ class Run:
             self.scheduler.load_state_dict(state["scheduler"])
         self.update, self.history = state["update"], list(state["history"])
         self.began_with = state["began_with"]
-        self.sums.copy_(torch.tensor(state["sums"]))
+        self.sums.copy_(torch.tensor(state["sums"], dtype=torch.float64))
         self.theta.load_state_dict(state["theta"])
         self.spent, self.began = state["seconds"], time.monotonic()
         chance.restore(state["random"], self.device)

@@ -50,7 +50,7 @@ def mean_gradient(
     for mask in masks:
         for parameter in parameters:
             parameter.grad = None
-        with gated.masked(mask, slopes=slopes) as read, torch.enable_grad():
+        with gated.masked(mask, slopes=True) if slopes else gated.masked(mask) as read, torch.enable_grad():
             loss = scalar(closure())
             if slopes:
                 rows.append(read())
