@@ -36,9 +36,10 @@ ROWS = {
     "slopes, mean, own": 'sizes, \\|g\\| for s (`"slopes"`)',
     "slopes": 'sizes (`"slopes"`), same examples',
     "slopes, own": '**sizes (`"slopes"`)**',
-    "size, 0, own": "s where open, no direction",
-    "size, 0.25, own": "s where open, - g / 4",
-    "size, 1, own": "s where open, - g",
+    "size, 0, own": "s, no direction",
+    "size, 0.25, own": "s - g / 4",
+    "size, 1, own": "s - g",
+    "open, own": "s where open, - g / 2",
     "permuted, layer, own": "control: slopes permuted in each layer",
     "permuted, layer, masks too, own": "control: masks and slopes permuted in each layer",
     "permuted, all, own": "control: slopes permuted among all",
@@ -47,7 +48,7 @@ ROWS = {
 }
 SHORT = (
     "ranked", "antithetic", "varied", "first-order, own", "probe, own", "fisher, own", "slopes, mean, own",
-    "slopes, own", "permuted, layer, own", "permuted, all, own", "permuted, all, masks too, own",
+    "slopes, own", "open, own", "permuted, layer, own", "permuted, all, own", "permuted, all, masks too, own",
     "alike",
 )  # fmt: skip
 DRAWN = {  # name: label, colour (Okabe and Ito), marker
