@@ -187,10 +187,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--into", type=Path, help="a page with the two marks")
     given = parser.parse_args(words)
     lines = [line for file in given.files for line in lines_of(file)]
+    wanted = given.methods.split(",") if given.methods else None
     if given.overview:
-        text, marks = overview(lines), OVERVIEW
+        rows = lines if wanted is None else [line for name in wanted for line in lines if line["method"] == name]
+        text, marks = overview(rows), OVERVIEW
     else:
-        text, marks = tables(lines, given.ours, given.methods.split(",") if given.methods else None), MARKS
+        text, marks = tables(lines, given.ours, wanted), MARKS
     if given.into is None:
         print(text)
     else:

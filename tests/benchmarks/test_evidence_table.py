@@ -63,14 +63,19 @@ def test_a_table_has_a_row_for_each_method_and_goes_between_marks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("page", "file", "flags"), [("evidence.md", "cifar10.jsonl", []), ("recipe.md", "tuning.jsonl", ["--overview"])]
+    ("page", "file", "flags"),
+    [
+        ("docs/evidence.md", "cifar10.jsonl", []),
+        ("docs/recipe.md", "tuning.jsonl", ["--overview"]),
+        ("README.md", "cifar10.jsonl", ["--overview", "--methods", "ours,uniform,control"]),
+    ],
 )
 def test_the_tables_of_the_docs_are_those_of_the_lines(tmp_path, page, file, flags):
     root = Path(__file__).parents[2]
-    copy = tmp_path / page
-    copy.write_text((root / "docs" / page).read_text())
+    copy = tmp_path / "page.md"
+    copy.write_text((root / page).read_text())
     main([str(root / "results" / "evidence" / file), *flags, "--into", str(copy)])
-    assert copy.read_text() == (root / "docs" / page).read_text()
+    assert copy.read_text() == (root / page).read_text()
 
 
 def test_an_overview_has_the_means_of_its_lines():

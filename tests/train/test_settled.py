@@ -23,8 +23,10 @@ OPTIMIZERS = {
 
 
 class Net(nn.Module):
-    """Convolutions with BatchNorm, a residual addition, linear layers. Without biases before BatchNorm: their gradient is
-    nothing but rounding, which Adam would make as large as any other."""
+    """Convolutions with BatchNorm, a residual addition, linear layers.
+
+    No biases before BatchNorm: their gradient is nothing but rounding, which Adam would make as large as any other.
+    """
 
     def __init__(self) -> None:
         super().__init__()
