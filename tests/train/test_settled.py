@@ -101,6 +101,8 @@ def test_the_model_gets_the_slices_back_and_keeps_the_rest() -> None:
     before = copy.deepcopy(model.state_dict())
     small = structure.compact()
     assert structure.compact() is small
+    with pytest.raises(espalier.BadInput, match="takes no mask"):
+        structure.step(lambda: 0.0, under=search.whole())
     held = {id(p) for group in structure.param_groups for p in group["params"]}
     assert held == {id(p) for p in small.parameters()}
     with torch.no_grad():

@@ -62,7 +62,12 @@ class StructureOptimizer(torch.optim.Optimizer):
             raise BadInput("step needs a closure that computes the loss, goes backwards and returns it: step(closure)")
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         rests = under is not None or self.search.settled
-        masks = self.search.ask() if under is None else under.unsqueeze(0)
+        if self.settled is not None and under is not None:
+            raise BadInput("a compact network is trained now, which takes no mask: step(closure) without `under`")
+        if self.settled is not None:
+            masks = torch.ones(1, 1)  # one call of the closure; there is no mask to draw
+        else:
+            masks = self.search.ask() if under is None else under.unsqueeze(0)
         reads_slopes = self.search.reads_slopes and not rests
         gated = self.gated if self.settled is None else None
         losses, slopes = mean_gradient(gated, masks[:1] if rests else masks, parameters, closure, reads_slopes)
