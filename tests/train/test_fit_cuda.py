@@ -72,3 +72,45 @@ def test_bf16_autocast_on_the_gpu() -> None:
     with torch.autocast("cuda", torch.bfloat16):
         result = fit(networks.resnet(), DATA, device="cuda", **SETTINGS)
     assert result.history[-1]["loss"] < result.history[0]["loss"]
+
+
+@pytest.mark.parametrize(("signal", "samples"), [("slopes", 1), ("slopes", 2), ("ranked", 2)])
+def test_an_update_never_waits_for_the_gpu(signal: str, samples: int) -> None:
+    """Searching and settled."""
+    model = networks.resnet().cuda()
+    x, y = DATA[0][:64].cuda(), DATA[1][:64].cuda()
+    gated = espalier.attach(model, x[:4])
+    search = espalier.Search(
+        gated.space, cost=gated.cost("macs"), target=0.5, horizon=100, signal=signal, samples=samples, device="cuda"
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    structure = espalier.StructureOptimizer(optimizer, search, gated)
+    network = model
+
+    def closure() -> torch.Tensor:
+        loss = F.cross_entropy(network(x), y)
+        loss.backward()
+        return loss
+
+    def updates() -> None:
+        structure.step(closure)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(3):
+                structure.step(closure)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        structure.check()
+
+    updates()
+    search.settle()
+    network = structure.compact()
+    updates()
+
+
+def test_divergence_is_noticed_on_the_gpu() -> None:
+    def infinite(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(outputs, targets) * torch.inf
+
+    with pytest.raises(espalier.Diverged, match="or shortly before: every loss of an update"):
+        fit(networks.resnet(), DATA, device="cuda", **SETTINGS | {"loss": infinite})

@@ -64,10 +64,9 @@ def mean_gradient(
             total = _added(total, gradients)
     several = torch.stack(losses)
     counted = [part for part in total if part is not None]
-    if several.is_cuda and len(losses) > 1:
-        torch._foreach_div_(counted, several.isfinite().sum().clamp(min=1))
-    elif (count := 1 if several.is_cuda else int(several.isfinite().sum())) > 1:
-        torch._foreach_div_(counted, count)
+    if counted and len(losses) > 1:
+        count = several.isfinite().sum().clamp(min=1)
+        torch._foreach_div_(counted, count if several.is_cuda else int(count))
     for parameter, part in zip(parameters, total):
         parameter.grad = part
     return several, torch.stack(rows) if slopes else None
