@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 import espalier
 from espalier import fit
+from espalier.data import load
+from espalier.models import CNN
 from espalier.train import deterministic, evaluate
 from espalier.train.statistics import running
 
@@ -106,3 +108,23 @@ def test_a_trained_resnet_is_fine_tuned() -> None:
     assert result.history[0]["loss"] < 0.3  # the first masks lose little of what the network knows
     assert result.validation.error <= before + 0.02
     assert result.share_after <= 0.5
+
+
+@pytest.mark.parametrize("cost", ["weights", "macs"])
+def test_a_trained_network_is_shaped_without_collapsing_a_layer(cost: str) -> None:
+    """At a tenth of a convolutional network no layer may become a bottleneck of a few channels."""
+    data = load("digits").as_floats()
+    torch.manual_seed(0)
+    model = CNN(1, (16, 32, 32, 64))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    for _ in range(4):
+        for part in torch.arange(len(data.train[0])).split(64):
+            optimizer.zero_grad()
+            F.cross_entropy(model(data.train[0][part]), data.train[1][part]).backward()
+            optimizer.step()
+    result = fit(
+        model, data.train, loss=F.cross_entropy, epochs=4, cost=cost, target=0.1, recipe="finetune", quiet=True
+    )
+    widths = [block[0].out_channels for block in result.model.blocks]
+    assert min(widths) >= 4, widths
+    assert evaluate(result.model, data.test, loss=F.cross_entropy).error < 0.06
