@@ -71,8 +71,8 @@ def sweep(
         test part is then the validation. They stay on the device as they are stored; with ``pad`` images are cropped
         and mirrored at random.
     validation: (inputs, targets), or a Dataset, its test part; read as ``data`` are.
-    batch_size: what each of the ``samples`` masks of an update reads. Where there is nothing to compare (given masks,
-        or after settling) an update reads samples times as many distinct examples under the one mask.
+    batch_size: what each of the ``samples`` masks of an update reads: the same examples where their losses are ranked,
+        else its own. Under one mask (a given one, or after settling) an update reads samples times as many examples.
     optimizer: settings such as ``SGD(lr=0.1)``, ``Adam()``, ``AdamW()``; schedule: "steps" (a tenth at 1/2 and at 3/4),
         "cosine", "constant", or one of their classes. search: arguments of :class:`espalier.Search` (learning_rate,
         adaptive, ramp, even, initial, margin). What is not given comes from the preset.
@@ -81,9 +81,7 @@ def sweep(
     checkpoint: a folder; the same call goes on where the last one stopped, by a kill or after ``time_limit`` seconds.
         Every run has its own run directory in it.
     """
-    recipe = presets.settled(presets.read("ranked" if preset is None else preset), settle)
-    if recipe.signal != "ranked":
-        raise BadInput(f'sweep learns from ranked losses only, not from signal={recipe.signal!r}; use preset="ranked"')
+    recipe = presets.settled(presets.read(preset), settle)
     if search is not None and "ramp" in search:  # so that it is held against what settles
         recipe = presets.ramped(recipe, search["ramp"])
     plan = Plan(
