@@ -80,7 +80,8 @@ class Chain:
         runs, _, examples = y.shape
         open = (masks.unsqueeze(1) if each else masks.unsqueeze(2)).permute(0, 3, 1, 2)  # (R, d, S or 1, 1 or B)
         samples = open.shape[2]
-        rights, actives = [x.mT], list[Tensor]()
+        rights = [x.mT]
+        actives: list[Tensor] = []  # a compiler does not follow list[Tensor]()
         for (weight, bias), where in zip(self.layers, self.gates):
             z = params[weight] @ rights[-1] + params[bias].unsqueeze(-1)
             active = z.view(runs, z.shape[1], -1, examples).relu()  # one layer for all masks, or each
@@ -93,7 +94,7 @@ class Chain:
 
         counts = losses.isfinite().unsqueeze(-1).expand(runs, samples, examples).reshape(runs, -1)
         factors = [Factors(weight, bias, left, rights[-1], counts)]
-        by_gate = list[Tensor]()
+        by_gate: list[Tensor] = []
         for i in range(len(self.gates) - 1, -1, -1):
             back = params[self.layers[i + 1][0]].mT @ left
             if slopes:  # by what the gate multiplies, not by what comes of it: a closed gate has a slope, too
