@@ -1,4 +1,4 @@
-"""Slopes by the gates in a batch of runs: what autograd gives one run under one mask, from the slopes to the results."""
+"""Slopes by the gates in a batch of runs: what autograd gives one run under one mask, from slopes to results."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ def test_permuted_slopes_reach_the_permuted_runs_only() -> None:
     batch, search, source = engine(case, SEARCH["penalty"], permuted=[False, True, False])
     seen: list[Tensor] = []
     learn = search.learn
-    search.learn = lambda m, losses, slopes: (seen.append(slopes), learn(m, losses, slopes))[1]  # type: ignore
+    search.learn = lambda m, losses, slopes: (seen.append(slopes), learn(m, losses, slopes))[1]  # type: ignore[method-assign]
     batch.advance(6)
     for given, shuffled in zip(source.slopes, seen, strict=True):
         assert torch.equal(given.sort(-1).values, shuffled.sort(-1).values)
@@ -344,7 +344,7 @@ def test_in_bfloat16() -> None:
 @pytest.mark.parametrize("gradient", [Grouped(lambda *_: torch.zeros(()), cross_entropy), Own(lambda *_: ({}, *_))])
 def test_a_network_with_a_gradient_of_its_own_is_refused(gradient: Any) -> None:
     case = Case("mapped")
-    with pytest.raises(BadInput, match='computes its own gradient does not give slopes.*signal="ranked"'):
+    with pytest.raises(BadInput, match=r'computes its own gradient does not give slopes.*signal="ranked"'):
         engine(case, SEARCH["penalty"], gradient=gradient)
     assert engine(case, {"signal": "ranked"}, gradient=gradient)[0].gradient is gradient
     with pytest.raises(BadInput, match="does not give slopes"):
@@ -375,7 +375,7 @@ def test_a_sweep_of_one_run_is_fit(way: str, samples: int, preset: str, monkeypa
     assert ours.share_after == pytest.approx(theirs.share_after)
 
 
-def test_the_default_is_that_of_fit(tmp_path: Any) -> None:
+def test_the_default_is_that_of_fit() -> None:
     given: dict[str, Any] = {"targets": [0.4], "epochs": 1, "batch_size": 16, "quiet": True, "device": "cpu"}
     (plain,) = espalier.sweep(mlp, DATA["vectors"], **given)
     (named,) = espalier.sweep(mlp, DATA["vectors"], preset="default", **given)

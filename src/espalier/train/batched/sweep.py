@@ -74,8 +74,8 @@ def sweep(
     batch_size: what each of the ``samples`` masks of an update reads: the same examples where their losses are ranked,
         else its own. Under one mask (a given one, or after settling) an update reads samples times as many examples.
     optimizer: settings such as ``SGD(lr=0.1)``, ``Adam()``, ``AdamW()``; schedule: "steps" (a tenth at 1/2 and at 3/4),
-        "cosine", "constant", or one of their classes. search: arguments of :class:`espalier.Search` (learning_rate,
-        adaptive, ramp, even, initial, margin). What is not given comes from the preset.
+        "cosine", "linear", "constant", or one of their classes. search: arguments of :class:`espalier.Search`
+        (learning_rate, adaptive, ramp, even, initial, margin). What is not given comes from the preset.
     settle: the share of the run, at its end, that trains under the structure found.
     compute: precision, compilation, determinism. at_once: the most runs in one batch; a batch has to fit in memory.
     checkpoint: a folder; the same call goes on where the last one stopped, by a kill or after ``time_limit`` seconds.
