@@ -63,8 +63,9 @@ WARM = 0.05  # the share of a run over which the rate rises, in schedules that f
 def merged(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     """The one over the other; recipes field by field."""
     both = copy.deepcopy(base) | copy.deepcopy(more)
-    if isinstance(base.get("recipe"), dict) and isinstance(more.get("recipe"), dict):
-        both["recipe"] = base["recipe"] | more["recipe"]
+    if isinstance(more.get("recipe"), dict) and "recipe" in base:
+        named = base["recipe"]
+        both["recipe"] = (asdict(PRESETS[named]) if isinstance(named, str) else named) | more["recipe"]
     return both
 
 

@@ -1,11 +1,13 @@
 """Markdown tables of the lines of ``evidence.py``: a row for each method, and how far ours is ahead over equal seeds.
 
     python benchmarks/evidence_table.py FILE.jsonl ... [--ours ours] [--methods ours,uniform,...] [--into PAGE.md]
+    python benchmarks/evidence_table.py FILE.jsonl ... --overview [--into PAGE.md]
 
 A table for each network, cost and target, and for each budget that the files hold: mean error in %, its standard
 deviation, n, shares of weights and MACs, seconds; and ours minus the rival over the seeds that both have, with the 95%
 interval of Student's t. ``--into`` writes them between ``<!-- generated: evidence -->`` and
-``<!-- end of generated: evidence -->``.
+``<!-- end of generated: evidence -->``. ``--overview``: one table instead, errors alone, a row for each label of the
+lines (or method) and a column for each network, cost and target; between the marks ``generated: overview``.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from espalier.report.generated import into
+from espalier.report.files import put_between
 from evidence import lines_of
 
 MARKS = ("<!-- generated: evidence -->", "<!-- end of generated: evidence -->")
+OVERVIEW = ("<!-- generated: overview -->", "<!-- end of generated: overview -->")
 BUDGET = ("data", "held_out", "epochs", "batch", "examples", "narrow")
 COSTS = {"weights": "weights", "macs": "MACs", "parameters": "parameters"}
 NETWORKS = {"vgg16": "VGG-16", "resnet20": "ResNet-20", "resnet56": "ResNet-56"}
@@ -150,19 +153,48 @@ def tables(lines: Sequence[dict[str, Any]], ours: str = "ours", wanted: Sequence
     return "\n\n".join(parts)
 
 
+def overview(lines: Sequence[dict[str, Any]]) -> str:
+    """One table of mean errors, rows in the order of the lines; lines of one label and cell are its seeds."""
+    cells = sorted({(line["network"], line["cost"], line["target"]) for line in lines})
+    by: dict[str, dict[tuple[Any, ...], list[float]]] = {}
+    for line in lines:
+        own = by.setdefault(line.get("label", line["method"]), {})
+        own.setdefault((line["network"], line["cost"], line["target"]), []).append(100 * line["error"])
+    head = [f"{NETWORKS.get(network, network)}, {100 * target:g}% of {COSTS[cost]}" for network, cost, target in cells]
+    rows = [
+        " | ".join([name, *(f"{mean(own[cell]):.2f}" if cell in own else "" for cell in cells)])
+        for name, own in by.items()
+    ]
+    most = max(len(errors) for own in by.values() for errors in own.values())
+    budget = budget_words({name: lines[0][name] for name in BUDGET})
+    return "\n".join(
+        [
+            f"Error in %, {'1 run' if most == 1 else f'up to {most} runs'} in each cell; {budget}.",
+            "",
+            f"| | {' | '.join(head)} |",
+            "|---" * (len(cells) + 1) + "|",
+            *(f"| {row} |" for row in rows),
+        ]
+    )
+
+
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--ours", default="ours", help="the setting that others are compared with")
     parser.add_argument("--methods", help="only these, in this order")
+    parser.add_argument("--overview", action="store_true")
     parser.add_argument("--into", type=Path, help="a page with the two marks")
     given = parser.parse_args(words)
     lines = [line for file in given.files for line in lines_of(file)]
-    text = tables(lines, given.ours, given.methods.split(",") if given.methods else None)
+    if given.overview:
+        text, marks = overview(lines), OVERVIEW
+    else:
+        text, marks = tables(lines, given.ours, given.methods.split(",") if given.methods else None), MARKS
     if given.into is None:
         print(text)
     else:
-        into(given.into, [(MARKS, text)])
+        put_between(given.into, [(marks, text)])
 
 
 if __name__ == "__main__":

@@ -167,7 +167,8 @@ def directions(
         if not form:
             continue
         for weight in (0.0, 0.25, 1.0):  # the library's is 0.5
-            yield f"size, {weight:g}, own", natural * (m * s - weight * g).mean(-2)
+            yield f"size, {weight:g}, own", natural * (s - weight * g).mean(-2)
+        yield "open, own", natural * (m * s - g / 2).mean(-2)
         for name, parts in (("layer", 2), ("all", 1)):
             order = shuffled(g, parts, generator).expand(g.shape)
             others, sizes = g.gather(-1, order), s.gather(-1, order)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from espalier.report.generated import into
+from espalier.report.files import put_between
 from evidence_table import deviation, mean, quantile
 
 MARKS = ("<!-- generated: signals -->", "<!-- end of generated: signals -->")
@@ -36,9 +36,10 @@ ROWS = {
     "slopes, mean, own": 'sizes, \\|g\\| for s (`"slopes"`)',
     "slopes": 'sizes (`"slopes"`), same examples',
     "slopes, own": '**sizes (`"slopes"`)**',
-    "size, 0, own": "s where open, no direction",
-    "size, 0.25, own": "s where open, - g / 4",
-    "size, 1, own": "s where open, - g",
+    "size, 0, own": "s, no direction",
+    "size, 0.25, own": "s - g / 4",
+    "size, 1, own": "s - g",
+    "open, own": "s where open, - g / 2",
     "permuted, layer, own": "control: slopes permuted in each layer",
     "permuted, layer, masks too, own": "control: masks and slopes permuted in each layer",
     "permuted, all, own": "control: slopes permuted among all",
@@ -47,7 +48,7 @@ ROWS = {
 }
 SHORT = (
     "ranked", "antithetic", "varied", "first-order, own", "probe, own", "fisher, own", "slopes, mean, own",
-    "slopes, own", "permuted, layer, own", "permuted, all, own", "permuted, all, masks too, own",
+    "slopes, own", "open, own", "permuted, layer, own", "permuted, all, own", "permuted, all, masks too, own",
     "alike",
 )  # fmt: skip
 DRAWN = {  # name: label, colour (Okabe and Ito), marker
@@ -151,7 +152,7 @@ def draw(path: Path, save: Callable[[Any], None]) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from espalier.report.drawing import RULES
+    from espalier.report.figures import RULES
 
     _, records = read(path)
     thetas = list(dict.fromkeys(key[0] for key in records))
@@ -196,7 +197,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--figure", type=Path, help="a file to draw into, by its ending: .svg or .png")
     options = parser.parse_args(arguments)
     if options.into:
-        into(options.into, [(MARKS, text(options.file))])
+        put_between(options.into, [(MARKS, text(options.file))])
     else:
         print(text(options.file))
     if options.figure:

@@ -1,11 +1,12 @@
 """The tables of the evidence: their numbers, computed a second time by other means."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from evidence_table import MARKS, compared, interval, main, quantile, tables
+from evidence_table import MARKS, compared, interval, main, overview, quantile, tables
 
 stats = pytest.importorskip("scipy.stats")
 BASE = {
@@ -59,3 +60,25 @@ def test_a_table_has_a_row_for_each_method_and_goes_between_marks(tmp_path):
     assert text.endswith("after\n")
     assert "| uniform |" in text
     assert "| dense |" not in text
+
+
+@pytest.mark.parametrize(
+    ("page", "file", "flags"), [("evidence.md", "cifar10.jsonl", []), ("recipe.md", "tuning.jsonl", ["--overview"])]
+)
+def test_the_tables_of_the_docs_are_those_of_the_lines(tmp_path, page, file, flags):
+    root = Path(__file__).parents[2]
+    copy = tmp_path / page
+    copy.write_text((root / "docs" / page).read_text())
+    main([str(root / "results" / "evidence" / file), *flags, "--into", str(copy)])
+    assert copy.read_text() == (root / "docs" / page).read_text()
+
+
+def test_an_overview_has_the_means_of_its_lines():
+    table = overview([*lines(), *(line | {"cost": "macs", "label": "other"} for line in lines()[:2])])
+    rows = dict(
+        row.strip("| ").split(" | ", 1) for row in table.splitlines() if row.startswith("| ") and "of" not in row
+    )
+    ours = [100 * line["error"] for line in lines() if line["method"] == "ours"]
+    assert rows["ours"].split(" | ")[-1].strip() == f"{np.mean(ours):.2f}"
+    assert rows["other"].startswith(f"{100 * np.mean([line['error'] for line in lines()[:2]]):.2f}")
+    assert "up to 5 runs" in table

@@ -107,7 +107,7 @@ def test_settings_from_a_file_and_the_flags_of_the_recipe(tmp_path):
     ],
 )
 def test_what_is_given_is_taken_at_its_word_and_the_rest_fits(given, settle, wanted):
-    found = recipe("default", {"begin": None, "ramp": None, "initial": None} | given, settle)
+    found = recipe("ranked", {"begin": None, "ramp": None, "initial": None} | given, settle)
     assert (found.begin, found.ramp, found.settle) == pytest.approx(wanted)
 
 

@@ -120,7 +120,7 @@ def test_code_of_ones_own_that_fails_in_the_training_is_one_line_with_its_place(
         "    return absolute(outputs, targets)\n"
     )
     words = ("train", "--data", "net.py:data", "--target", 0.5, *FAST)
-    line = espal(*words, "--model", "mine.py:Norm", "--batch-size", 1, "--out", "a").line
+    line = espal(*words, "--model", "mine.py:Norm", "--batch-size", 1, "--preset", "ranked", "--out", "a").line
     assert "'mine.py:Norm' failed: ValueError: Expected more than 1 value per channel" in line
     assert "(mine.py, line 7)" in line
     line = espal(*words, "--model", "net.py:build", "--loss", "mine:late", "--out", "b").line

@@ -22,7 +22,7 @@ DRAWN = {"mnist", "connection-selection", "unit-selection"}  # the others have t
 def test_tables_figures_and_pages_are_made_of_the_runs(folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / folder.name
     shutil.copytree(folder / "runs", copy / "runs")
-    docs = ROOT / "docs" / ("recipe.md" if folder in GRIDS else "reproduction.md")
+    docs = ROOT / "results" / "recipe" / "notebook.md" if folder in GRIDS else ROOT / "docs" / "reproduction.md"
     page = tmp_path / docs.name
     shutil.copyfile(docs, page)
     paths, _ = paper.write(copy, page, figures=folder.name in DRAWN, page=False)

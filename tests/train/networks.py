@@ -87,13 +87,20 @@ def resnet(width: int = 8, seed: int = 0) -> nn.Sequential:
     )
 
 
+class Shared(list[Tensor]):
+    """A list that copies of a module share with it, as the compact network is a copy."""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Shared:
+        return self
+
+
 class Watched(nn.Module):
     """Keeps the inputs of every training call."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         self.inner = mlp(seed=seed)
-        self.seen: list[Tensor] = []
+        self.seen = Shared()
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and torch.is_grad_enabled() and len(x) > 4:

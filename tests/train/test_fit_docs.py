@@ -38,6 +38,7 @@ def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 @pytest.mark.parametrize(
     ("row", "field"),
     [
+        ("signal", "signal"),
         ("theta's learning rate", "theta_rate"),
         ("way of theta", "theta_way"),
         ("even", "even"),
@@ -46,15 +47,25 @@ def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
         ("ramp", "ramp"),
         ("settle", "settle"),
         ("weights", "learning_rate"),
+        ("weight decay", "weight_decay"),
         ("divided", "drops"),
     ],
 )
 def test_the_table_of_presets_is_true(row: str, field: str) -> None:
-    (line,) = [line for line in PAGE.splitlines() if line.startswith(f"| {row}")]
-    told = [cell.strip() for cell in line.strip("|").split("|")][1:]
-    values = [getattr(PRESETS[name], field) for name in ("default", "paper", "finetune")]
-    shown = [", ".join(f"{v:g}" for v in value) if isinstance(value, tuple) else f"{value:g}" for value in values]
-    assert told == shown
+    (line,) = [
+        line
+        for line in PAGE.splitlines()
+        if line.startswith(f"| {row} ") or line.startswith((f"| {row}:", f"| {row},"))
+    ]
+    cells = [cell.strip() for cell in line.strip("|").split("|")][1:]
+    values = [getattr(PRESETS[name], field) for name in ("default", "ranked", "paper", "finetune")]
+    assert cells == [shown(value) for value in values]
+
+
+def shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(f"{v:g}" for v in value)
+    return "line" if value is None else value if isinstance(value, str) else f"{value:g}"
 
 
 def test_the_fine_tuning_example(capsys: pytest.CaptureFixture[str]) -> None:

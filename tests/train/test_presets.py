@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier.search.arguments import ramp_length
 from espalier.space import BadInput, BadType, Space
 from espalier.train import Recipe
+from espalier.train.batched.schedule import of_drops
 from espalier.train.presets import PRESETS, Phases, ramped, read, settled
 
 
@@ -20,7 +22,14 @@ def test_the_paper_is_the_paper() -> None:
         phases = read("paper").phases(updates, None)
         assert phases == Phases(0, updates // 2, updates, updates)
         found = read("paper").search_arguments(Space.of(2352), phases)
-        assert found == {"learning_rate": 1 / 2352, "initial": 0.5, "adaptive": False, "ramp": 0.5, "even": 0.0}
+        assert found == {
+            "learning_rate": 1 / 2352,
+            "initial": 0.5,
+            "adaptive": False,
+            "signal": "ranked",
+            "ramp": 0.5,
+            "even": 0.0,
+        }
     paper = read("paper")
     assert (paper.learning_rate, paper.momentum, paper.weight_decay, paper.drops) == (0.01, 0.9, 1e-4, (0.5, 0.75))
     assert paper.settle == 0.0
@@ -28,7 +37,7 @@ def test_the_paper_is_the_paper() -> None:
 
 def test_the_rate_of_theta_is_a_way_over_the_updates_within_bounds() -> None:
     recipe, space = Recipe(), Space.of(200)
-    assert read(None) == recipe
+    assert read("ranked") == recipe
     short, middle, long = (recipe.step_of_theta(space, updates) for updates in (20, 2000, 10**6))
     assert short == recipe.theta_cap
     assert middle == pytest.approx(recipe.theta_way / 2000)
@@ -38,12 +47,30 @@ def test_the_rate_of_theta_is_a_way_over_the_updates_within_bounds() -> None:
     assert Recipe(theta_rate=8.0, theta_way=0.0).step_of_theta(space, 2000) == pytest.approx(0.04)
 
 
-def test_the_default_settles_as_its_ramp_ends() -> None:
-    recipe = Recipe()
+@pytest.mark.parametrize("name", ["default", "ranked"])
+def test_the_default_settles_as_its_ramp_ends(name: str) -> None:
+    recipe = read(name)
     assert recipe.begin + recipe.ramp + recipe.settle == 1
     phases = recipe.phases(100_000, 0.5)
     assert phases.begin == round(100_000 * recipe.begin)
     assert phases.begin + phases.ramp == phases.settle == 50_000
+
+
+def test_a_straight_line_is_the_same_for_fit_and_sweep() -> None:
+    """Up over the first twentieth, then down to nothing; stepped by torch, or computed where the counter lives."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=2.0)
+    scheduler = read("default").scheduler(optimizer, 200)
+    rates = []
+    for update in range(200):
+        rates.append(optimizer.param_groups[0]["lr"])
+        assert rates[-1] == pytest.approx(2.0 * of_drops(None).factor(torch.tensor(update), 200).item())
+        optimizer.step()
+        scheduler.step()
+    assert rates.index(max(rates)) == 10
+    assert max(rates) == pytest.approx(2.0)
+    assert rates[105] == pytest.approx(1.0)
+    assert 0 < rates[-1] < 0.02
 
 
 @pytest.mark.parametrize(("share", "ramp"), [(0.8, 0.2), (0.5, 0.5), (0.1, 0.5), (0.0, 0.5), (None, 0.5)])
@@ -92,7 +119,7 @@ def test_what_settle_is_not() -> None:
     with pytest.raises(BadInput, match=r"ends; use a recipe with a shorter ramp or that begins earlier$"):
         Recipe(ramp=0.8, settle=0.5, begin=0.3).phases(100, 0.5)
     assert Recipe(ramp=0.8, settle=0.5, begin=0.0).phases(100, None).settle == 50  # without a target there is no ramp
-    assert set(PRESETS) == {"default", "paper", "finetune"}
+    assert set(PRESETS) == {"default", "ranked", "paper", "finetune"}
 
 
 @given(

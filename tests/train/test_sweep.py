@@ -364,7 +364,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"targets": [0.5], "samples": 1, "preset": "ranked"}, "samples is an integer of at least 2"),
     ({"targets": [0.5], "samples": 0}, "samples is an integer of at least 1"),
     ({"targets": [0.5], "preset": Recipe(begin=0.0, ramp=0.3, settle=0.9)}, "settle of at most"),
-    ({"targets": [0.5], "schedule": "triangular"}, "schedule is one of"),
+    ({"targets": [0.5], "schedule": "exponential"}, "schedule is one of"),
     ({"targets": [0.5], "search": {"momentum": 1}}, "search holds some of"),
     ({"targets": [0.5], "pad": 2}, "cropping needs images"),
     ({"targets": [0.5], "preset": "papre"}, "did you mean 'paper'"),

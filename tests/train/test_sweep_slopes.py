@@ -21,7 +21,7 @@ from espalier import Search, StructureOptimizer
 from espalier.data import Stream
 from espalier.space import BadInput
 from espalier.train import presets
-from espalier.train.batched import SGD, Compute, group, stack
+from espalier.train.batched import SGD, Compute, Run, group, stack
 from espalier.train.batched.batch import Batch, searched
 from espalier.train.batched.chain import Chain, chain_of
 from espalier.train.batched.grouped import Grouped, Own
@@ -383,6 +383,12 @@ def test_the_default_is_that_of_fit() -> None:
     assert presets.read(None).signal == "slopes"
     assert torch.equal(plain.theta, named.theta)
     assert not torch.equal(plain.theta, ranked.theta)
+    runs = [Run(0, penalty=0.1), Run(0, all_open=True), Run(0, target=0.4)]
+    given = {"epochs": 1, "batch_size": 16, "quiet": True, "device": "cpu"}
+    plain, named = (espalier.sweep(mlp, DATA["vectors"], runs=runs, preset=p, **given) for p in (None, "ranked"))
+    for one, other in zip(plain, named, strict=True):
+        for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
+            assert torch.equal(a, b)
 
 
 def test_a_batch_that_is_saved_in_the_search_goes_on_bit_for_bit() -> None:

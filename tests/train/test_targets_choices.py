@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import networks
@@ -43,10 +43,10 @@ class GatedHead:
         self.space = espalier.Space([espalier.Bits("hidden", WIDTH, least=1), espalier.Choice("way", 2)])
 
     @contextmanager
-    def masked(self, mask: Tensor) -> Iterator[None]:
-        self.model.mask = mask
+    def masked(self, mask: Tensor, *, slopes: bool = False) -> Iterator[Callable[[], Tensor]]:
+        self.model.mask = mask.clone().requires_grad_() if slopes else mask
         try:
-            yield
+            yield lambda: self.model.mask.grad
         finally:
             self.model.mask = None
 

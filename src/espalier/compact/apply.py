@@ -14,24 +14,36 @@ from espalier.compact.plan import Plan, from_runs
 from espalier.space import BadInput
 
 
-def apply_plan(model: nn.Module, plan: Plan, *, share: bool = False) -> nn.Module:
-    """The compact model; ``model`` is left as it is. ``share``: tensors that stay whole are not copied."""
-    memo: dict[int, Any] = {}
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name; one that is held in several places, under each of its names."""
     named: dict[str, Tensor] = {}
     for path, module in model.named_modules():
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None:
                 named[f"{path}.{name}" if path else name] = tensor
+    return named
+
+
+def apply_plan(
+    model: nn.Module, plan: Plan, *, share: bool = False, pieces: dict[str, Tensor] | None = None
+) -> nn.Module:
+    """The compact model; ``model`` is left as it is. ``share``: tensors that stay whole are not copied.
+
+    pieces: filled with the compact model's tensor for each name of a tensor of ``model``."""
+    memo: dict[int, Any] = {}
+    named = named_tensors(model)
     for name, dims in plan.tensors.items():
         if name not in named:
             raise BadInput(f"the plan cuts {name}, which this model does not have; it is not the model it was made for")
         shape = tuple(named[name].shape)
         if shape != plan.shapes.get(name, shape):
             raise BadInput(f"the plan cuts {name} of shape {plan.shapes[name]}, but here it is of shape {shape}")
-        memo[id(named[name])] = _cut(named[name], name, dims)
+        memo[id(named[name])] = _copied(named[name], cut(named[name], name, dims))
     for tensor in named.values():
         if id(tensor) not in memo:
             memo[id(tensor)] = tensor if share else _copied(tensor, tensor.detach().clone())
+    if pieces is not None:
+        pieces.update({name: memo[id(tensor)] for name, tensor in named.items()})
     small = copy.deepcopy(model, memo)
     for name, value in plan.attributes.items():
         path, _, attribute = name.rpartition(".")
@@ -65,7 +77,8 @@ def _module(model: nn.Module, path: str) -> nn.Module:
         raise BadInput(f"the plan changes module {path!r}, which this model does not have") from None
 
 
-def _cut(tensor: Tensor, name: str, dims: Mapping[int, Any]) -> Tensor:
+def cut(tensor: Tensor, name: str, dims: Mapping[int, Any]) -> Tensor:
+    """The indices of a tensor that stay, as the plan says of this name; also of what has its shape, as momentum has."""
     data = tensor.detach()
     for dim, runs in dims.items():
         index = from_runs(runs)
@@ -75,7 +88,21 @@ def _cut(tensor: Tensor, name: str, dims: Mapping[int, Any]) -> Tensor:
                 f"which is of shape {tuple(tensor.shape)} here; it is not the model the plan was made for"
             )
         data = data.index_select(dim, torch.tensor(index, dtype=torch.int64, device=data.device))
-    return _copied(tensor, data.contiguous())
+    last = tensor.ndim == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
+    return data.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
+def put_back(tensor: Tensor, piece: Tensor, dims: Mapping[int, Any]) -> None:
+    """Write what :func:`cut` took, as it is now, into its places; in place."""
+    places = [
+        torch.tensor(from_runs(dims[dim]) if dim in dims else range(size), dtype=torch.int64, device=tensor.device)
+        for dim, size in enumerate(tensor.shape)
+    ]
+    with torch.no_grad():
+        if dims:
+            tensor[torch.meshgrid(*places, indexing="ij")] = piece.to(tensor)
+        else:
+            tensor.copy_(piece)
 
 
 def _copied(tensor: Tensor, data: Tensor) -> Tensor:

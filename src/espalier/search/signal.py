@@ -35,7 +35,7 @@ def sized(m: Tensor, g: Tensor, s: Tensor) -> Tensor:
 
 
 LARGEST = 100.0  # no worth counts for more than so many times the mean size
-SLOPES: dict[str, Worth] = {"first-order": first_order, "slopes": sized, "open": lambda m, g, s: m * s - g / 2}
+SLOPES: dict[str, Worth] = {"first-order": first_order, "slopes": sized}
 SIGNALS = ("ranked", *SLOPES)
 
 

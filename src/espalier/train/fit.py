@@ -68,14 +68,15 @@ def fit(
     loss: ``loss(outputs, targets)`` gives a scalar, the mean over the mini-batch.
     cost: "weights", "macs", "units", "parameters", or a cost of one's own over the gates.
     penalty: how strongly cost counts; target: the share of the full cost to end at. One of them, or neither.
-    samples: masks per update; they share one mini-batch. Once settled an update reads samples times as many examples.
+    samples: masks per update. Where losses are ranked they share one mini-batch of batch_size examples; where slopes
+        are read each has its own. Under one mask, as once settled, an update reads samples times batch_size examples.
     optimizer: called with the parameters, gives a torch optimiser; default SGD with Nesterov momentum.
     scheduler: called with that optimiser, gives a torch scheduler, which is stepped after every epoch. Default: the
         recipe's steps, where the optimizer is the default too; else none.
     settle: the share of the run, at its end, in which the structure is fixed; the ramp to a target ends before it.
         What comes before, by the recipe, is shortened where it has to be.
-    recipe: a :class:`espalier.train.Recipe`, or the name of one: "default", "ranked" (the order of losses as the
-        signal), "paper", "finetune". preset: its old name.
+    recipe: a :class:`espalier.train.Recipe`, or the name of one: "default" (slopes of the gates as the signal),
+        "ranked" (the order of losses; the default where there is no target), "paper", "finetune". preset: its old name.
     seed: of the masks, of the order of the examples, and of everything random inside the call.
     validation: data as above, of a Dataset its test part; evaluated after every epoch under the mask that would ship.
     checkpoint: the folder of the run. The same call goes on where it was stopped, killed, or out of time.
@@ -89,7 +90,10 @@ def fit(
     feeding = feed.read(data, whole(batch_size, "batch_size", 1), seed, nested.dtype(module))
     if recipe is not None and preset is not None:
         raise BadInput("preset is the old name of recipe; give one of them")
-    recipe = presets.settled(presets.read(preset if recipe is None else recipe), settle)
+    recipe = preset if recipe is None else recipe
+    if recipe is None and target is None:
+        recipe = "ranked"  # a penalty's numbers are the paper's: they weigh cost against ranked losses
+    recipe = presets.settled(presets.read(recipe), settle)
     horizon = whole(epochs, "epochs", 1) * feeding.updates
     phases = recipe.phases(horizon, target)
     held_out = None

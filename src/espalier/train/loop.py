@@ -90,15 +90,18 @@ class Run:
         """One update of weights and structure."""
         if self.update >= self.phases.settle and not self.search.settled:
             self.search.settle()
+            if hasattr(self.gated, "plan"):  # a handle of one's own may know no plan, and goes on masked
+                self.structure.compact()
         whole = self.search.whole() if self.update < self.phases.begin else None
         own = self.search.reads_slopes and whole is None and not self.search.settled
         parts = nested.split(batch, self.search.samples) if own else [batch]
         calls = itertools.cycle(parts)
+        network = self.gated.model if self.structure.settled is None else self.structure.settled.small
         seen: list[Any] = []  # the outputs under the first mask
 
         def closure() -> Tensor:
             inputs, targets = next(calls)
-            outputs = nested.call(self.gated.model, inputs)
+            outputs = nested.call(network, inputs)
             loss = self.loss(outputs, targets)
             scalar(loss)
             checks.gradient_of(loss)
@@ -121,6 +124,14 @@ class Run:
         if self.scheduler is not None and self.per_update:
             self.scheduler.step()
 
+    @contextmanager
+    def written_back(self) -> Iterator[None]:
+        """However it ends, the model holds what was trained."""
+        try:
+            yield
+        finally:
+            self.structure.write_back()
+
     def _check(self) -> None:
         try:
             self.structure.check()
@@ -130,6 +141,7 @@ class Run:
     def check_weights(self) -> None:
         """Refuse to save weights from which no run could go on."""
         self._check()
+        self.structure.write_back()
         weights = [parameter.detach() for parameter in self.gated.model.parameters()]
         if not all(bool(weight.isfinite().all()) for weight in weights):
             raise Diverged(
@@ -139,6 +151,7 @@ class Run:
 
     def end_epoch(self) -> Row:
         """The row of the epoch that just ended."""
+        self.structure.write_back()
         loss, updates, missed, predictions = self.sums.tolist()
         row: Row = {
             "epoch": self.update // self.feed.updates,
@@ -167,6 +180,7 @@ class Run:
         return row
 
     def state_dict(self) -> dict[str, Any]:
+        self.structure.write_back()
         return {
             "update": self.update,
             "began_with": self.began_with,
@@ -187,7 +201,7 @@ class Run:
             self.scheduler.load_state_dict(state["scheduler"])
         self.update, self.history = state["update"], list(state["history"])
         self.began_with = state["began_with"]
-        self.sums.copy_(torch.tensor(state["sums"]))
+        self.sums.copy_(torch.tensor(state["sums"], dtype=torch.float64))
         self.theta.load_state_dict(state["theta"])
         self.spent, self.began = state["seconds"], time.monotonic()
         chance.restore(state["random"], self.device)
@@ -211,7 +225,7 @@ def train(run: Run, checkpoint: Checkpoint | None, record: Record | None, stop: 
             saved, since = run.update, time.monotonic()
             cost = since - before
 
-    with out_of_memory():
+    with out_of_memory(), run.written_back():
         while run.update < run.horizon:
             for batch in run.batches():
                 run.step(batch)

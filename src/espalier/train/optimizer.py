@@ -11,6 +11,7 @@ from torch import Tensor
 
 from espalier.search import Search
 from espalier.space import BadInput, BadType, Diverged
+from espalier.train.settled import Settled
 from espalier.train.step import Gated, mean_gradient
 
 
@@ -42,6 +43,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         check_parameters(optimizer, gated.model)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.inner, self.search, self.gated = optimizer, search, gated
+        self.settled: Settled | None = None
         self._lost: Tensor | None = None  # whether an update since the last check had no finite loss
         self._share()
 
@@ -62,7 +64,8 @@ class StructureOptimizer(torch.optim.Optimizer):
         rests = under is not None or self.search.settled
         masks = self.search.ask() if under is None else under.unsqueeze(0)
         reads_slopes = self.search.reads_slopes and not rests
-        losses, slopes = mean_gradient(self.gated, masks[:1] if rests else masks, parameters, closure, reads_slopes)
+        gated = self.gated if self.settled is None else None
+        losses, slopes = mean_gradient(gated, masks[:1] if rests else masks, parameters, closure, reads_slopes)
         if slopes is not None:
             slopes = slopes.to(self.search.device)
         finite = losses.isfinite()
@@ -79,6 +82,24 @@ class StructureOptimizer(torch.optim.Optimizer):
         torch.clear_autocast_cache()
         return torch.where(finite, losses, 0.0).sum() / finite.sum()
 
+    def compact(self) -> torch.nn.Module:
+        """Once the search is settled: train on with the compact network, and return it.
+
+        From here on the closure runs that network instead of the model. This optimiser holds its parameters, with the
+        state they had. ``write_back`` brings what was trained into the model, for ``gated.compact`` and for saving.
+        """
+        if not self.search.settled:
+            raise BadInput("compact() goes on with the structure that was settled on: call search.settle() first")
+        if self.settled is None:
+            plan = self.gated.plan(self.search.select())  # type: ignore[attr-defined]
+            self.settled = Settled(self.gated.model, plan, self.inner)
+        return self.settled.small
+
+    def write_back(self) -> None:
+        """Write the weights of the compact network into the model; nothing to do before :meth:`compact`."""
+        if self.settled is not None:
+            self.settled.write_back()
+
     def check(self) -> None:
         """Raise :class:`Diverged` if no loss of an update was finite. On the CPU ``step`` does so by itself, before the
         weights move; on a GPU, which it never waits for, call this from time to time."""
@@ -93,12 +114,23 @@ class StructureOptimizer(torch.optim.Optimizer):
         self.inner.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"inner": self.inner.state_dict(), "search": self.search.state_dict()}
+        return {
+            "inner": self.inner.state_dict(),
+            "search": self.search.state_dict(),
+            "compact": self.settled is not None,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict.keys() != {"inner", "search"}:
-            raise BadInput(f"the state of a StructureOptimizer holds inner and search, not {sorted(state_dict)}")
+        """Load the model first: where the state is of a compact network, it is cut out of the model as it is now."""
+        if state_dict.keys() != {"inner", "search", "compact"}:
+            raise BadInput(
+                f"the state of a StructureOptimizer holds inner, search and compact, not {sorted(state_dict)}"
+            )
+        if self.settled is not None:
+            raise BadInput("this optimiser trains a compact network already; load into a new one")
         self.search.load_state_dict(state_dict["search"])
+        if state_dict["compact"]:
+            self.compact()
         self.inner.load_state_dict(state_dict["inner"])
         self._share()  # the inner one has made itself new groups
 

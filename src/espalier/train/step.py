@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ class Gated(Protocol):
 
 
 def mean_gradient(
-    gated: Gated,
+    gated: Gated | None,
     masks: Tensor,
     parameters: Sequence[Tensor],
     closure: Callable[[], Tensor | float],
@@ -41,6 +41,7 @@ def mean_gradient(
     """masks: ``(samples, d)``. Leaves the mean gradient over the masks of finite loss in the parameters; returns the
     losses ``(samples)``, where they were computed, and, where asked for, the slopes by the gates ``(samples, d)``.
 
+    gated: None where the closure needs no mask, as that of a compact network.
     closure: computes the loss of the masked model, goes backwards through it, and returns it. What the gradients held
     before is lost. Where no loss is finite they are None on the CPU; on a GPU, which is not waited for, the gradients
     of several masks are 0 then, and those of a single one are what they are.
@@ -50,7 +51,7 @@ def mean_gradient(
     for mask in masks:
         for parameter in parameters:
             parameter.grad = None
-        with gated.masked(mask, slopes=slopes) as read, torch.enable_grad():
+        with _under(gated, mask, slopes) as read, torch.enable_grad():
             loss = scalar(closure())
             if slopes:
                 rows.append(read())
@@ -70,6 +71,12 @@ def mean_gradient(
     for parameter, part in zip(parameters, total):
         parameter.grad = part
     return several, torch.stack(rows) if slopes else None
+
+
+def _under(gated: Gated | None, mask: Tensor, slopes: bool) -> AbstractContextManager[Any]:
+    if gated is None:
+        return nullcontext()
+    return gated.masked(mask, slopes=True) if slopes else gated.masked(mask)
 
 
 def _added(total: list[Tensor | None], more: list[Tensor | None]) -> list[Tensor | None]:

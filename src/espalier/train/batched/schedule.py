@@ -60,7 +60,7 @@ class Cosine:
 class Linear:
     """Up in a straight line over the first ``warm`` of the run, then down in one to 0.
 
-    >>> Linear(warm=0.0).factor(torch.tensor(500), 1000).item()
+    >>> Linear().factor(torch.tensor(525), 1000).item()
     0.5
     """
 

@@ -1,0 +1,154 @@
+"""Once settled the compact network is trained in the model's place: the same trajectory, and the model gets it back."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import espalier
+from espalier import Search, StructureOptimizer
+
+X = torch.rand(96, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+Y = torch.randint(5, (96,), generator=torch.Generator().manual_seed(1))
+OPTIMIZERS = {
+    "momentum": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "adam": lambda p: torch.optim.Adam(p, 1e-2, amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=1e-2),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, 1e-3, momentum=0.5, centered=True),
+}
+
+
+class Net(nn.Module):
+    """Convolutions with BatchNorm, a residual addition, linear layers. Without biases before BatchNorm: their gradient is
+    nothing but rounding, which Adam would make as large as any other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+        self.inner = nn.Sequential(nn.Conv2d(8, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12), nn.ReLU())
+        self.outer = nn.Sequential(nn.Conv2d(12, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8))
+        self.middle, self.head = nn.Linear(8, 16), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = F.relu(x + self.outer(self.inner(x)))
+        out: Tensor = self.head(F.relu(self.middle(x.mean((2, 3)))))
+        return out
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer, whose weights are masked themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(24, 10, batch_first=True), nn.Linear(10, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.rnn(x.flatten(2).transpose(1, 2).reshape(len(x), 8, 24))[0][:, -1])
+        return out
+
+
+def trained(make: type[nn.Module], optimizer: str, compact: bool, updates: int = 12) -> tuple[nn.Module, nn.Module]:
+    """A few updates of search, then settled ones; the model afterwards, and its compact network."""
+    torch.manual_seed(3)
+    model = make().double()
+    gated = espalier.attach(model, X[:4])
+    search = Search(gated.space, cost=gated.cost("weights"), target=0.4, horizon=8, signal="slopes", samples=1, seed=2)
+    structure = StructureOptimizer(OPTIMIZERS[optimizer](model.parameters()), search, gated)
+    network = model
+    for update in range(8 + updates):
+        if update == 8:
+            search.settle()
+            search._settled = gated.canonical(search.select())  # the masked road, to be compared, trains under it too
+            network = structure.compact() if compact else model
+        part = slice(16 * (update % 6), 16 * (update % 6) + 16)
+
+        def closure(part: slice = part, network: nn.Module = network) -> Tensor:
+            loss = F.cross_entropy(network(X[part]), Y[part])
+            loss.backward()
+            return loss
+
+        structure.step(closure)
+    structure.write_back()
+    return model, gated.compact(search.select())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("make", [Net, Recurrent])
+def test_the_trajectory_is_that_of_masked_training(make: type[nn.Module], optimizer: str) -> None:
+    _, masked = trained(make, optimizer, compact=False)
+    _, small = trained(make, optimizer, compact=True)
+    assert sum(p.numel() for p in small.parameters()) < 0.6 * sum(p.numel() for p in make().parameters())
+    for (name, ours), theirs in zip(small.state_dict().items(), masked.state_dict().values(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-11, msg=name)
+
+
+def test_the_model_gets_the_slices_back_and_keeps_the_rest() -> None:
+    torch.manual_seed(3)
+    model = Net().double()
+    gated = espalier.attach(model, X[:4])
+    search = Search(gated.space, cost=gated.cost("weights"), target=0.4, horizon=8, seed=2)
+    structure = StructureOptimizer(torch.optim.SGD(model.parameters(), 0.1), search, gated)
+    with pytest.raises(espalier.BadInput, match=r"search.settle\(\) first"):
+        structure.compact()
+    search.settle()
+    before = copy.deepcopy(model.state_dict())
+    small = structure.compact()
+    assert structure.compact() is small
+    held = {id(p) for group in structure.param_groups for p in group["params"]}
+    assert held == {id(p) for p in small.parameters()}
+    with torch.no_grad():
+        for parameter in small.parameters():
+            parameter.fill_(7.0)
+    assert all(model.state_dict()[name].equal(value) for name, value in before.items())
+    structure.write_back()
+    open_units = int(search.select()[gated.space.slices[gated.space.groups[0].name]].sum())
+    assert 0 < open_units < gated.space.groups[0].size
+    after = model.state_dict()
+    changed = {name: int((after[name] != value).sum()) for name, value in before.items() if name.endswith("weight")}
+    sizes = {id(p): p.numel() for p in small.parameters()}
+    assert sum(changed.values()) == sum(p.numel() for n, p in small.named_parameters() if n.endswith("weight"))
+    assert len(sizes) == len(list(model.parameters()))
+    again = gated.compact(search.select())
+    assert all(a.equal(b) for a, b in zip(again.state_dict().values(), small.state_dict().values(), strict=True))
+
+
+def test_a_state_goes_on_in_another_process() -> None:
+    """Saved in the settled part: the model, then the optimiser, which cuts it again."""
+    torch.manual_seed(3)
+    start = Net().double().state_dict()
+
+    def begin() -> tuple[nn.Module, StructureOptimizer]:
+        model = Net().double()
+        model.load_state_dict(start)
+        gated = espalier.attach(model, X[:4])
+        search = Search(gated.space, cost=gated.cost("weights"), target=0.4, horizon=8, seed=2)
+        return model, StructureOptimizer(OPTIMIZERS["momentum"](model.parameters()), search, gated)
+
+    def go_on(structure: StructureOptimizer, network: nn.Module, parts: range) -> None:
+        for part in parts:
+
+            def closure(part: int = part) -> Tensor:
+                loss = F.cross_entropy(network(X[16 * part : 16 * part + 16]), Y[16 * part : 16 * part + 16])
+                loss.backward()
+                return loss
+
+            structure.step(closure)
+        structure.write_back()
+
+    model, structure = begin()
+    structure.search.settle()
+    go_on(structure, structure.compact(), range(3))
+    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(structure.state_dict())
+    go_on(structure, structure.compact(), range(3, 6))
+    other, resumed = begin()
+    other.load_state_dict(weights)
+    resumed.load_state_dict(state)
+    go_on(resumed, resumed.compact(), range(3, 6))
+    assert all(a.equal(b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
+    with pytest.raises(espalier.BadInput, match="compact network already"):
+        resumed.load_state_dict(state)
