@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import networks
@@ -23,7 +25,7 @@ from espalier.space import BadInput
 from espalier.train import presets
 from espalier.train.batched import SGD, Compute, Run, group, stack
 from espalier.train.batched.batch import Batch, searched
-from espalier.train.batched.chain import Chain, chain_of
+from espalier.train.batched.chain import Chain, Factors, chain_of
 from espalier.train.batched.grouped import Grouped, Own
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Searched
@@ -293,6 +295,27 @@ def test_the_step_compiles_whole_once_and_equals_eager(way: str) -> None:
     torch.testing.assert_close(ends[0][1], ends[1][1], rtol=1e-10, atol=1e-10)
     for name, p in ends[0][0].items():
         torch.testing.assert_close(p, ends[1][0][name], rtol=1e-10, atol=1e-10)
+
+
+def test_factors_that_a_kernel_applies_give_slopes_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: two factors of each weight's gradient leave the update, laid out plainly; torch applies them."""
+
+    def descend(left: Tensor, right: Tensor, counts: Tensor, p: Tensor, v: Tensor, *rest: Any, tf32: bool) -> None:
+        assert all(part.is_contiguous() for part in (left, right, counts))
+        rates, moves, sgd = rest
+        gradient = Factors("weight", "bias", left, right, counts).gradients()["weight"]
+        sgd.move([p], [gradient], [[v]], rates.unsqueeze(0), moves)
+
+    monkeypatch.setitem(sys.modules, "espalier.train.batched.fused", SimpleNamespace(descend=descend))
+    ends = []
+    for fused in (False, True):
+        batch, search, _ = engine(Case("chain"), SEARCH["target"])
+        batch.step.fused = fused
+        batch.advance(10)
+        ends.append((batch.state.params, search.theta))
+    torch.testing.assert_close(ends[0][1], ends[1][1], rtol=1e-12, atol=1e-12)
+    for name, p in ends[0][0].items():
+        torch.testing.assert_close(p, ends[1][0][name], rtol=1e-12, atol=1e-12)
 
 
 def test_permuted_slopes_reach_the_permuted_runs_only() -> None:
