@@ -54,6 +54,15 @@ def test_the_command_runs_and_reports(tmp_path):
     assert {head["commit"] for head in heads(tmp_path)} == {"abc"}
 
 
+def test_a_study_ranks_losses_unless_it_is_told_to_read_slopes(tmp_path):
+    for preset, words in (("ranked", ()), ("default", ("--preset", "default"))):
+        done = invoke("--out", tmp_path / preset, "--methods", "search,scratch,found,permuted", *words)
+        assert done.exit_code == 0, done.output
+        signals = {head["settings"].get("signal") for head in heads(tmp_path / preset)}
+        assert signals == ({None} if preset == "ranked" else {None, "slopes"})  # scratch and found do not search
+        assert "ours minus permuted" in (tmp_path / preset / "README.md").read_text()
+
+
 def test_fixed_penalties_alone_are_reported_beside_a_readme_of_one_s_own(tmp_path):
     (tmp_path / "README.md").write_text("mine")
     done = invoke("--out", tmp_path, "--methods", "penalty", "--penalties", "2^-3")
@@ -98,7 +107,7 @@ def test_settings_from_a_file_and_the_flags_of_the_recipe(tmp_path):
     ],
 )
 def test_what_is_given_is_taken_at_its_word_and_the_rest_fits(given, settle, wanted):
-    found = recipe("default", {"begin": None, "ramp": None, "initial": None} | given, settle)
+    found = recipe("ranked", {"begin": None, "ramp": None, "initial": None} | given, settle)
     assert (found.begin, found.ramp, found.settle) == pytest.approx(wanted)
 
 

@@ -36,12 +36,13 @@ class GatedMLP:
 
 
 class Recorder:
-    """A source that remembers the masks it handed out and the losses it was told."""
+    """A source that remembers the masks it handed out and the losses and slopes it was told."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
         self.seen: list[Tensor] = []
         self.told: list[Tensor] = []
+        self.slopes: list[Tensor] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.source, name)
@@ -50,9 +51,11 @@ class Recorder:
         self.seen.append(self.source.masks(noise).clone())
         return self.seen[-1]
 
-    def learn(self, masks: Tensor, losses: Tensor, noise: Any) -> None:
+    def learn(self, masks: Tensor, losses: Tensor, noise: Any, slopes: Tensor | None = None) -> None:
         self.told.append(losses.clone())
-        self.source.learn(masks, losses, noise)
+        if slopes is not None:
+            self.slopes.append(slopes.clone())
+        self.source.learn(masks, losses, noise, slopes)
 
 
 def data(dtype: torch.dtype = torch.float64, n: int = 50) -> tuple[Tensor, Tensor]:

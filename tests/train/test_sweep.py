@@ -206,6 +206,8 @@ def killed_after(updates: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 SETTINGS = [
     {"targets": [0.3, 0.6], "settle": 0.5, "epochs": 3},
+    {"targets": [0.3, 0.6], "settle": 0.5, "epochs": 3, "preset": "ranked"},
+    {"runs": [Run(0, target=0.3), Run(0, target=0.3, permuted=True)], "epochs": 3},
     {"targets": [0.3, 0.6], "preset": Recipe(begin=0.25, ramp=0.25, settle=0.5, ramp_updates=0), "epochs": 3},
     {"penalties": [0.1], "preset": "paper", "seeds": [0, 1], "epochs": 2, "search": {"adaptive": True}},
     {"dropouts": [0.5, 0.2], "epochs": 2},
@@ -359,7 +361,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"targets": [0.5], "seeds": []}, "at least one seed"),
     ({"targets": [0.5], "batch_size": 300}, "larger than the data, 256 examples"),
     ({"targets": [0.5], "epochs": 0}, "epochs is an integer of at least 1"),
-    ({"targets": [0.5], "samples": 1}, "samples is an integer of at least 2"),
+    ({"targets": [0.5], "samples": 1, "preset": "ranked"}, "samples is an integer of at least 2"),
+    ({"targets": [0.5], "samples": 0}, "samples is an integer of at least 1"),
     ({"targets": [0.5], "preset": Recipe(begin=0.0, ramp=0.3, settle=0.9)}, "settle of at most"),
     ({"targets": [0.5], "schedule": "exponential"}, "schedule is one of"),
     ({"targets": [0.5], "search": {"momentum": 1}}, "search holds some of"),
@@ -392,6 +395,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch, before it gives up on a recurrent layer
 @pytest.mark.parametrize(("given", "message"), REFUSED)
 def test_bad_input_is_named_with_the_way_out(given: dict[str, Any], message: str) -> None:
     with pytest.raises(espalier.EspalierError, match=message):

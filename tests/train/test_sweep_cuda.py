@@ -30,13 +30,13 @@ def batch(
     optimizer: Any = None,
     chain: Chain | None = None,
     begin: int = 0,
+    signal: str = "ranked",
 ) -> Batch:
     models, params = initial(dtype)
     if source is None:
-        search = espalier.Search(
-            models[0].d, samples=SAMPLES, batch=(RUNS,), penalty=[0.0, 0.3, -0.2], seed=3, device="cuda"
-        )
-        source = searched(search)
+        price = {"penalty": [0.0, 0.3, -0.2], "signal": signal}
+        search = espalier.Search(models[0].d, samples=SAMPLES, batch=(RUNS,), seed=3, device="cuda", **price)
+        source = searched(search, [False, True, False] if signal == "slopes" else None)
     x, y = data(dtype)
     return Batch(
         GatedMLP(WIDTHS).call,
@@ -64,10 +64,13 @@ def assert_equal(one: Batch, other: Batch, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("compile", [False, True])
-@pytest.mark.parametrize("optimizer", [SGD(0.05), Adam(0.01), AdamW(0.01)])
-def test_recorded_updates_equal_eager_ones(compile: bool, optimizer: Any) -> None:
-    eager = batch(EAGER, optimizer=optimizer)
-    recorded = batch(Compute(compile=compile, capture=True, updates_at_once=7), optimizer=optimizer)
+@pytest.mark.parametrize(
+    ("optimizer", "signal"),
+    [(SGD(0.05), "ranked"), (Adam(0.01), "ranked"), (AdamW(0.01), "ranked"), (SGD(0.05), "slopes")],
+)
+def test_recorded_updates_equal_eager_ones(compile: bool, optimizer: Any, signal: str) -> None:
+    eager = batch(EAGER, optimizer=optimizer, signal=signal)
+    recorded = batch(Compute(compile=compile, capture=True, updates_at_once=7), optimizer=optimizer, signal=signal)
     for updates in (1, 30, 8):  # whole recordings, single ones, and a remainder
         eager.advance(updates)
         recorded.advance(updates)
@@ -103,8 +106,10 @@ def test_compiled_equals_eager_over_one_update_in_float32() -> None:
 
 
 @pytest.mark.parametrize("compile", [False, True])
-def test_nothing_inside_an_update_waits_for_the_host(compile: bool) -> None:
-    engine = batch(Compute(compile=compile, capture=True, updates_at_once=4), torch.float32)
+@pytest.mark.parametrize(("signal", "chain"), [("ranked", None), ("slopes", None), ("slopes", CHAIN)])
+def test_nothing_inside_an_update_waits_for_the_host(signal: str, chain: Chain | None, compile: bool) -> None:
+    compute = Compute(compile=compile, capture=True, updates_at_once=4)
+    engine = batch(compute, torch.float32, signal=signal, chain=chain)
     engine.advance(12)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -168,6 +173,19 @@ def test_a_gradient_multiplied_where_it_is_applied(outputs: int, inputs: int, de
     torch.testing.assert_close(weight, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(velocity, slot, rtol=1e-4, atol=1e-4)
     assert torch.equal(weight[1], expected[1])
+
+
+def test_the_slopes_of_a_chain_need_no_gradient_that_is_written_out() -> None:
+    """Ten updates by the fused kernel, compiled and recorded, against the mapped step: weights and theta."""
+    eager, fast = (
+        batch(compute, torch.float32, chain=chain, signal="slopes")
+        for compute, chain in ((EAGER, None), (Compute(capture=True, updates_at_once=4), CHAIN))
+    )
+    assert fast.step.fused
+    for engine in (eager, fast):
+        engine.advance(13)
+    assert_equal(eager, fast, 1e-4)
+    torch.testing.assert_close(eager.source.search.theta, fast.source.search.theta, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("source", ["search", "dropout", "given"])

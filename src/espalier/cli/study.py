@@ -47,7 +47,7 @@ def study(
     widths: str = typer.Option("", help="Units of the hidden layers, as 64,64,64; default: as wide as the input."),
     cost: str = typer.Option("weights", help="What a target counts: weights, macs, units or parameters."),
     samples: flags.Samples = 2,
-    preset: str = typer.Option("default", help="The recipe that the flags below change."),
+    preset: str = typer.Option("ranked", help="The recipe that the flags below change."),
     theta_rate: float | None = typer.Option(None, help="Theta's learning rate times the degrees of freedom."),
     theta_way: float | None = typer.Option(None, help="Theta's learning rate times the updates of the search."),
     initial: float | None = typer.Option(None, help="Theta at the start."),

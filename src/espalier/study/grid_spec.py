@@ -146,7 +146,8 @@ class GridSettings:
         shown: dict[str, Any] = {name: getattr(self, name) for name in names}
         recipe = asdict(self.recipe_of(method))
         weights = ("learning_rate", "momentum", "weight_decay", "drops")
-        shown |= {name: list(recipe[name]) if name == "drops" else recipe[name] for name in weights}
+        recipe["drops"] = None if recipe["drops"] is None else list(recipe["drops"])
+        shown |= {name: recipe[name] for name in weights}
         if method not in ("scratch", "found"):
             shown |= {"samples": self.samples}
             shown |= {name: value for name, value in recipe.items() if name not in weights}

@@ -17,6 +17,7 @@ from espalier.space import BadInput
 from espalier.train.batched.capture import Replayer
 from espalier.train.batched.chain import Chain
 from espalier.train.batched.feed import Feed, Pair
+from espalier.train.batched.grouped import SLOPELESS
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given, Searched, Source, Whole
 from espalier.train.batched.optimizers import Optimizer
@@ -118,6 +119,8 @@ class Batch:
         if known is not None and not self._classes(params[known.layers[-1][0]].shape[1]):
             known = None
         self.gradient = gradient or self.differential
+        if source.reads_slopes and not self.gradient.gives_slopes:
+            raise BadInput(SLOPELESS)
         self.step = Step(self.state, self.gradient, optimizer, schedule, total, self.feed, known, tf32)
         self.done = 0  # the same as state.done, known without asking the device
         self._later: tuple[int, Source] | None = None
@@ -167,7 +170,11 @@ class Batch:
     @property
     def examples(self) -> int:
         """Distinct examples that each run reads in one update."""
-        return self.batch_size if self.source.compares else min(self.batch_size * self.samples, len(self.feed))
+        if self.source.compares:
+            return self.batch_size
+        wide = min(self.batch_size * self.samples, len(self.feed))
+        apart = self.source.reads_slopes and wide >= 2 * self.samples
+        return wide - wide % self.samples if apart else wide  # parts of one size can be computed together
 
     def settle(self, mask: Tensor) -> None:
         """From now on each run is under its mask ``(R, d)``, and an update reads samples times as many examples."""
@@ -251,7 +258,7 @@ class Batch:
         """Go on from a state of the same batch; the tensors are written where the present ones are."""
         self.done = int(saved["done"])
         self._begin()
-        if self.source.compares and "given" in saved:
+        if "given" in saved and not isinstance(self.source, Given):
             self.settle(saved["given"]["mask"])
         state = self.state
         for name, p in state.params.items():
@@ -269,6 +276,6 @@ class Batch:
 
 
 def searched(search: Search, permuted: Sequence[bool] | None = None) -> Searched:
-    """A search as the source of masks; permuted: in which runs its losses are shuffled."""
+    """A search as the source of masks; permuted: in which runs what it learns from is shuffled."""
     flags = [False] * search.theta.shape[0] if permuted is None else list(permuted)
     return Searched(search, torch.tensor(flags, device=search.device))

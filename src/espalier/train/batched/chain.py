@@ -58,31 +58,58 @@ class Chain:
         classes ``(R, S)``.
 
         masks ``(R, S, d)``, or ``(R, B, d)`` if each example has its own; x ``(R, B, inputs)``; y ``(R, B)`` classes.
-        Everything in between is ``(R, units, masks x examples)``: so laid out both factors are read along K.
         """
-        runs, examples = y.shape
+        factors, measured, _ = self._passes(params, masks, x, y.unsqueeze(1), each=each, slopes=False)
+        return factors, measured
+
+    def with_slopes(
+        self, params: Named, masks: Tensor, x: Tensor, y: Tensor
+    ) -> tuple[list[Factors], tuple[Tensor, Tensor], Tensor]:
+        """The same where each mask has examples of its own, x ``(R, S, B, inputs)`` and y ``(R, S, B)``, and the
+        slopes ``(R, S, d)`` of each mask's own loss by its gates, closed ones included."""
+        factors, measured, slopes = self._passes(params, masks, x.flatten(1, 2), y, each=False, slopes=True)
+        assert slopes is not None
+        return factors, measured, slopes
+
+    def _passes(
+        self, params: Named, masks: Tensor, x: Tensor, y: Tensor, *, each: bool, slopes: bool
+    ) -> tuple[list[Factors], tuple[Tensor, Tensor], Tensor | None]:
+        """Forward and backward. x ``(R, B, inputs)`` and y ``(R, 1, B)`` for all masks; with slopes
+        ``(R, S * B, inputs)`` and ``(R, S, B)``. Everything in between is ``(R, units, masks x examples)``: so laid out
+        both factors are read along K."""
+        runs, _, examples = y.shape
         open = (masks.unsqueeze(1) if each else masks.unsqueeze(2)).permute(0, 3, 1, 2)  # (R, d, S or 1, 1 or B)
         samples = open.shape[2]
         rights = [x.mT]
+        actives: list[Tensor] = []  # a compiler does not follow list[Tensor]()
         for (weight, bias), where in zip(self.layers, self.gates):
             z = params[weight] @ rights[-1] + params[bias].unsqueeze(-1)
-            masked = z.view(runs, z.shape[1], -1, examples).relu() * open[:, where]  # one layer for all masks, or each
-            rights.append(masked.reshape(runs, z.shape[1], samples * examples))
+            active = z.view(runs, z.shape[1], -1, examples).relu()  # one layer for all masks, or each
+            if slopes:
+                actives.append(active)
+            rights.append((active * open[:, where]).reshape(runs, z.shape[1], samples * examples))
         weight, bias = self.layers[-1]
         scores = params[weight] @ rights[-1] + params[bias].unsqueeze(-1)
         left, losses, wrong = _loss(scores.view(runs, -1, samples, examples), y)
 
         counts = losses.isfinite().unsqueeze(-1).expand(runs, samples, examples).reshape(runs, -1)
-        found = [Factors(weight, bias, left, rights[-1], counts)]
+        factors = [Factors(weight, bias, left, rights[-1], counts)]
+        by_gate: list[Tensor] = []
         for i in range(len(self.gates) - 1, -1, -1):
             back = params[self.layers[i + 1][0]].mT @ left
+            if slopes:  # by what the gate multiplies, not by what comes of it: a closed gate has a slope, too
+                by_gate.append((back.view(runs, -1, samples, examples) * actives[i]).sum(-1))
             through = (
                 torch.where(rights[i + 1] > 0, back, 0.0).view(runs, -1, samples, examples) * open[:, self.gates[i]]
             )
-            first = i == 0  # whose input is the same under all masks
-            left = through.sum(2) if first else through.reshape(runs, -1, samples * examples)
-            found.append(Factors(*self.layers[i], left, rights[i], None if first else counts))
-        return found, (losses, wrong)
+            shared = i == 0 and not slopes  # an input that is the same under all masks
+            left = through.sum(2) if shared else through.reshape(runs, -1, samples * examples)
+            factors.append(Factors(*self.layers[i], left, rights[i], None if shared else counts))
+        if not slopes:
+            return factors, (losses, wrong), None
+        # The gradient is of the mean over the finite losses, a slope of its own mask's loss.
+        finite = losses.isfinite().sum(-1).clamp(min=1).view(-1, 1, 1)
+        return factors, (losses, wrong), torch.cat(by_gate[::-1], 1).mT * finite
 
     def outputs(self, params: Named, mask: Tensor, x: Tensor) -> Tensor:
         """One network under one mask ``(d)``: ``(B, classes)``."""
@@ -94,12 +121,12 @@ class Chain:
 
 def _loss(scores: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradient of the mean over finite losses by the scores ``(R, classes, S, B)``, as ``(R, classes, S * B)``;
-    the losses and the numbers of wrong classes ``(R, S)``."""
+    the losses and the numbers of wrong classes ``(R, S)``. y: ``(R, S or 1, B)``."""
     runs, classes, samples, examples = scores.shape
-    chosen = y[:, None, None, :] == torch.arange(classes, device=y.device)[None, :, None, None]
+    chosen = y.unsqueeze(1) == torch.arange(classes, device=y.device)[None, :, None, None]
     logs = torch.log_softmax(scores, 1)
     losses = -torch.where(chosen, logs, 0.0).sum(1).mean(-1)
-    wrong = (scores.argmax(1) != y.unsqueeze(1)).sum(-1)
+    wrong = (scores.argmax(1) != y).sum(-1)
     finite = losses.isfinite()
     share = finite.to(scores.dtype) / (finite.sum(-1, keepdim=True).clamp(min=1) * examples)  # of each example
     left = (logs.exp() - chosen.to(scores.dtype)) * share[:, None, :, None]

@@ -16,10 +16,23 @@ from espalier.space import BadInput
 from espalier.train.batched.step import Loss, Measured, Named
 
 ALIKE = "runs computed together have masks that all examples share, and no tensors but parameters"
+SLOPELESS = (
+    "a network that computes its own gradient does not give slopes by its gates; search it by ranked losses, "
+    'signal="ranked"'
+)
 Together = Callable[[Named, Tensor, Tensor], Tensor]
 
 
-class Grouped:
+class _Slopeless:
+    gives_slopes = False
+
+    def with_slopes(
+        self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor
+    ) -> tuple[Named, Measured, Tensor]:
+        raise BadInput(SLOPELESS)
+
+
+class Grouped(_Slopeless):
     """The same gradients, losses and errors as Differential's, by ordinary automatic differentiation.
 
     call: ``(params, masks, x) -> logits``, of params ``(R, ...)``, masks ``(R, samples, d)`` and x ``(R, B, ...)``;
@@ -56,7 +69,7 @@ class Grouped:
         return losses, (out.detach().argmax(-1) != y.unsqueeze(1)).sum(-1)
 
 
-class Own:
+class Own(_Slopeless):
     """Of a network that computes its own gradient of the mean over finite losses, without automatic differentiation.
 
     gradients: ``(params, masks, x, y) -> (grads, losses, wrong)``, shapes as in :class:`Grouped`.

@@ -1,8 +1,8 @@
 """Where the masks of a batch of runs come from: a search, or masks that are given, whole or with gates dropped.
 
-While a search compares masks, all of them read one mini-batch. Masks that are given, and the whole network before the
-search begins, have nothing to compare: an update then reads ``samples`` times as many distinct examples, the same
-compute with none of it duplicate.
+While a search compares the losses of masks, all of them read one mini-batch. Slopes are not compared, so that each
+mask reads its own part of ``samples`` times as many distinct examples. Masks that are given, and the whole network
+before the search begins, read as many under the one mask: the same compute with none of it duplicate.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ class Source(Protocol):
 
     @property
     def compares(self) -> bool:
-        """Whether the masks of an update are compared, on one mini-batch that all of them read."""
+        """Whether the losses of an update are compared, on one mini-batch that all of its masks read."""
+        ...
+
+    @property
+    def reads_slopes(self) -> bool:
+        """Whether ``learn`` needs slopes; each mask then reads examples of its own."""
         ...
 
     @property
@@ -42,22 +47,23 @@ class Source(Protocol):
         """``(R, samples, d)``; or ``(R, examples, d)``, one for each example."""
         ...
 
-    def learn(self, masks: Tensor, losses: Tensor, noise: tuple[Tensor, ...]) -> None:
-        """losses: ``(R, samples)``."""
+    def learn(self, masks: Tensor, losses: Tensor, noise: tuple[Tensor, ...], slopes: Tensor | None = None) -> None:
+        """losses: ``(R, samples)``; slopes: ``(R, samples, d)``, of each mask's own loss."""
         ...
 
 
 class Searched:
-    """Masks drawn from theta, which learns from their losses.
+    """Masks drawn from theta, which learns from their losses, or from the slopes of these by the gates.
 
-    permuted: ``(R)`` bool; in these runs the losses are shuffled before they are told, the control that shows what
-    the search owes to the losses and what to everything else.
+    permuted: ``(R)`` bool; in these runs the losses are shuffled among the masks, or the slopes among all gates, before
+    they are told: the control that shows what the search owes to them and what to everything else.
     """
 
-    compares, masks_each = True, False
+    masks_each = False
 
     def __init__(self, search: Search, permuted: Tensor) -> None:
         self.search, self.permuted = search, permuted
+        self.reads_slopes, self.compares = search.reads_slopes, not search.reads_slopes
         self.any_permuted = bool(permuted.any())
         self.d = search.space.d
 
@@ -69,22 +75,26 @@ class Searched:
         noise = self.search.noise()
         if not self.any_permuted:
             return (noise,)
-        return noise, torch.rand(noise.shape[:-1], device=noise.device, generator=self.generator)
+        shape = self.search.theta.shape if self.reads_slopes else noise.shape[:-1]
+        return noise, torch.rand(shape, device=noise.device, generator=self.generator)
 
     def masks(self, noise: tuple[Tensor, ...]) -> Tensor:
         return self.search.draw(noise[0])
 
-    def learn(self, masks: Tensor, losses: Tensor, noise: tuple[Tensor, ...]) -> None:
-        if self.any_permuted:
+    def learn(self, masks: Tensor, losses: Tensor, noise: tuple[Tensor, ...], slopes: Tensor | None = None) -> None:
+        if self.any_permuted and slopes is not None:
+            order = noise[1].argsort(-1).unsqueeze(-2).expand_as(slopes)  # one for all masks of an update
+            slopes = torch.where(self.permuted.view(-1, 1, 1), slopes.gather(-1, order), slopes)
+        elif self.any_permuted:
             shuffled = losses.gather(-1, noise[1].argsort(-1))
             losses = torch.where(self.permuted.unsqueeze(-1), shuffled, losses)
-        self.search.learn(masks, losses)
+        self.search.learn(masks, losses, slopes)
 
 
 class Whole:
     """The whole network, before its search begins: see :meth:`espalier.Search.whole`."""
 
-    compares, masks_each = False, False
+    compares, reads_slopes, masks_each = False, False, False
 
     def __init__(self, search: Search) -> None:
         self.search, self.d = search, search.space.d
@@ -99,7 +109,7 @@ class Whole:
     def masks(self, noise: tuple[Tensor, ...]) -> Tensor:
         return self.search.whole(*noise).unsqueeze(1)
 
-    def learn(self, masks: Tensor, losses: Tensor, noise: tuple[Tensor, ...]) -> None:
+    def learn(self, masks: Tensor, losses: Tensor, noise: tuple[Tensor, ...], slopes: Tensor | None = None) -> None:
         pass
 
 
@@ -109,7 +119,7 @@ class Given:
     A gate that stays is scaled by ``1 / (1 - rate)``, so that the whole mask is what predicts: dropout.
     """
 
-    compares = False
+    compares, reads_slopes = False, False
 
     def __init__(self, mask: Tensor, rate: Tensor, seed: int = 0) -> None:
         self.mask, self.rate, self.d = mask, rate, mask.shape[-1]
@@ -132,5 +142,5 @@ class Given:
         rate = self.rate.view(-1, 1, 1)
         return torch.where(noise[0] >= rate, self.mask.unsqueeze(1) / (1 - rate), 0.0)
 
-    def learn(self, masks: Tensor, losses: Tensor, noise: tuple[Tensor, ...]) -> None:
+    def learn(self, masks: Tensor, losses: Tensor, noise: tuple[Tensor, ...], slopes: Tensor | None = None) -> None:
         pass

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from espalier.cost import Cost
+from espalier.search.signal import SLOPES
 from espalier.space import BadInput, BadType, Space
 from espalier.train import checks, identity
 from espalier.train.batched import schedule as schedules
@@ -34,7 +35,8 @@ class Plan:
     pad: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 1), ("samples", 2), ("pad", 0)):
+        fewest = 1 if self.recipe.signal in SLOPES else 2  # losses are compared with each other, slopes are not
+        for name, least in (("epochs", 1), ("batch_size", 1), ("samples", fewest), ("pad", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise BadInput(f"{name} is an integer of at least {least}, not {value!r}")

@@ -21,8 +21,8 @@ class Run:
 
     seed: of the initial weights and of the order of the data; runs of equal seed share both, so that settings are
     compared on equal terms. dropout: the rate at which gates of the given mask (all open, if there is none) are dropped
-    for each example. permuted: the control, a search that is told its losses in random order. learning_rate: of the
-    weights before the schedule, None for the optimiser's.
+    for each example. permuted: the control, a search that is told its losses, or its slopes, in random order.
+    learning_rate: of the weights before the schedule, None for the optimiser's.
     """
 
     seed: int = 0

@@ -23,7 +23,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Named = dict[str, Tensor]
 Measured = tuple[Tensor, Tensor]  # losses and numbers of wrong classes
 Descent = tuple[list[Parts], Tensor, Tensor]  # factors of each layer's gradient, learning rates, the runs that move
-Found = tuple[Tensor, Tensor, Named, Measured]  # masks, targets, gradients, what was measured
+Sloped = tuple[Named, Measured, Tensor | None]  # gradients, what was measured, slopes by the gates where asked for
+Found = tuple[Tensor, Tensor, Named, Measured, Tensor | None]  # masks and targets before them
 Call = Callable[..., Tensor]  # gated.call(params_and_buffers, mask, x)
 
 
@@ -66,6 +67,7 @@ class Differential:
     """
 
     whole = True  # can be compiled together with the rest of an update
+    gives_slopes = True
 
     def __init__(self, call: Call, loss: Loss, dtype: torch.dtype | None = None) -> None:
         self.call, self.loss, self.dtype = call, loss, dtype
@@ -75,16 +77,21 @@ class Differential:
     ) -> tuple[Named, Measured]:
         """masks ``(R, samples, d)``, or ``(R, B, d)`` if each example has its own; x ``(R, B, ...)``; y likewise."""
         measured = self._one_each if each else self._shared
-
-        def mean(params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Measured]:
-            losses, wrong = measured(params, fixed, masks, x, y)
-            finite = losses.isfinite()
-            return torch.where(finite, losses, 0.0).sum() / finite.sum().clamp(min=1), (losses, wrong)
-
-        result: tuple[Named, Measured] = vmap(grad(mean, has_aux=True), randomness="different")(
-            params, fixed, masks, x, y
+        result: tuple[Named, Measured] = vmap(grad(_mean(measured), has_aux=True), randomness="different")(
+            params, masks, fixed, x, y
         )
         return result
+
+    def with_slopes(
+        self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor
+    ) -> tuple[Named, Measured, Tensor]:
+        """The same where each mask has examples of its own, x ``(R, samples, B, ...)`` and y likewise, and the slopes
+        ``(R, samples, d)`` of each mask's own loss by its entries, closed gates included."""
+        masks = masks.to(next(iter(params.values())).dtype)  # a derivative has the precision of what it is by
+        by_both = grad(_mean(self._own), argnums=(0, 1), has_aux=True)
+        (grads, slopes), measured = vmap(by_both, randomness="different")(params, masks, fixed, x, y)
+        # The gradient is of the mean over the finite losses, a slope of its own mask's loss.
+        return grads, measured, slopes * measured[0].isfinite().sum(-1).clamp(min=1).view(-1, 1, 1)
 
     def outputs(self, params: Named, fixed: Named, mask: Tensor, x: Tensor) -> Tensor:
         """One run under one mask ``(d)``."""
@@ -120,12 +127,42 @@ class Differential:
         found: Measured = vmap(under, randomness="different")(masks)
         return found
 
+    def _own(self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor) -> Measured:
+        if len(masks) == 1:  # nothing to map over
+            return self._shared(params, fixed, masks, x[0], y[0])
+
+        def under(mask: Tensor, x: Tensor, y: Tensor) -> Measured:
+            return self.measured(self.outputs(params, fixed, mask, x), y)
+
+        losses: Measured = vmap(under, randomness="different")(masks, x, y)
+        return losses
+
     def _one_each(self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor) -> Measured:
         def under(mask: Tensor, x: Tensor) -> Tensor:
             return self.outputs(params, fixed, mask, x.unsqueeze(0)).squeeze(0)
 
         loss, wrong = self.measured(vmap(under, randomness="different")(masks, x), y)
         return loss.unsqueeze(0), wrong.unsqueeze(0)
+
+
+def _mean(measured: Callable[..., Measured]) -> Callable[..., tuple[Tensor, Measured]]:
+    """The mean over one run's finite losses as a function that can be differentiated by parameters and masks."""
+
+    def mean(params: Named, masks: Tensor, fixed: Named, x: Tensor, y: Tensor) -> tuple[Tensor, Measured]:
+        losses, wrong = measured(params, fixed, masks, x, y)
+        finite = losses.isfinite()
+        return torch.where(finite, losses, 0.0).sum() / finite.sum().clamp(min=1), (losses, wrong)
+
+    return mean
+
+
+def own_parts(tensor: Tensor, samples: int) -> Tensor:
+    """What each mask reads ``(R, samples, B, ...)`` of the examples of an update ``(R, B', ...)``: a part of its own,
+    unless that leaves fewer than two examples in a part; then each reads all of them, as in a single run."""
+    examples = tensor.shape[1]
+    if samples > 1 and examples < 2 * samples:
+        return tensor.unsqueeze(1).expand(-1, samples, *[-1] * (tensor.ndim - 1))
+    return tensor.reshape(len(tensor), samples, examples // samples, *tensor.shape[2:])
 
 
 class Gradient(Protocol):
@@ -136,9 +173,18 @@ class Gradient(Protocol):
         """Whether it can be compiled together with the rest of an update."""
         ...
 
+    @property
+    def gives_slopes(self) -> bool:
+        """Whether it knows the slopes of the losses by the masks."""
+        ...
+
     def __call__(
         self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor, *, each: bool
     ) -> tuple[Named, Measured]: ...
+
+    def with_slopes(
+        self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor
+    ) -> tuple[Named, Measured, Tensor]: ...
 
     def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Tensor, y: Tensor) -> None: ...
 
@@ -176,33 +222,44 @@ class Step:
         if self.chain is None:
             self.finish(source, noise, *self.gradients(source, reading, noise))
             return None
-        masks, x, y = source.masks(noise), *self.feed.batch(reading)
+        masks, x, y = self._read(source, reading, noise)
         left: Descent | None = None
-        factors, (losses, wrong) = self.chain(self.state.params, masks, x, y, each=source.masks_each)
+        slopes: Tensor | None = None
+        if source.reads_slopes:
+            factors, (losses, wrong), slopes = self.chain.with_slopes(self.state.params, masks, x, y)
+        else:
+            factors, (losses, wrong) = self.chain(self.state.params, masks, x, y, each=source.masks_each)
         ok = losses.isfinite().any(-1)
         if self.fused:
             left = [f.contiguous() for f in factors], self.state.pace[0].clone(), ok
             self._move({one.bias: one.left.sum(-1) for one in factors}, ok)
         else:
             self._move({name: g for one in factors for name, g in one.gradients().items()}, ok)
-        self._learn(source, noise, masks, losses, ok)
-        self._count(losses, wrong, y)
+        self._learn(source, noise, masks, losses, ok, slopes)
+        self._count(losses, wrong, y, source.reads_slopes)
         return left
 
     def gradients(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> Found:
         """The part of an update that reads the network."""
-        masks, x, y = source.masks(noise), *self.feed.batch(reading)
+        masks, x, y = self._read(source, reading, noise)
         return masks, y, *self._gradients(source, masks, x, y)
 
     def finish(
-        self, source: Source, noise: tuple[Tensor, ...], masks: Tensor, y: Tensor, grads: Named, measured: Measured
+        self,
+        source: Source,
+        noise: tuple[Tensor, ...],
+        masks: Tensor,
+        y: Tensor,
+        grads: Named,
+        measured: Measured,
+        slopes: Tensor | None,
     ) -> None:
         """The part that does not: weights, theta and counters move."""
         losses, wrong = measured
         ok = losses.isfinite().all(-1)
         self._move(grads, ok)
-        self._learn(source, noise, masks, losses, ok)
-        self._count(losses, wrong, y)
+        self._learn(source, noise, masks, losses, ok, slopes)
+        self._count(losses, wrong, y, source.reads_slopes)
 
     def descend(self, left: Descent | None) -> None:
         """Each layer's gradient multiplied and applied in one kernel, which changes the weights where they are.
@@ -227,28 +284,45 @@ class Step:
         Their share cannot be taken out of a gradient that was summed over masks: 0 times infinity is not 0. It is
         computed anew, one mask at a time, for the runs it happens in.
         """
-        masks, x, y = source.masks(noise), *self.feed.batch(reading)
-        grads, (losses, wrong) = self._gradients(source, masks, x, y)
+        masks, x, y = self._read(source, reading, noise)
+        grads, (losses, wrong), slopes = self._gradients(source, masks, x, y)
         finite, ok = losses.isfinite(), None
         if not bool(finite.all()):
             ok = finite.any(-1)
             for run in (ok & ~finite.all(-1)).nonzero().flatten().tolist():
-                self._recompute(grads, run, masks[run, finite[run]], x[run], y[run])
+                there = finite[run].nonzero().flatten().tolist()
+                parts = [(x[run, i], y[run, i]) if source.reads_slopes else (x[run], y[run]) for i in there]
+                self._recompute(grads, run, masks[run, there], parts)
         self._move(grads, ok)
-        self._learn(source, noise, masks, losses, ok)
-        self._count(losses, wrong, y)
+        self._learn(source, noise, masks, losses, ok, slopes)
+        self._count(losses, wrong, y, source.reads_slopes)
 
-    def _gradients(self, source: Source, masks: Tensor, x: Tensor, y: Tensor) -> tuple[Named, Measured]:
+    def _read(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        """Masks, inputs and targets; these with a dimension for masks where each has examples of its own."""
+        masks, x, y = source.masks(noise), *self.feed.batch(reading)
+        if source.reads_slopes:
+            x, y = (own_parts(part, masks.shape[1]) for part in (x, y))
+        return masks, x, y
+
+    def _gradients(self, source: Source, masks: Tensor, x: Tensor, y: Tensor) -> Sloped:
         state = self.state
-        grads, measured = self.differential(state.params, state.fixed, masks, x, y, each=source.masks_each)
+        slopes: Tensor | None = None
+        if source.reads_slopes:
+            grads, measured, slopes = self.differential.with_slopes(state.params, state.fixed, masks, x, y)
+        else:
+            grads, measured = self.differential(state.params, state.fixed, masks, x, y, each=source.masks_each)
         # A parameter that no run reads has one zero for all runs; the optimiser writes where the gradient is.
-        return {name: g.clone() if 0 in g.stride() else g for name, g in grads.items()}, measured
+        return {name: g.clone() if 0 in g.stride() else g for name, g in grads.items()}, measured, slopes
 
-    def _recompute(self, grads: Named, run: int, masks: Tensor, x: Tensor, y: Tensor) -> None:
+    def _recompute(self, grads: Named, run: int, masks: Tensor, parts: list[tuple[Tensor, Tensor]]) -> None:
+        """parts: what each of the masks reads."""
         here = slice(run, run + 1)
         params = {name: p[here] for name, p in self.state.params.items()}
         fixed = {name: f[here] for name, f in self.state.fixed.items()}
-        alone = [self.differential(params, fixed, m[None, None], x[None], y[None], each=False)[0] for m in masks]
+        alone = [
+            self.differential(params, fixed, m[None, None], x[None], y[None], each=False)[0]
+            for m, (x, y) in zip(masks, parts, strict=True)
+        ]
         for name, gradient in grads.items():
             gradient[here] = torch.stack([g[name] for g in alone]).mean(0)
 
@@ -261,10 +335,16 @@ class Step:
         self.optimizer.move([params[i] for i in where], ordered, slots, state.pace, ok)
 
     def _learn(
-        self, source: Source, noise: tuple[Tensor, ...], masks: Tensor, losses: Tensor, ok: Tensor | None
+        self,
+        source: Source,
+        noise: tuple[Tensor, ...],
+        masks: Tensor,
+        losses: Tensor,
+        ok: Tensor | None,
+        slopes: Tensor | None,
     ) -> None:
         state = self.state
-        source.learn(masks, losses.to(torch.float32) if losses.dtype == torch.bfloat16 else losses, noise)
+        source.learn(masks, losses.to(torch.float32) if losses.dtype == torch.bfloat16 else losses, noise, slopes)
         if ok is not None:
             broken = (state.broken < 0) & ~losses.isfinite().any(-1)
             state.broken.copy_(torch.where(broken, state.done + 1, state.broken))
@@ -278,9 +358,10 @@ class Step:
         lr = state.rates * self.schedule.factor(state.done, self.total)
         state.pace.copy_(self.optimizer.pace(lr, state.done + 1))
 
-    def _count(self, losses: Tensor, wrong: Tensor, y: Tensor) -> None:
+    def _count(self, losses: Tensor, wrong: Tensor, y: Tensor, own: bool) -> None:
+        """own: y has a dimension for masks."""
         finite = losses.isfinite()
-        predicted = y[0].numel() * losses.shape[-1]
+        predicted = y[0].numel() * (1 if own else losses.shape[-1])
         sums = torch.where(finite, losses, 0.0).sum(-1), finite.sum(-1), wrong.sum(-1)
         self.state.sums[:3] += torch.stack([part.to(torch.float64) for part in sums])
         self.state.sums[3] += predicted

@@ -71,19 +71,22 @@ def sweep(
         test part is then the validation. They stay on the device as they are stored; with ``pad`` images are cropped
         and mirrored at random.
     validation: (inputs, targets), or a Dataset, its test part; read as ``data`` are.
-    batch_size: what each of the ``samples`` masks of an update reads. Where there is nothing to compare (given masks,
-        or after settling) an update reads samples times as many distinct examples under the one mask.
+    batch_size: what each of the ``samples`` masks of an update reads: the same examples where their losses are ranked,
+        else its own. Under one mask (a given one, or after settling) an update reads samples times as many examples.
     optimizer: settings such as ``SGD(lr=0.1)``, ``Adam()``, ``AdamW()``; schedule: "steps" (a tenth at 1/2 and at 3/4),
-        "cosine", "constant", or one of their classes. search: arguments of :class:`espalier.Search` (learning_rate,
-        adaptive, ramp, even, initial, margin). What is not given comes from the preset.
+        "cosine", "linear", "constant", or one of their classes. search: arguments of :class:`espalier.Search`
+        (learning_rate, adaptive, ramp, even, initial, margin). What is not given comes from the preset.
+    preset: a :class:`espalier.train.Recipe` or the name of one, as in ``fit``; by default "ranked" for all runs where
+        one has a penalty, else "default" (slopes of the gates as the signal).
     settle: the share of the run, at its end, that trains under the structure found.
     compute: precision, compilation, determinism. at_once: the most runs in one batch; a batch has to fit in memory.
     checkpoint: a folder; the same call goes on where the last one stopped, by a kill or after ``time_limit`` seconds.
         Every run has its own run directory in it.
     """
-    recipe = presets.settled(presets.read("ranked" if preset is None else preset), settle)
-    if recipe.signal != "ranked":
-        raise BadInput(f'sweep learns from ranked losses only, not from signal={recipe.signal!r}; use preset="ranked"')
+    asked = run_list.listed(runs, seeds, penalties, targets, masks, dropouts)
+    if preset is None and any(run.shape == "penalty" for run in asked):
+        preset = "ranked"  # as in a single run: a penalty's numbers weigh cost against ranked losses
+    recipe = presets.settled(presets.read(preset), settle)
     if search is not None and "ramp" in search:  # so that it is held against what settles
         recipe = presets.ramped(recipe, search["ramp"])
     plan = Plan(
@@ -100,18 +103,17 @@ def sweep(
     )
     if validation is not None and not isinstance(validation, Dataset):
         check_pair(validation, "validation")
-    found = run_list.listed(runs, seeds, penalties, targets, masks, dropouts)
     place = checks.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
     root = None if checkpoint is None else checks.folder(checkpoint)
     if compute is not None and not isinstance(compute, Compute):
         raise BadType(f"compute is settings such as Compute(precision='bf16'), not {compute!r}")
     stop, shown = Stop(time_limit), progress.choose(quiet)
     finished: dict[int, SweepResult] = {}
-    for number, where in enumerate(run_list.batches(found, at_once)):
+    for number, where in enumerate(run_list.batches(asked, at_once)):
         folder = None if root is None else root / f"batch-{number:03d}"
         try:
             group = Group(
-                factory, data, validation, [found[i] for i in where], plan, place, compute or Compute(), folder
+                factory, data, validation, [asked[i] for i in where], plan, place, compute or Compute(), folder
             )
             records = None if root is None else Records(root, where, group)
             with stop.on_interrupt() if checkpoint is not None else nullcontext():
@@ -140,4 +142,4 @@ def sweep(
         if records is not None:
             records.finish(made)
         finished.update(zip(where, made, strict=True))
-    return [finished[i] for i in range(len(found))]
+    return [finished[i] for i in range(len(asked))]

@@ -1,0 +1,432 @@
+"""Slopes by the gates in a batch of runs: what autograd gives one run under one mask, from slopes to results."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import networks
+import pytest
+import standin
+import torch
+from standin import RUNS, SAMPLES, SIZE, Recorder
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn import functional as F
+
+import espalier
+from espalier import Search, StructureOptimizer
+from espalier.data import Stream
+from espalier.space import BadInput
+from espalier.train import presets
+from espalier.train.batched import SGD, Compute, Run, group, stack
+from espalier.train.batched.batch import Batch, searched
+from espalier.train.batched.chain import Chain, Factors, chain_of
+from espalier.train.batched.grouped import Grouped, Own
+from espalier.train.batched.losses import cross_entropy
+from espalier.train.batched.masks import Searched
+from espalier.train.batched.schedule import Constant
+from espalier.train.batched.step import Differential, Step, compiled
+from espalier.train.step import mean_gradient
+
+VECTORS, _ = networks.digit_vectors(256)
+IMAGES, _ = networks.digit_images(256)
+DATA = {"vectors": (VECTORS[0].double(), VECTORS[1]), "images": (IMAGES[0].double(), IMAGES[1])}
+
+
+def mlp() -> nn.Module:
+    """Its initial weights are those of torch's present seed, unlike those of the shared networks."""
+    return nn.Sequential(nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, 10)).double()
+
+
+def conv() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 5, 3, padding=1, bias=False), nn.BatchNorm2d(5), nn.ReLU(),
+        nn.Conv2d(5, 6, 3, stride=2, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 10),
+    ).double()  # fmt: skip
+
+
+def resnet() -> nn.Module:
+    """Channels that several layers read."""
+    return networks.resnet(width=3, seed=torch.initial_seed()).double()
+
+
+WAYS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "chain": (mlp, "vectors"),
+    "mapped": (mlp, "vectors"),
+    "conv": (conv, "images"),
+    "resnet": (resnet, "images"),
+}
+
+
+class Case:
+    """A network of every run as one stack, and each by itself with gates of its own."""
+
+    def __init__(self, way: str, runs: int = RUNS) -> None:
+        factory, kind = WAYS[way]
+        self.data = DATA[kind]
+        example = self.data[0][:4]
+        self.gated, self.params, fixed = stack.stacked(factory, list(range(runs)), example, torch.device("cpu"))
+        assert not fixed
+        self.singles = [stack.build(factory, seed, example) for seed in range(runs)]
+        first = {name: p[0] for name, p in self.params.items()}
+        gates = [where for _, where in self.gated.space.bits]
+        self.chain: Chain | None = None
+        if way == "chain":
+            self.chain = chain_of(self.gated.model, gates, self.gated.call, first, example)
+            assert self.chain is not None
+
+    def slopes(self, masks: Tensor, x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """By the batched road: gradients, losses and slopes; x ``(R, S, B, ...)``."""
+        if self.chain is None:
+            differential = Differential(self.gated.call, cross_entropy)
+            grads, (losses, _), slopes = differential.with_slopes(self.params, {}, masks, x, y)
+            return grads, losses, slopes
+        factors, (losses, _), slopes = self.chain.with_slopes(self.params, masks, x, y)
+        return {name: g for one in factors for name, g in one.gradients().items()}, losses, slopes
+
+
+def examples(data: tuple[Tensor, Tensor], runs: int, samples: int, size: int) -> tuple[Tensor, Tensor]:
+    index = torch.randperm(len(data[0]), generator=torch.Generator().manual_seed(2))[: runs * samples * size]
+    shape = index.view(runs, samples, size)
+    return data[0][shape], data[1][shape]
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("way", WAYS)
+def test_slopes_are_those_of_each_run_alone_closed_gates_included(way: str, samples: int) -> None:
+    case = Case(way)
+    rng = torch.Generator().manual_seed(1)
+    masks = (torch.rand(RUNS, samples, case.gated.space.d, generator=rng) < 0.7).float()
+    x, y = examples(case.data, RUNS, samples, 6)
+    grads, losses, slopes = case.slopes(masks, x, y)
+    for run, gated in enumerate(case.singles):
+        parts = iter(zip(x[run], y[run], strict=True))
+        parameters = dict(gated.model.named_parameters())
+
+        def closure(gated: Any = gated, parts: Any = parts) -> Tensor:
+            inputs, targets = next(parts)
+            loss = F.cross_entropy(gated.model(inputs), targets)
+            loss.backward()
+            return loss
+
+        alone, by_gate = mean_gradient(gated, masks[run], list(parameters.values()), closure, slopes=True)
+        torch.testing.assert_close(losses[run], alone, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(slopes[run], by_gate, rtol=1e-12, atol=1e-12)
+        for name, parameter in parameters.items():
+            torch.testing.assert_close(grads[name][run], parameter.grad, rtol=1e-11, atol=1e-12)
+    assert (slopes[masks == 0].abs() > 1e-6).any()
+
+
+def test_an_example_that_is_not_a_number_is_one_masks_own_trouble() -> None:
+    """Of the mapped step the slopes; the chain leaves the mask out of the gradient, too."""
+    for way in ("mapped", "chain"):
+        case = Case(way)
+        masks = torch.ones(RUNS, 2, case.gated.space.d)
+        masks[:, :, ::3] = 0.0
+        x, y = examples(case.data, RUNS, 2, 6)
+        _, _, expected = case.slopes(masks[:, 1:], x[:, 1:], y[:, 1:])
+        alone, _, _ = case.slopes(masks[:1, 1:].expand(RUNS, -1, -1), x[:, 1:], y[:, 1:])
+        x = x.clone()
+        x[0, 0, 0, 0] = torch.nan
+        grads, losses, slopes = case.slopes(masks, x, y)
+        assert losses.isfinite().tolist() == [[False, True], [True, True], [True, True]]
+        torch.testing.assert_close(slopes[:, 1:], expected, rtol=1e-12, atol=1e-12)
+        if way == "chain":
+            for name, gradient in grads.items():
+                torch.testing.assert_close(gradient[0], alone[name][0], rtol=1e-12, atol=1e-14)
+
+
+# Updates
+
+
+SEARCH: dict[str, dict[str, Any]] = {
+    "target": {"target": [0.3, 0.5, 0.7], "horizon": 30, "even": 0.5},
+    "penalty": {"penalty": [0.0, 0.3, -0.2]},
+    "adaptive": {"penalty": [0.0, 0.3, -0.2], "adaptive": True},
+    "first-order": {"penalty": [0.0, 0.3, -0.2], "signal": "first-order"},
+}
+
+
+def engine(case: Case, price: dict[str, Any], loss: Any = F.cross_entropy, **given: Any) -> tuple[Batch, Search, Any]:
+    settings = {"samples": SAMPLES, "batch": (RUNS,), "seed": 3, "initial": 0.8, "signal": "slopes"} | price
+    search = Search(case.gated.space, cost=case.gated.cost("weights"), **settings)
+    source = Recorder(searched(search, given.pop("permuted", None)))
+    batch = Batch(
+        case.gated.call,
+        {name: p.clone() for name, p in case.params.items()},
+        {},
+        data=given.pop("data", case.data),
+        seeds=list(range(len(next(iter(case.params.values()))))),
+        source=source,
+        loss=loss,
+        optimizer=SGD(0.05, 0.9, 1e-2),
+        schedule=Constant(),
+        total=20,
+        batch_size=given.pop("batch_size", SIZE),
+        samples=given.pop("samples", SAMPLES),
+        chain=case.chain,
+        **given,
+    )
+    if case.chain is not None:
+        assert batch.step.chain is not None
+        batch._update = batch.step  # as on a GPU; on a CPU the mapped step is taken
+    return batch, search, source
+
+
+def alone(search: dict[str, Any], gated: Any, run: int) -> Search:
+    """The same search of one run."""
+    own = {name: value[run] if isinstance(value, list) else value for name, value in search.items()}
+    settings = {"samples": SAMPLES, "initial": 0.8, "signal": "slopes"} | own
+    return Search(gated.space, cost=gated.cost("weights"), **settings)
+
+
+@pytest.mark.parametrize(
+    ("way", "price"),
+    [*itertools.product(("chain", "mapped"), SEARCH), ("conv", "target"), ("resnet", "penalty")],
+)
+def test_batched_runs_equal_single_ones(way: str, price: str) -> None:
+    """Twenty updates of StructureOptimizer, given the same masks, batches and initial weights."""
+    case = Case(way)
+    batch, search, source = engine(case, SEARCH[price])
+    batch.advance(20)
+    assert batch.feed.stream.position == 20 * SAMPLES * SIZE
+    read = Stream(list(range(RUNS)), len(case.data[0])).take(20, SAMPLES * SIZE)
+    for run, gated in enumerate(case.singles):
+        single = alone(SEARCH[price], gated, run)
+        given = iter([masks[run] for masks in source.seen])
+        single.ask = lambda given=given: next(given)  # type: ignore[method-assign]
+        parameters = dict(gated.model.named_parameters())
+        inner = torch.optim.SGD(parameters.values(), 0.05, 0.9, nesterov=True, weight_decay=1e-2)
+        structure = StructureOptimizer(inner, single, gated)
+        for update in range(20):
+            parts = iter(read[update, run].view(SAMPLES, SIZE))
+
+            def closure(gated: Any = gated, parts: Any = parts) -> Tensor:
+                index = next(parts)
+                loss = F.cross_entropy(gated.model(case.data[0][index]), case.data[1][index])
+                loss.backward()
+                return loss
+
+            structure.step(closure)
+        torch.testing.assert_close(search.theta[run], single.theta, rtol=1e-10, atol=1e-10)
+        for name, parameter in parameters.items():
+            torch.testing.assert_close(batch.state.params[name][run], parameter.detach(), rtol=1e-10, atol=1e-10)
+
+
+def blow_up(out: Tensor, y: Tensor) -> Tensor:
+    """Infinite, with a gradient that is not a number, wherever the first output is large."""
+    return F.cross_entropy(out, y) / (out[:, 0].mean() <= 0.19).to(out.dtype)
+
+
+def test_a_mask_without_a_finite_loss_is_left_out_of_weights_and_theta() -> None:
+    case = Case("mapped")
+    batch, search, source = engine(case, SEARCH["penalty"], blow_up)
+    batch.advance(10)
+    finite = torch.stack(source.told).isfinite()  # (updates, R, samples)
+    assert (finite.any(-1) & ~finite.all(-1)).any(), "the case is to occur"
+    read = Stream(list(range(RUNS)), len(case.data[0])).take(10, SAMPLES * SIZE)
+    for run, gated in enumerate(case.singles):
+        single = alone(SEARCH["penalty"], gated, run)
+        parameters = dict(gated.model.named_parameters())
+        inner = torch.optim.SGD(parameters.values(), 0.05, 0.9, nesterov=True, weight_decay=1e-2)
+        for update in range(10):
+            parts = iter(read[update, run].view(SAMPLES, SIZE))
+
+            def closure(gated: Any = gated, parts: Any = parts) -> Tensor:
+                index = next(parts)
+                loss = blow_up(gated.model(case.data[0][index]), case.data[1][index])
+                loss.backward()
+                return loss
+
+            masks = source.seen[update][run]
+            losses, slopes = mean_gradient(gated, masks, list(parameters.values()), closure, slopes=True)
+            single.learn(masks, losses, slopes)
+            if bool(losses.isfinite().any()):
+                inner.step()
+        torch.testing.assert_close(search.theta[run], single.theta, rtol=1e-10, atol=1e-10)
+        for name, parameter in parameters.items():
+            torch.testing.assert_close(batch.state.params[name][run], parameter.detach(), rtol=1e-10, atol=1e-10)
+    assert torch.equal(batch.state.skipped, (~finite.any(-1)).sum(0))
+    assert torch.equal(search.diverged, (~finite.any(-1)).any(0))
+
+
+@pytest.mark.parametrize("way", ["chain", "mapped", "mapped, unseen"])
+def test_a_diverged_run_keeps_its_weights_and_disturbs_no_other(way: str) -> None:
+    ends = []
+    for broken in (False, True):
+        case = Case(way.split(",")[0])
+        if broken:
+            case.params["0.weight"][1] = torch.inf
+        batch, search, _ = engine(case, SEARCH["penalty"])
+        if "unseen" in way:  # as on a GPU, without a look at the losses
+            batch._update = batch.step
+        kept = {name: p[1].clone() for name, p in batch.state.params.items()}
+        batch.advance(5)
+        ends.append((search.theta.clone(), batch.state.params, batch.state.broken.tolist()))
+        if broken:
+            assert all(torch.equal(batch.state.params[name][1], p) for name, p in kept.items())
+            assert search.diverged.tolist() == [False, True, False]
+    assert ends[0][2] == [-1, -1, -1]
+    assert ends[1][2] == [-1, 1, -1]
+    for run in (0, 2):
+        assert torch.equal(ends[0][0][run], ends[1][0][run])
+        for name, p in ends[0][1].items():
+            assert torch.equal(p[run], ends[1][1][name][run])
+
+
+@pytest.mark.parametrize("way", ["chain", "mapped"])
+def test_the_step_compiles_whole_once_and_equals_eager(way: str) -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+    ends = []
+    for backend in (None, counter):
+        batch, search, _ = engine(Case(way), SEARCH["target"], permuted=[False, True, False])
+        batch.source = batch.source.source  # what a test remembers is not compiled
+        batch._update = batch.step if backend is None else compiled(batch.step, backend=backend)
+        batch.advance(1)
+        frames = counter.frame_count
+        batch.advance(4)
+        ends.append((batch.state.params, search.theta))
+    assert counter.frame_count == frames > 0
+    torch.testing.assert_close(ends[0][1], ends[1][1], rtol=1e-10, atol=1e-10)
+    for name, p in ends[0][0].items():
+        torch.testing.assert_close(p, ends[1][0][name], rtol=1e-10, atol=1e-10)
+
+
+def test_factors_that_a_kernel_applies_give_slopes_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: two factors of each weight's gradient leave the update, laid out plainly; torch applies them."""
+
+    def descend(left: Tensor, right: Tensor, counts: Tensor, p: Tensor, v: Tensor, *rest: Any, tf32: bool) -> None:
+        assert all(part.is_contiguous() for part in (left, right, counts))
+        rates, moves, sgd = rest
+        gradient = Factors("weight", "bias", left, right, counts).gradients()["weight"]
+        sgd.move([p], [gradient], [[v]], rates.unsqueeze(0), moves)
+
+    monkeypatch.setitem(sys.modules, "espalier.train.batched.fused", SimpleNamespace(descend=descend))
+    ends = []
+    for fused in (False, True):
+        batch, search, _ = engine(Case("chain"), SEARCH["target"])
+        batch.step.fused = fused
+        batch.advance(10)
+        ends.append((batch.state.params, search.theta))
+    torch.testing.assert_close(ends[0][1], ends[1][1], rtol=1e-12, atol=1e-12)
+    for name, p in ends[0][0].items():
+        torch.testing.assert_close(p, ends[1][0][name], rtol=1e-12, atol=1e-12)
+
+
+def test_permuted_slopes_reach_the_permuted_runs_only() -> None:
+    case = Case("mapped")
+    batch, search, source = engine(case, SEARCH["penalty"], permuted=[False, True, False])
+    seen: list[Tensor] = []
+    learn = search.learn
+    search.learn = lambda m, losses, slopes: (seen.append(slopes), learn(m, losses, slopes))[1]  # type: ignore[method-assign]
+    batch.advance(6)
+    for given, shuffled in zip(source.slopes, seen, strict=True):
+        assert torch.equal(given.sort(-1).values, shuffled.sort(-1).values)
+        assert torch.equal(given[[0, 2]], shuffled[[0, 2]])
+        assert not torch.equal(given[1], shuffled[1])
+        assert sorted(given[1].T.tolist()) == sorted(shuffled[1].T.tolist())  # all masks of an update alike
+    assert not torch.equal(seen[0][1].argsort(-1), seen[1][1].argsort(-1))
+
+
+@pytest.mark.parametrize(("n", "size", "read"), [(256, 8, 32), (30, 8, 28), (30, 1, 4), (7, 2, 7)])
+def test_parts_are_of_one_size_and_hold_two_examples(n: int, size: int, read: int) -> None:
+    """Where the data are too few for that, every mask reads all that an update does."""
+    case = Case("mapped")
+    batch, _, source = engine(case, SEARCH["penalty"], data=(case.data[0][:n], case.data[1][:n]), batch_size=size)
+    batch.advance(1)
+    assert batch.examples == batch.feed.stream.position == read
+    index = Stream(list(range(RUNS)), n).take(1, read)[0]
+    each = read // SAMPLES if read >= 2 * SAMPLES else read
+    x = case.data[0][index]
+    for sample in range(SAMPLES):
+        own = slice(sample * each, (sample + 1) * each) if read >= 2 * SAMPLES else slice(None)
+        first = {name: p[0] for name, p in case.params.items()}
+        out = case.gated.call(first, source.seen[0][0, sample].double(), x[0, own])
+        expected = F.cross_entropy(out, case.data[1][index[0, own]])
+        torch.testing.assert_close(source.told[0][0, sample], expected, rtol=1e-12, atol=1e-12)
+    assert float(batch.state.sums[3, 0]) == (read if read >= 2 * SAMPLES else SAMPLES * read)  # predictions
+
+
+def test_in_bfloat16() -> None:
+    models, params = standin.initial(torch.float32)
+    search = Search(models[0].d, samples=SAMPLES, batch=(RUNS,), seed=3, signal="slopes", initial=0.9)
+    batch = standin.batch(params, searched(search), SGD(0.05), Constant(), Compute(precision="bf16"))
+    before = search.theta.clone()
+    batch.advance(20)
+    start, _ = batch.read_sums()
+    batch.advance(80)
+    assert (batch.read_sums()[0] < start).all()
+    assert not torch.equal(search.theta, before)
+
+
+@pytest.mark.parametrize("gradient", [Grouped(lambda *_: torch.zeros(()), cross_entropy), Own(lambda *_: ({}, *_))])
+def test_a_network_with_a_gradient_of_its_own_is_refused(gradient: Any) -> None:
+    case = Case("mapped")
+    with pytest.raises(BadInput, match=r'computes its own gradient does not give slopes.*signal="ranked"'):
+        engine(case, SEARCH["penalty"], gradient=gradient)
+    assert engine(case, {"signal": "ranked"}, gradient=gradient)[0].gradient is gradient
+    with pytest.raises(BadInput, match="does not give slopes"):
+        gradient.with_slopes({}, {}, torch.ones(1, 1, 1), torch.ones(1), torch.ones(1))
+
+
+# Whole runs
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3])
+@pytest.mark.parametrize("way", ["chain", "mapped", "conv"])
+@pytest.mark.parametrize("preset", ["default", "finetune"])
+def test_a_sweep_of_one_run_is_fit(way: str, samples: int, preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All phases: the whole network, the search, the settled structure. The masks of a sweep come from a seed of its
+    own; here it is that of the single run."""
+    factory, kind = WAYS[way]
+    monkeypatch.setattr(group.zlib, "crc32", lambda _: 5)
+    if way == "chain":
+        monkeypatch.setattr(Step, "exactly", Step.__call__)
+    settings: dict[str, Any] = {"epochs": 4, "batch_size": 16, "samples": samples, "quiet": True, "preset": preset}
+    (ours,) = espalier.sweep(factory, DATA[kind], targets=[0.4], seeds=[5], device="cpu", **settings)
+    torch.manual_seed(5)
+    theirs = espalier.fit(factory(), DATA[kind], loss=F.cross_entropy, target=0.4, seed=5, device="cpu", **settings)
+    torch.testing.assert_close(ours.theta, theirs.theta, rtol=1e-9, atol=1e-9)
+    assert torch.equal(ours.mask, theirs.mask)
+    for a, b in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+    assert ours.share_after == pytest.approx(theirs.share_after)
+
+
+def test_the_default_is_that_of_fit() -> None:
+    given: dict[str, Any] = {"targets": [0.4], "epochs": 1, "batch_size": 16, "quiet": True, "device": "cpu"}
+    (plain,) = espalier.sweep(mlp, DATA["vectors"], **given)
+    (named,) = espalier.sweep(mlp, DATA["vectors"], preset="default", **given)
+    (ranked,) = espalier.sweep(mlp, DATA["vectors"], preset="ranked", **given)
+    assert presets.read(None).signal == "slopes"
+    assert torch.equal(plain.theta, named.theta)
+    assert not torch.equal(plain.theta, ranked.theta)
+    runs = [Run(0, penalty=0.1), Run(0, all_open=True), Run(0, target=0.4)]
+    given = {"epochs": 1, "batch_size": 16, "quiet": True, "device": "cpu"}
+    plain, named = (espalier.sweep(mlp, DATA["vectors"], runs=runs, preset=p, **given) for p in (None, "ranked"))
+    for one, other in zip(plain, named, strict=True):
+        for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_a_batch_that_is_saved_in_the_search_goes_on_bit_for_bit() -> None:
+    case = Case("mapped")
+    ours, search, _ = engine(case, SEARCH["target"], permuted=[False, True, False])
+    ours.source = ours.source.source
+    ours.advance(6)
+    saved, state = copy.deepcopy(ours.state_dict()), copy.deepcopy(search.state_dict())
+    ours.advance(6)
+    again, second, _ = engine(case, SEARCH["target"], permuted=[False, True, False])
+    again.source = again.source.source
+    assert isinstance(again.source, Searched)
+    second.load_state_dict(state)
+    again.load_state_dict(saved)
+    again.advance(6)
+    assert torch.equal(second.theta, search.theta)
+    for name, p in ours.state.params.items():
+        assert torch.equal(again.state.params[name], p)
