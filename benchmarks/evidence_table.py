@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from espalier.report.generated import into
+from espalier.report.files import put_between
 from evidence import lines_of
 
 MARKS = ("<!-- generated: evidence -->", "<!-- end of generated: evidence -->")
@@ -162,7 +162,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if given.into is None:
         print(text)
     else:
-        into(given.into, [(MARKS, text)])
+        put_between(given.into, [(MARKS, text)])
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from espalier.report.generated import into
+from espalier.report.files import put_between
 from evidence_table import deviation, mean, quantile
 
 MARKS = ("<!-- generated: signals -->", "<!-- end of generated: signals -->")
@@ -151,7 +151,7 @@ def draw(path: Path, save: Callable[[Any], None]) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from espalier.report.drawing import RULES
+    from espalier.report.figures import RULES
 
     _, records = read(path)
     thetas = list(dict.fromkeys(key[0] for key in records))
@@ -196,7 +196,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--figure", type=Path, help="a file to draw into, by its ending: .svg or .png")
     options = parser.parse_args(arguments)
     if options.into:
-        into(options.into, [(MARKS, text(options.file))])
+        put_between(options.into, [(MARKS, text(options.file))])
     else:
         print(text(options.file))
     if options.figure:
