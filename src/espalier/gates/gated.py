@@ -120,8 +120,7 @@ class Gated:
         """The model as a pure function of its tensors and one mask ``(d)``; made for ``vmap``, ``grad``, ``compile``.
 
         The mask's values are not looked at. Under ``vmap`` over masks, BatchNorm in train mode needs running
-        statistics of its own for each mask: see :func:`espalier.gates.several.by_vmap`, or give a copy of them a
-        batch dimension.
+        statistics of its own for each mask: give a copy of them a batch dimension.
         """
         if not torch.compiler.is_compiling():  # there every look at a module would become a guard
             self._attached()

@@ -78,7 +78,6 @@ class Trace:
     calls: dict[str, int] = field(default_factory=dict)
     branches: list[Branch] = field(default_factory=list)
     order: list[tuple[int, str]] = field(default_factory=list)  # (time, leaf module) in the order of execution
-    batch: int = 0  # the length of the first input's first dimension
 
     @property
     def atoms(self) -> Atoms:

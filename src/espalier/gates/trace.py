@@ -36,7 +36,6 @@ def trace(
     p.even = set(even)
     found = Trace(p, collect(model, p))
     watcher = Watcher(found, hand)
-    found.batch = next((t.shape[0] for t in (*tensors_in(args), *tensors_in(kwargs)) if t.ndim), 0)
     if inputs:
         for tensor in (*tensors_in(args), *tensors_in(kwargs)):
             if tensor.is_floating_point() and tensor.ndim > 1:
