@@ -13,10 +13,10 @@ from itertools import combinations, islice
 import numpy as np
 from torch import nn
 
-from espalier.gates.atoms import Array
-from espalier.gates.cutting import Adapted
+from espalier.gates.build_plan import Adapted
 from espalier.gates.standins import phantom_layers
 from espalier.gates.structure import GateGroup, Structure
+from espalier.gates.trace import Array
 from espalier.gates.verify import Trial
 
 Build = Callable[[Sequence[GateGroup]], Structure]

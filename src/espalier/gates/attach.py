@@ -15,11 +15,10 @@ from espalier.gates.copies import MARK
 from espalier.gates.find import find_groups, structure_of
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
-from espalier.gates.hand import attach_placed
 from espalier.gates.masking import strip
-from espalier.gates.record import Trace, tensors_in
+from espalier.gates.placed import attach_placed
 from espalier.gates.structure import GateGroup, Structure, finish
-from espalier.gates.trace import trace
+from espalier.gates.trace import Trace, tensors_in, trace
 from espalier.gates.verify import Trial, isolated_random
 from espalier.space import BadInput, BadType, NoGates
 

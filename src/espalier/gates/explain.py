@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from espalier.gates.atoms import Array
-from espalier.gates.count import computed_elements, computed_weights, elements
+from espalier.gates.costs import computed_elements, computed_weights, elements
+from espalier.gates.trace import Array
 
 if TYPE_CHECKING:
     from espalier.gates.gated import Gated

@@ -7,10 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from torch import nn
 
-from espalier.gates.atoms import Array
-from espalier.gates.record import Trace
 from espalier.gates.standins import branch_layer
 from espalier.gates.structure import GateGroup, Structure
+from espalier.gates.trace import Array, Trace
 
 Member = tuple[int, int, bool]  # tensor, dimension, whether it is read there
 

@@ -14,10 +14,10 @@ from torch.func import functional_call
 from espalier.compact.apply import apply_plan
 from espalier.compact.plan import Plan
 from espalier.cost import Cost
+from espalier.gates.build_plan import Adapted, build_plan
 from espalier.gates.canonical import canonical
 from espalier.gates.copies import MARK, Mark
-from espalier.gates.count import cost_of
-from espalier.gates.cutting import Adapted, build_plan
+from espalier.gates.costs import cost_of
 from espalier.gates.explain import explain
 from espalier.gates.masking import install, set_mask, slopes_of, strip, with_mask
 from espalier.gates.structure import Structure, as_array

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from espalier.gates.atoms import Array
 from espalier.gates.copies import BUFFER, MARK, STATE, Copies, State
 from espalier.gates.gate import Gate
 from espalier.gates.structure import Reader, Structure
+from espalier.gates.trace import Array
 from espalier.space import BadInput
 
 EXAMPLES = 32  # an update reads at least so many, where it matters whether weights or inputs are masked

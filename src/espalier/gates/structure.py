@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor, nn
 
-from espalier.gates.atoms import Array
-from espalier.gates.record import Trace
+from espalier.gates.trace import Array, Trace
 from espalier.space import Bits, Space
 
 NORMS = (nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from espalier.compact.apply import apply_plan
 from espalier.compact.plan import Plan
-from espalier.gates.atoms import Array
+from espalier.gates.build_plan import Adapted, build_plan
 from espalier.gates.canonical import canonical
-from espalier.gates.cutting import Adapted, build_plan
 from espalier.gates.masking import install, set_mask, strip
-from espalier.gates.record import tensors_in
 from espalier.gates.structure import Structure
+from espalier.gates.trace import Array, tensors_in
 from espalier.space import BadInput
 
 TOLERANCE = 1e-6  # relative, in float64; what is inexact is so by far more, and some models round to float32 inside

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from espalier.gates.atoms import Array, Atoms
+from espalier.gates.trace.atoms import Array, Atoms
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,9 +10,9 @@ import numpy as np
 from torch import nn
 
 from espalier.compact.plan import Plan, Runs, to_runs
-from espalier.gates.atoms import Array
 from espalier.gates.standins import branch_layer, emptied_layers, phantom_layers
 from espalier.gates.structure import Layer, Structure
+from espalier.gates.trace import Array
 
 
 @dataclass(frozen=True)

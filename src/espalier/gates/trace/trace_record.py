@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from espalier.gates.atoms import Atoms
-from espalier.gates.layout import Layout, Propagation
-from espalier.gates.rules import Event
+from espalier.gates.trace.atoms import Atoms
+from espalier.gates.trace.layout import Layout, Propagation
+from espalier.gates.trace.rules.call import Event
 
 
 @dataclass(eq=False)

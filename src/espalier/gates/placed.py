@@ -17,9 +17,8 @@ from espalier.gates.approve import random_masks
 from espalier.gates.canonical import canonical, severed
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
-from espalier.gates.record import Trace
 from espalier.gates.structure import GateGroup, Structure, finish
-from espalier.gates.trace import trace
+from espalier.gates.trace import Trace, trace
 from espalier.gates.verify import Trial
 from espalier.space import BadInput
 
