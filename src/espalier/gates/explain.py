@@ -61,8 +61,8 @@ def _products(gated: Gated, opened: Array) -> float:
     """Multiplications between activations, which are in no cost: stated apart."""
     total = 0.0
     for event in gated.structure.trace.products:
-        kept = [np.where(e < 0, True, opened[e] != 0).sum() for e in map(gated.structure.follow, event.rows)]
-        total += event.uses * float(np.prod(kept))
+        lengths = [np.where(e < 0, True, opened[e] != 0).sum() for e in map(gated.structure.follow, event.rows)]
+        total += event.uses * float(np.prod(lengths))
     return total
 
 

@@ -29,25 +29,25 @@ def trace(
     kwargs: dict[str, Any],
     *,
     inputs: bool,
-    hand: bool,
+    placed: bool,
     even: Collection[str] = (),
 ) -> Trace:
     """Run the model once on the example, in eval mode and without gradients, and see what it does.
 
-    ``inputs``: give the features of floating-point inputs atoms, so that they can be gated. ``hand``: hand-placed
-    gates are there; then a slice may also be left out where a module reads it (see ``Copy``). ``even``: grouped
+    ``inputs``: give the features of floating-point inputs atoms, so that they can be gated. ``placed``: the model holds
+    gates placed by hand; then a slice may also be left out where a module reads it (see ``Copy``). ``even``: grouped
     convolutions to cut evenly inside their groups instead of by whole groups.
     """
     p = Propagation()
     p.even = set(even)
-    found = Trace(p, collect(model, p))
-    watcher = Watcher(found, hand)
+    record = Trace(p, collect(model, p))
+    watcher = Watcher(record, placed)
     if inputs:
         for tensor in (*tensors_in(args), *tensors_in(kwargs)):
             if tensor.is_floating_point() and tensor.ndim > 1:
                 shape = tuple(tensor.shape)
                 atoms = p.atoms.new(int(np.prod(shape[1:])))
-                found.inputs.append(atoms)
+                record.inputs.append(atoms)
                 watcher.set(tensor, p.clean(shape, [Block(tuple(range(1, len(shape))), atoms.reshape(shape[1:]))]))
     try:
         with _hooked(model, watcher), quiet_kernels(), torch.no_grad(), Leaks(watcher), watcher:
@@ -61,7 +61,7 @@ def trace(
     for tensor in tensors_in(output):
         p.freeze(watcher.of(tensor), "reaches the model's output")
     p.settle_splits()
-    return found
+    return record
 
 
 def _refuse_unless_it_runs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -116,25 +116,25 @@ def _hooked(model: nn.Module, watcher: Watcher) -> Iterator[None]:
 
 def _enter(watcher: Watcher, path: str) -> Callable[..., Any]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        found = watcher.trace
+        record = watcher.trace
         watcher.stack.append(path)
         watcher.began.append(watcher.time)
         if _is_leaf(module):
-            found.order.append((watcher.time, path))
-        found.calls[path] = found.calls.get(path, 0) + 1
+            record.order.append((watcher.time, path))
+        record.calls[path] = record.calls.get(path, 0) + 1
         if args and isinstance(args[0], Tensor):
             if isinstance(module, Gate):
                 watcher.paused = True
                 return None
             layout = watcher.of(args[0])
             if _is_leaf(module) and len(args) == 1 and not kwargs:
-                made = _boundary(watcher, path, module, layout)
-                if made is not None:
+                inner = _boundary(watcher, path, module, layout)
+                if inner is not None:
                     tensor = args[0].detach().clone()
-                    watcher.set(tensor, made)
-                    found.entries.setdefault(path, []).append(made)
+                    watcher.set(tensor, inner)
+                    record.entries.setdefault(path, []).append(inner)
                     return (tensor,), kwargs
-            found.entries.setdefault(path, []).append(layout)
+            record.entries.setdefault(path, []).append(layout)
         return None
 
     return hook
@@ -146,11 +146,11 @@ def _is_leaf(module: nn.Module) -> bool:
 
 def _boundary(watcher: Watcher, path: str, module: nn.Module, layout: Layout) -> Layout | None:
     """Fresh atoms on the axis a leaf module works along, joined to the old ones by a ``Copy``."""
-    found, p = watcher.trace, watcher.trace.p
+    record, p = watcher.trace, watcher.trace.p
     if not layout.blocks or layout.weight >= 0:
         return None
-    if not watcher.hand:
-        mine = np.concatenate(found.inputs) if found.inputs else np.zeros(0, dtype=np.int64)
+    if not watcher.placed:
+        mine = np.concatenate(record.inputs) if record.inputs else np.zeros(0, dtype=np.int64)
         if not np.isin(layout.all(), mine).all():
             return None
     if isinstance(module, nn.modules.conv._ConvNd):  # of an input image whole channels can be left out
@@ -161,7 +161,7 @@ def _boundary(watcher: Watcher, path: str, module: nn.Module, layout: Layout) ->
             blocks.append(block)
             continue
         after = p.atoms.new(len(block.atoms))
-        found.copies.append(Copy(path, block.dims[0], block.atoms, after))
+        record.copies.append(Copy(path, block.dims[0], block.atoms, after))
         blocks.append(Block(block.dims, after))
     return Layout(layout.shape, tuple(blocks))
 
@@ -173,21 +173,21 @@ def _leave(watcher: Watcher, path: str) -> Callable[..., Any]:
         first = output[0] if isinstance(output, tuple) and output else output
         if isinstance(first, Tensor):
             watcher.results.setdefault(id(first), []).append((path, began))
-        found = watcher.trace
+        record = watcher.trace
         if isinstance(module, Gate) and isinstance(output, Tensor):
             watcher.paused = False
             layout = watcher.of(args[0])
-            layout, atoms = found.p.only(layout, module.dim % len(layout.shape), "gated along one of its axes")
+            layout, atoms = record.p.only(layout, module.dim % len(layout.shape), "gated along one of its axes")
             dim = module.dim % len(layout.shape)
             if atoms is None:
-                atoms = found.p.atoms.new(layout.shape[dim])
-                found.p.atoms.freeze(atoms, f"a tensor of fixed size (in {path})")
-            after = found.p.atoms.new(len(atoms))
-            found.gates.append(GateUse(path, atoms, after))
+                atoms = record.p.atoms.new(layout.shape[dim])
+                record.p.atoms.freeze(atoms, f"a tensor of fixed size (in {path})")
+            after = record.p.atoms.new(len(atoms))
+            record.gates.append(GateUse(path, atoms, after))
             rest = tuple(b for b in layout.blocks if dim not in b.dims)
-            watcher.set(output, found.p.clean(layout.shape, (*rest, Block((dim,), after))))
+            watcher.set(output, record.p.clean(layout.shape, (*rest, Block((dim,), after))))
         elif isinstance(output, Tensor):
-            found.exits.setdefault(path, []).append(watcher.of(output))
+            record.exits.setdefault(path, []).append(watcher.of(output))
         return None
 
     return hook
@@ -199,14 +199,14 @@ def _leave(watcher: Watcher, path: str) -> Callable[..., Any]:
 class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Applies the rule of each operation to the layouts of its operands."""
 
-    def __init__(self, trace: Trace, hand: bool) -> None:
+    def __init__(self, trace: Trace, placed: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.trace, self.hand = trace, hand
+        self.trace, self.placed = trace, placed
         self.layouts: dict[int, Layout] = {}
         self.alive: list[Tensor] = []  # ids stay unique only while their tensors live
         self.stack: list[str] = []
         self.time = 0
-        self.made: dict[int, int] = {}  # tensor -> when it was made
+        self.times: dict[int, int] = {}  # tensor -> when it was made
         self.results: dict[int, list[tuple[str, int]]] = {}  # tensor -> modules that returned it, and when they began
         self.began: list[int] = []
         self.parents: dict[int, tuple[int, ...]] = {}  # tensor -> the tensors it was made from
@@ -228,11 +228,11 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         info = self.numbers.get(id(tensor))
         if info is not None:
             info.touched = True
-        found = self.layouts.get(id(tensor))
-        if found is None:
-            found = Layout(tuple(tensor.shape))
-            self.set(tensor, found)
-        return found
+        layout = self.layouts.get(id(tensor))
+        if layout is None:
+            layout = Layout(tuple(tensor.shape))
+            self.set(tensor, layout)
+        return layout
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -248,7 +248,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         parents = tuple(id(tensor) for tensor in (*tensors_in(args), *tensors_in(kwargs)))
         for tensor in tensors_in(out):
             self.parents[id(tensor)] = (*self.parents.get(id(tensor), ()), *parents)
-            self.made[id(tensor)] = self.time
+            self.times[id(tensor)] = self.time
         module = self.stack[-1] if self.stack else ""
         self.trace.p.where = module or "the model"
         p, events = self.trace.p, self.trace.events
@@ -258,8 +258,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if known is not None:
             result = known(call)
             outs = list(out) if isinstance(out, (tuple, list)) else [out]
-            made = list(result) if isinstance(result, (tuple, list)) else [result]
-            for tensor, layout in zip(outs, made):
+            layouts = list(result) if isinstance(result, (tuple, list)) else [result]
+            for tensor, layout in zip(outs, layouts):
                 if isinstance(tensor, Tensor):
                     self.set(tensor, layout if isinstance(layout, Layout) else Layout(tuple(tensor.shape)))
         else:
@@ -300,7 +300,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if len(args) < 2 or not all(isinstance(t, Tensor) for t in args[:2]) or args[0].shape != args[1].shape:
             return
         for skip, branch in ((args[0], args[1]), (args[1], args[0])):
-            since, until = self.made.get(id(skip), 0), self.made.get(id(branch), 0)
+            since, until = self.times.get(id(skip), 0), self.times.get(id(branch), 0)
             ends = [path for path, began in self.results.get(id(branch), ()) if began >= since]
             members = tuple(path for time, path in self.trace.order if since <= time < until)
             if since < until and ends and members and self._made_from(id(branch), id(skip)):
@@ -313,7 +313,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for parent in self.parents.get(todo.pop(), ()):
                 if parent == origin:
                     return True
-                if parent not in seen and self.made.get(parent, 0) > self.made.get(origin, 0):
+                if parent not in seen and self.times.get(parent, 0) > self.times.get(origin, 0):
                     seen.add(parent)
                     todo.append(parent)
         return False

@@ -58,18 +58,18 @@ class Call:
 
     @property
     def tensors(self) -> list[Layout]:
-        found: list[Layout] = []
+        layouts: list[Layout] = []
 
         def visit(value: Any) -> None:
             if isinstance(value, Tensor):
-                found.append(self.of(value))
+                layouts.append(self.of(value))
             elif isinstance(value, (list, tuple)):
                 for item in value:
                     visit(item)
 
         visit(self.args)
         visit(tuple(self.kwargs.values()))
-        return found
+        return layouts
 
     def shape(self, i: int | None = None) -> tuple[int, ...]:
         out = self.out if i is None else self.out[i]

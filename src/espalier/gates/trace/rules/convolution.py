@@ -26,10 +26,10 @@ def convolution(call: Call) -> Result:
     if groups == 1:
         x, w = contract(call, x, 1, w, in_axis)
         block = w.at(out_axis)
-        made = [] if block is None else [Block((1,), block.atoms)]
+        channels = [] if block is None else [Block((1,), block.atoms)]
     else:
-        made = _grouped(call, x, w, in_axis, out_axis, groups)
-    out = p.clean(call.shape(), [*(b for b in x.blocks if b.dims == (0,)), *made])
+        channels = _grouped(call, x, w, in_axis, out_axis, groups)
+    out = p.clean(call.shape(), [*(b for b in x.blocks if b.dims == (0,)), *channels])
     if bias is not None:
         shape = (call.of(bias).shape[0], *(1 for _ in spatial))
         out = p.merged([out, p.reshaped(call.of(bias), shape)], call.shape(), "added")
@@ -38,7 +38,7 @@ def convolution(call: Call) -> Result:
 
 def _grouped(call: Call, x: Layout, w: Layout, in_axis: int, out_axis: int, groups: int) -> list[Block]:
     p = call.p
-    channels, made = x.shape[1], call.shape()[1]
+    channels, width = x.shape[1], call.shape()[1]
     x, atoms = p.only(x, 1, "read by a grouped convolution")
     w, rows = p.only(w, 0, "a grouped convolution's weight")
     if call.module in p.even and out_axis == 0 and rows is not None:
@@ -52,12 +52,12 @@ def _grouped(call: Call, x: Layout, w: Layout, in_axis: int, out_axis: int, grou
         return [] if rows is None or out_axis else [Block((1,), rows)]
     inside = atoms.reshape(groups, channels // groups)
     p.atoms.tie(inside[:, :1], inside)
-    out = rows if out_axis == 0 else p.atoms.new(made)
-    outside = out.reshape(groups, made // groups)
+    out = rows if out_axis == 0 else p.atoms.new(width)
+    outside = out.reshape(groups, width // groups)
     p.atoms.tie(inside[:, :1], outside)
     if in_axis == 0:
         p.atoms.tie(atoms, rows)
-    if channels > groups or made > groups:
+    if channels > groups or width > groups:
         p.atoms.joined[np.concatenate([atoms, out])] = True
     return [Block((1,), out)]
 
@@ -96,8 +96,8 @@ def spatial(call: Call) -> Result:
     dims = range(max(0, len(x.shape) - n), len(x.shape))
     x = call.p.mixed_all(x, dims, "pooled or resampled")
     outs = call.out if isinstance(call.out, (tuple, list)) else [call.out]
-    made = [call.p.clean(tuple(out.shape), x.blocks) for out in outs]
-    return made if isinstance(call.out, (tuple, list)) else made[0]
+    layouts = [call.p.clean(tuple(out.shape), x.blocks) for out in outs]
+    return layouts if isinstance(call.out, (tuple, list)) else layouts[0]
 
 
 for _name in ("avg_pool", "max_pool", "adaptive_avg_pool", "_adaptive_avg_pool", "adaptive_max_pool"):

@@ -37,8 +37,8 @@ def pointwise(call: Call) -> Result:
     layouts = call.tensors
     outs = call.out if isinstance(call.out, (tuple, list)) else [call.out]
     verb = call.name.removeprefix("aten::").rstrip("_")
-    made = [call.p.merged(layouts, tuple(out.shape), f"combined by {verb}") for out in outs]
-    return made if isinstance(call.out, (tuple, list)) else made[0]
+    results = [call.p.merged(layouts, tuple(out.shape), f"combined by {verb}") for out in outs]
+    return results if isinstance(call.out, (tuple, list)) else results[0]
 
 
 @rule("copy_", "masked_fill", "masked_fill_", "where", "clamp", "dropout", "_fused_dropout", "relu_", "lerp", "prelu")
@@ -71,14 +71,14 @@ def _reduced(call: Call, dims: list[int]) -> Result:
     verb = call.name.removeprefix("aten::")
     x = call.p.mixed_all(call.x, dims, f"{verb} over the axis")
     several = isinstance(call.out, (tuple, list))
-    made = []
+    layouts = []
     for out in call.out if several else [call.out]:
         shape = tuple(out.shape)
         if len(shape) == len(x.shape):
-            made.append(call.p.clean(shape, x.blocks))
+            layouts.append(call.p.clean(shape, x.blocks))
         else:
-            made.append(call.p.without(x.activation(), dims))
-    return made if several else made[0]
+            layouts.append(call.p.without(x.activation(), dims))
+    return layouts if several else layouts[0]
 
 
 for _name in ("sum", "mean", "amax", "amin", "any", "all", "prod", "max", "min", "logsumexp", "argmax", "argmin"):

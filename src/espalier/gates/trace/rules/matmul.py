@@ -47,8 +47,8 @@ def used(
         call.events.append(Event(-1, times, counted, call.module, grouped, computed=weight))
         return
     times *= math.prod(weight.shape) / max(call.sizes[weight.weight], 1)
-    found = [block for block in map(weight.at, over) if block is not None]
-    summed = frozenset(int(d) for block in found for d in np.unique(call.p.atoms.dim[block.atoms]))
+    axes = [block for block in map(weight.at, over) if block is not None]
+    summed = frozenset(int(d) for block in axes for d in np.unique(call.p.atoms.dim[block.atoms]))
     call.events.append(Event(weight.weight, times, counted, call.module, grouped, summed))
 
 
