@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from espalier.data import Dataset, Stream, from_arrays, load, standardise
-from espalier.data.split import held_out
+from espalier.data import Dataset, Stream, from_arrays, held_out, load, standardise
 
 PAD = 4
 SPLIT_SEED = 17  # of the held-out part and of the part that is kept of shrunk data

@@ -18,8 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from espalier.data import load
-from espalier.data.split import folds
+from espalier.data import folds, load
 from espalier.search import Search
 from espalier.space import Bits, Space
 from espalier.study.grid_spec import even_widths

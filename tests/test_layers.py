@@ -157,6 +157,97 @@ def test_no_file_imports_itself_in_a_circle():
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
 
 
+# Folders in which no file name may occur twice; the other folders follow as they are cleaned.
+NAMED_ONCE = ("compact", "cost", "data", "gates", "space")
+
+
+def repeated(paths):
+    """File names that several of the paths have, with these paths; every package has its own __init__."""
+    by_name = {}
+    for path in paths:
+        by_name.setdefault(path.name, []).append(path)
+    return {file: same for file, same in by_name.items() if len(same) > 1 and file != "__init__.py"}
+
+
+def test_no_file_name_occurs_twice():
+    assert repeated(path for path in FILES if layer_of(path) in NAMED_ONCE) == {}
+    assert list(repeated([SRC / "a" / "plan.py", SRC / "b" / "plan.py", SRC / "b" / "costs.py"])) == ["plan.py"]
+    assert not repeated([SRC / "a" / "__init__.py", SRC / "b" / "__init__.py"])
+
+
+REGISTERING = ("rule", "command", "callback")  # decorators that enter a function in a table
+
+
+def unreferenced(trees, users):
+    """Top-level functions and classes that nothing refers to, and modules that nothing imports: dotted names.
+
+    trees: the modules of the library, by dotted name; users: other modules that may use them. A reference inside a
+    definition's own body does not count. What a package names in ``__all__`` is public, and what a decorator registers
+    is used by that.
+    """
+    used, imported = set(), set()
+    for module, tree in [*trees.items(), *((None, tree) for tree in users)]:
+        aliases = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                imported.add(node.module)
+                for alias in node.names:
+                    used.add(f"{node.module}.{alias.name}")
+                    aliases[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+            elif isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
+                used.add(f"{aliases[node.value.id]}.{node.attr}")
+        for node in tree.body if module else ():
+            own = node.name if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else None
+            names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)} - {own}
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                names |= set(ast.literal_eval(node.value))
+            used |= {f"{module}.{n}" for n in names}
+    left = []
+    for module, tree in trees.items():
+        has_parts = any(other.startswith(f"{module}.") for other in trees)
+        if module not in imported | used and not has_parts and not module.endswith("__main__"):
+            left.append(module)
+        for node in tree.body:
+            if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) or f"{module}.{node.name}" in used:
+                continue
+            calls = [decorator.func for decorator in node.decorator_list if isinstance(decorator, ast.Call)]
+            if not any(ast.unparse(function).rpartition(".")[2] in REGISTERING for function in calls):
+                left.append(f"{module}.{node.name}")
+    return left
+
+
+# Only tests use it, and it goes with the roads of training that are being made one.
+LEAVING = {"espalier.train.batched.grouped", "espalier.train.batched.grouped.Grouped"}
+
+
+def test_nothing_is_there_for_tests_alone():
+    def parsed(path):
+        return ast.parse(path.read_text(encoding="utf-8"))
+
+    def dotted(path):
+        return ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
+
+    trees = {dotted(path): parsed(path) for path in FILES}
+    users = [parsed(path) for path in OURS if path.parts[len(ROOT.parts)] in ("benchmarks", "examples")]
+    assert set(unreferenced(trees, users)) <= LEAVING
+
+
+def test_the_test_of_what_is_used_can_fail():
+    library = {
+        "p": "from p.a import shown\n__all__ = ['shown']",
+        "p.a": "def shown(): return _helper()\ndef _helper(): pass\ndef _alone(): return _alone()\n"
+        "@dataclass(frozen=True)\nclass Lost: pass",
+        "p.b": "@rule('add')\ndef add(): pass",
+        "p.c": "from p import b\nb.add",
+    }
+    trees = {module: ast.parse(code) for module, code in library.items()}
+    assert unreferenced(trees, []) == ["p.a._alone", "p.a.Lost", "p.c"]
+    assert unreferenced(trees, [ast.parse("from p.a import Lost\nimport p.c")]) == ["p.a._alone"]
+
+
 @pytest.mark.parametrize("path", sorted((SRC / "search").glob("*.py")), ids=name)
 def test_the_search_knows_no_network(path):
     for module, names, line in imports(path):

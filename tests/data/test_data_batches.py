@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from espalier import data
-from espalier.data import order
+from espalier.data import batches
 from espalier.space import BadInput, BadType, Corrupt
 
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -103,7 +103,7 @@ def test_the_pipeline_in_a_cuda_graph():
 
 def test_the_hash_is_splitmix64():
     """Its published first outputs for seed 0."""
-    words = order._hash(torch.tensor(0), torch.arange(3)).tolist()
+    words = batches._hash(torch.tensor(0), torch.arange(3)).tolist()
     assert [word % 2**64 for word in words] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
 
 

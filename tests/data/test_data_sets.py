@@ -169,7 +169,7 @@ def test_a_spoilt_gzip_is_refused(small_idx, tmp_path, spoil):
 
 
 def test_a_file_that_unpacks_without_end_is_refused(small_idx, tmp_path, monkeypatch):
-    monkeypatch.setattr("espalier.data.contents.LIMIT", 1 << 22)
+    monkeypatch.setattr("espalier.data.known_files.LIMIT", 1 << 22)
     small_idx.write(tmp_path, packed=True)
     (tmp_path / f"{IMAGES}.gz").write_bytes(gzip.compress(bytes(1 << 24)))
     with pytest.raises(Corrupt, match="unpacks to more than"):

@@ -8,7 +8,7 @@ from torch import nn
 from torch.func import grad, vmap
 
 import espalier
-from espalier.models import MLP
+from espalier.models import MLP, DenseNet
 
 
 def several_runs(gated, masks_dims=0):
@@ -53,6 +53,68 @@ def test_runs_of_gradients_over_masks_equal_plain_autograd(name):
                 (F.cross_entropy(model(x), y) / 3).backward()
         for n, p in model.named_parameters():
             assert torch.allclose(gradients[n][run], p.grad, atol=1e-6), n
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 3, padding=1)
+        self.norm = nn.BatchNorm2d(6)
+        self.inner = nn.Conv2d(6, 5, 3, padding=1)
+        self.inner_norm = nn.BatchNorm2d(5)
+        self.outer = nn.Conv2d(5, 6, 3, padding=1)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x):
+        x = F.relu(self.norm(self.stem(x)))
+        x = x + self.outer(F.relu(self.inner_norm(self.inner(x))))
+        return self.head(x.mean((2, 3)))
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(3, 5, batch_first=True), nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.head(self.rnn(x)[0][:, -1])
+
+
+EXACT = {
+    "mlp": (lambda: MLP(7, (6, 5), 4), (8, 7)),
+    "found gates": (lambda: nn.Sequential(nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 4)), (8, 7)),
+    "residual": (Residual, (8, 3, 5, 5)),
+    "connections": (lambda: DenseNet(depth=10, growth=3, classes=4, stem=4), (8, 3, 8, 8)),
+    "masked weights": (Recurrent, (4, 6, 3)),
+}
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("case", EXACT)
+def test_call_equals_masked(case, train):
+    """Losses and gradients, in both modes; what BatchNorm counts goes into the tensors given, not into the model."""
+    torch.manual_seed(0)
+    make, shape = EXACT[case]
+    model = make().double().train(train)
+    x, y = torch.randn(shape, dtype=torch.float64), torch.randint(4, (shape[0],))
+    gated = espalier.attach(model, x)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    parameters, losses = list(model.parameters()), []
+    for mask in (torch.rand(3, gated.d) < 0.6).double():
+        tensors = {**dict(model.named_parameters()), **{n: b.clone() for n, b in model.named_buffers()}}
+        called = F.cross_entropy(gated.call(tensors, mask, x), y)
+        gradients = torch.autograd.grad(called, parameters)
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, before[name]), f"{name} changed"
+        with gated.masked(mask):
+            masked = F.cross_entropy(model(x), y)
+            expected = torch.autograd.grad(masked, parameters)
+        assert torch.allclose(called, masked, rtol=1e-12)
+        for a, b in zip(gradients, expected):
+            assert torch.allclose(a, b, rtol=1e-9, atol=1e-14)
+        model.load_state_dict(before)
+        losses.append(called.item())
+    assert len(set(losses)) == 3
 
 
 @pytest.mark.parametrize("name", ["placed", "found"])

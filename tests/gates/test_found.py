@@ -200,7 +200,7 @@ def test_unread_and_silent_gates_are_closed():
     from espalier.gates.trace import trace
 
     model = nn.Sequential(*[layer for n in (5, 4, 3, 2) for layer in (nn.Linear(n + 1, n), nn.ReLU())], nn.Linear(2, 1))
-    seen = trace(model, (torch.randn(3, 6),), {}, inputs=False, hand=False)
+    seen = trace(model, (torch.randn(3, 6),), {}, inputs=False, placed=False)
     groups = [replace(g, least=0) for g in find_groups(seen, ("units",), dict(model.named_modules()))]
     structure = finish(structure_of(seen, groups), model)
     mask = torch.ones(structure.space.d).numpy()

@@ -16,8 +16,7 @@ from importlib.resources import files
 import numpy as np
 import torch
 
-from espalier.data.dataset import Dataset, from_arrays
-from espalier.data.split import held_out
+from espalier.data.dataset import Dataset, from_arrays, held_out
 from espalier.space import Corrupt
 
 COUNT, LEVELS = 1797, 16  # images; the darkest pixel

@@ -9,18 +9,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from espalier.gates.approve import approved
 from espalier.gates.canonical import canonical, severed
-from espalier.gates.copies import MARK
 from espalier.gates.find import find_groups, structure_of
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
-from espalier.gates.hand import attach_placed
-from espalier.gates.masking import strip
-from espalier.gates.record import Trace, tensors_in
+from espalier.gates.masking import MARK, strip
+from espalier.gates.placed import attach_placed
 from espalier.gates.structure import GateGroup, Structure, finish
-from espalier.gates.trace import trace
-from espalier.gates.verify import Trial, isolated_random
+from espalier.gates.trace import Trace, tensors_in, trace
+from espalier.gates.verify import Trial, approved, isolated_random
 from espalier.space import BadInput, BadType, NoGates
 
 KINDS = ("units", "channels", "heads", "branches", "inputs")
@@ -75,10 +72,10 @@ def _attach_found(
     check: bool,
 ) -> Gated:
     inputs = "inputs" in kinds
-    seen = trace(model, args, kwargs, inputs=inputs, hand=False)
+    seen = trace(model, args, kwargs, inputs=inputs, placed=False)
     even = _stuck(model, seen)
     if even:
-        seen = trace(model, args, kwargs, inputs=inputs, hand=False, even=even)
+        seen = trace(model, args, kwargs, inputs=inputs, placed=False, even=even)
     refused: dict[str, str] = {}
     groups = []
     for group in find_groups(seen, kinds, dict(model.named_modules())):
@@ -121,7 +118,7 @@ def connected(groups: Sequence[GateGroup], build: Callable[[Sequence[GateGroup]]
 
 def _stuck(model: nn.Module, seen: Trace) -> list[str]:
     """Grouped convolutions whose groups cannot go one by one: a shuffle ties them, or their input is fixed."""
-    found = []
+    paths = []
     for path, module in model.named_modules():
         if not isinstance(module, nn.modules.conv._ConvNd) or module.groups == 1 or module.transposed:
             continue
@@ -130,8 +127,8 @@ def _stuck(model: nn.Module, seen: Trace) -> list[str]:
         info = next(t for t in seen.tensors if (path, "weight") in t.places)
         roots = seen.atoms.roots(info.atoms[0])
         if len(set(roots.tolist())) == 1 or bool(seen.atoms.frozen(info.atoms[0]).all()):
-            found.append(path)
-    return found
+            paths.append(path)
+    return paths
 
 
 def _unusable(group: GateGroup, seen: Trace, ignore: Collection[str], modules: dict[str, nn.Module]) -> str:

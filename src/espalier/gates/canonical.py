@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from espalier.gates.atoms import Array
 from espalier.gates.structure import Structure
+from espalier.gates.trace import Array
 from espalier.space import Space
 
 

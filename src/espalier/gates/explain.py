@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from espalier.gates.atoms import Array
-from espalier.gates.count import computed_elements, computed_weights, elements
+from espalier.gates.costs import computed_elements, computed_weights, elements
+from espalier.gates.trace import Array
 
 if TYPE_CHECKING:
     from espalier.gates.gated import Gated
@@ -61,8 +61,8 @@ def _products(gated: Gated, opened: Array) -> float:
     """Multiplications between activations, which are in no cost: stated apart."""
     total = 0.0
     for event in gated.structure.trace.products:
-        kept = [np.where(e < 0, True, opened[e] != 0).sum() for e in map(gated.structure.follow, event.rows)]
-        total += event.uses * float(np.prod(kept))
+        lengths = [np.where(e < 0, True, opened[e] != 0).sum() for e in map(gated.structure.follow, event.rows)]
+        total += event.uses * float(np.prod(lengths))
     return total
 
 

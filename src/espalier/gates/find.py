@@ -7,10 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from torch import nn
 
-from espalier.gates.atoms import Array
-from espalier.gates.record import Trace
 from espalier.gates.standins import branch_layer
 from espalier.gates.structure import GateGroup, Structure
+from espalier.gates.trace import Array, Trace
 
 Member = tuple[int, int, bool]  # tensor, dimension, whether it is read there
 
@@ -41,7 +40,7 @@ def find_groups(trace: Trace, kinds: Collection[str], modules: Mapping[str, nn.M
         if any(read for _, _, read in counted) and not all(read for _, _, read in counted):
             grouped.setdefault(tuple(sorted(counted.items())), []).append(root)
 
-    found = []
+    groups = []
     for signature, classes in grouped.items():
         members_ = [member for member, _ in signature]
         joined = bool(atoms.joined[[a for root in classes for a in by_root[root]]].any())
@@ -49,13 +48,13 @@ def find_groups(trace: Trace, kinds: Collection[str], modules: Mapping[str, nn.M
         if kind in kinds:
             first = {root: min(by_root[root]) for root in classes}
             ordered = sorted(classes, key=lambda root: first[root])
-            found.append(_group(trace, kind, members_, [np.array([root]) for root in ordered]))
-    found.sort(key=lambda group: min(int(unit[0]) for unit in group.units))
+            groups.append(_group(trace, kind, members_, [np.array([root]) for root in ordered]))
+    groups.sort(key=lambda group: min(int(unit[0]) for unit in group.units))
     if "inputs" in kinds:
-        found = _input_groups(trace, from_input) + found
+        groups = _input_groups(trace, from_input) + groups
     if "branches" in kinds:
-        found += _branch_groups(trace, modules)
-    return named(found)
+        groups += _branch_groups(trace, modules)
+    return named(groups)
 
 
 def _branch_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateGroup]:
@@ -64,7 +63,7 @@ def _branch_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateG
     Every module of the branch must run once, hold its tensors alone, and have a stand-in without weights.
     """
     shared = {path for info in trace.tensors if len(info.places) > 1 for path, _ in info.places}
-    found: list[GateGroup] = []
+    groups: list[GateGroup] = []
     taken: set[str] = set()
     for branch in trace.branches:
         held = [path for path in dict.fromkeys(branch.members) if any(True for _ in modules[path].parameters())]
@@ -75,8 +74,8 @@ def _branch_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateG
             continue
         taken |= set(held)
         unit = np.zeros(0, dtype=np.int64)
-        found.append(GateGroup(f"{branch.module}+", "branches", (unit,), tuple(held), (branch.module,), 0))
-    return found
+        groups.append(GateGroup(f"{branch.module}+", "branches", (unit,), tuple(held), (branch.module,), 0))
+    return groups
 
 
 def kind_of(trace: Trace, members: Sequence[Member], joined: bool) -> str:
@@ -111,19 +110,19 @@ def named(groups: Sequence[GateGroup]) -> list[GateGroup]:
 def _input_classes(trace: Trace) -> dict[int, set[int]]:
     """Classes of input features, each with the classes its copies enter."""
     atoms = trace.atoms
-    found: dict[int, set[int]] = {}
+    classes_of: dict[int, set[int]] = {}
     if not trace.inputs:
-        return found
+        return classes_of
     own = {int(r) for flat in trace.inputs for r in atoms.roots(flat)}
     for root in own:
-        found[root] = {root}
+        classes_of[root] = {root}
     for copy in trace.copies:
         for a, b in zip(atoms.roots(copy.before), atoms.roots(copy.after)):
             for root in own:
-                if int(a) in found[root]:
-                    found[root].add(int(b))
+                if int(a) in classes_of[root]:
+                    classes_of[root].add(int(b))
                     break
-    return {member: classes for root, classes in found.items() for member in classes}
+    return {member: classes for root, classes in classes_of.items() for member in classes}
 
 
 def _input_groups(trace: Trace, from_input: dict[int, set[int]]) -> list[GateGroup]:

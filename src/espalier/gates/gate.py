@@ -23,7 +23,6 @@ class Gate(nn.Module):
     """
 
     espalier_mask: Tensor
-    _slice: Tensor | None
 
     def __init__(self, sizes: int | Sequence[int], dim: int = 1) -> None:
         super().__init__()
@@ -56,8 +55,7 @@ class Gate(nn.Module):
             )
         dim = self.dim % x.ndim
         mask = self.espalier_mask.to(x.dtype)
-        lead = mask.shape[:-1] + (1,) * (dim - mask.ndim + 1)  # one mask for each image, when there are several
-        return x * mask.reshape(*(lead if mask.ndim > 1 else ()), -1, *(1,) * (x.ndim - 1 - dim))
+        return x * mask.reshape(-1, *(1,) * (x.ndim - 1 - dim))
 
     def extra_repr(self) -> str:
         same = len(set(self.sizes)) == 1

@@ -14,12 +14,11 @@ from torch.func import functional_call
 from espalier.compact.apply import apply_plan
 from espalier.compact.plan import Plan
 from espalier.cost import Cost
+from espalier.gates.build_plan import Adapted, build_plan
 from espalier.gates.canonical import canonical
-from espalier.gates.copies import MARK, Mark
-from espalier.gates.count import cost_of
-from espalier.gates.cutting import Adapted, build_plan
+from espalier.gates.costs import cost_of
 from espalier.gates.explain import explain
-from espalier.gates.masking import install, set_mask, slopes_of, strip, with_mask
+from espalier.gates.masking import MARK, Mark, install, set_mask, slopes_of, strip, with_mask
 from espalier.gates.structure import Structure, as_array
 from espalier.space import BadInput, BadMask, Space
 
@@ -120,8 +119,7 @@ class Gated:
         """The model as a pure function of its tensors and one mask ``(d)``; made for ``vmap``, ``grad``, ``compile``.
 
         The mask's values are not looked at. Under ``vmap`` over masks, BatchNorm in train mode needs running
-        statistics of its own for each mask: see :func:`espalier.gates.several.by_vmap`, or give a copy of them a
-        batch dimension.
+        statistics of its own for each mask: give a copy of them a batch dimension.
         """
         if not torch.compiler.is_compiling():  # there every look at a module would become a guard
             self._attached()
@@ -133,8 +131,8 @@ class Gated:
         """mask: ``(*B, d)``. The mask ``(*B, d)`` with dead gates closed and no group emptier than it may be."""
         mask = self._checked(mask)
         rows = as_array(mask).reshape(-1, self.d)
-        made = np.stack([canonical(self.structure, self.space, row) for row in rows]) if len(rows) else rows
-        return torch.as_tensor(made, dtype=mask.dtype, device=mask.device).reshape(mask.shape)
+        masks = np.stack([canonical(self.structure, self.space, row) for row in rows]) if len(rows) else rows
+        return torch.as_tensor(masks, dtype=mask.dtype, device=mask.device).reshape(mask.shape)
 
     def plan(self, mask: Tensor) -> Plan:
         """How the model would be cut: which index of which tensor stays. The mask ``(d)`` is made canonical first."""

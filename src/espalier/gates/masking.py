@@ -9,9 +9,11 @@ backward pass leaves there what autograd knows of every gate, open or closed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from espalier.gates.atoms import Array
-from espalier.gates.copies import BUFFER, MARK, STATE, Copies, State
 from espalier.gates.gate import Gate
 from espalier.gates.structure import Reader, Structure
+from espalier.gates.trace import Array
 from espalier.space import BadInput
 
+BUFFER = "espalier_mask"
+MARK = "_espalier_attached"  # on the root
+STATE = "_espalier_state"  # on the root and on every module with a mask buffer
 EXAMPLES = 32  # an update reads at least so many, where it matters whether weights or inputs are masked
 
 
@@ -276,8 +280,8 @@ def set_mask(model: nn.Module, installed: Installed, mask: Tensor | None, slopes
         buffer.grad = None
         buffer.requires_grad_(False)
         if buffer.device not in own:
-            whole = torch.ones((), device=buffer.device)
-            own[buffer.device] = whole if mask is None else mask.detach().to(buffer.device)
+            one = torch.ones((), device=buffer.device)
+            own[buffer.device] = one if mask is None else mask.detach().to(buffer.device)
         value = own[buffer.device]
         buffers.append(buffer)
         values.append(value.expand_as(buffer) if mask is None else spot.value(value, module).reshape(buffer.shape))
@@ -345,3 +349,73 @@ def strip(model: nn.Module) -> nn.Module:
                 del module._buffers[name]
                 module._non_persistent_buffers_set.discard(name)
     return model
+
+
+# ---- copies of a gated model -----------------------------------------------------------------------------------------
+
+
+class Copies:
+    """Copies of a gated model, or of parts of it, made while a mask is set: they carry it until it ends.
+
+    No handle reaches a copy, so without this it would stay masked for good.
+    """
+
+    def __init__(self) -> None:
+        self.states: list[State] | None = None  # None: no mask is set
+
+    @contextlib.contextmanager
+    def opened_afterwards(self) -> Iterator[None]:
+        outer, self.states = self.states, []
+        try:
+            yield
+        finally:
+            for state in self.states:
+                module = state.of()
+                if module is None or module.__dict__.get(STATE) is not state:
+                    continue  # it is gone, or has got gates of its own
+                state.masked = False
+                for name in filter(is_mask, module._buffers):
+                    buffer = module._buffers[name]
+                    assert buffer is not None
+                    module._buffers[name] = torch.ones_like(buffer)  # not in place: a backward pass may need the old
+            self.states = outer
+
+
+class State:
+    """Beside a module's mask buffers: whether a mask is set (on the root), and word of copies to those who need it."""
+
+    def __init__(self, module: nn.Module | None = None, copies: Copies | None = None, masked: bool = False) -> None:
+        self.of: Callable[[], nn.Module | None] = _nobody if module is None else weakref.ref(module)
+        self.copies, self.masked = copies or Copies(), masked
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> State:
+        module = memo.get(id(self.of()))  # the copy of the module, which is under way
+        state = State(module, self.copies, self.masked)
+        if self.copies.states is not None:
+            self.copies.states.append(state)
+        return state
+
+    def __reduce__(self) -> tuple[type[State], tuple[None, None, bool]]:
+        return State, (None, None, self.masked)  # in another process it is of nobody
+
+
+def is_mask(name: str) -> bool:
+    """Whether a buffer holds a mask, or part of one."""
+    return name == "espalier_branch" or (name.startswith(BUFFER) and not name.endswith("_index"))
+
+
+class Mark:
+    """Says that a model has gates; a copy of the model carries the mark of the original, and is told by that."""
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self.of: Callable[[], nn.Module | None] = _nobody if model is None else weakref.ref(model)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Mark:
+        return self
+
+    def __reduce__(self) -> tuple[type[Mark], tuple[()]]:
+        return Mark, ()  # in another process it is of nobody
+
+
+def _nobody() -> None:
+    return None

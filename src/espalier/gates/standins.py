@@ -91,7 +91,7 @@ def phantom_layers(
     them does more than that.
     """
     where = structure.where(group)
-    found: dict[str, Mapping[str, Any]] = {}
+    layers: dict[str, Mapping[str, Any]] = {}
     for info in structure.trace.tensors:
         for dim, own in enumerate(info.atoms):
             entries = structure.follow(own)
@@ -105,13 +105,13 @@ def phantom_layers(
             read = bool(structure.trace.atoms.read[own].any())
             if read and info.tensor.ndim == 2 and name == "weight":
                 changed = shapes.get(path, {}).get("weight", tuple(info.tensor.shape))
-                found[path] = {"kind": "bias", "width": int(changed[1 - dim]), "dim": -1, "reach": []}
+                layers[path] = {"kind": "bias", "width": int(changed[1 - dim]), "dim": -1, "reach": []}
             elif not read and name in ("weight", "bias") and info.tensor.ndim <= 2:
                 norms = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.PReLU)
-                if found.get(path, {}).get("kind") == "bias" or isinstance(module, norms):
+                if layers.get(path, {}).get("kind") == "bias" or isinstance(module, norms):
                     return None
                 width = len(own) // group.size
-                found[path] = {
+                layers[path] = {
                     "kind": "zeros",
                     "width": width,
                     "dim": -1,
@@ -120,4 +120,4 @@ def phantom_layers(
                 }
             else:
                 return None
-    return found
+    return layers

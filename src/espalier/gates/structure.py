@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor, nn
 
-from espalier.gates.atoms import Array
-from espalier.gates.record import Trace
+from espalier.gates.trace import Array, Trace
 from espalier.space import Bits, Space
 
 NORMS = (nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
@@ -82,12 +81,12 @@ class Structure:
             for reads in layer.reads:
                 for entry in np.unique(reads[reads >= 0]).tolist():
                     readers.setdefault(entry, set()).add(number)
-        found: dict[tuple[frozenset[int], frozenset[int], bool], list[int]] = {}
+        flows: dict[tuple[frozenset[int], frozenset[int], bool], list[int]] = {}
         for entry in range(self.space.d):
             source = self.sources.get(entry, False)
             key = (frozenset(readers.get(entry, ())), frozenset(self.produced.get(entry, ())), source)
-            found.setdefault(key, []).append(entry)
-        return [(*key, np.array(entries)) for key, entries in found.items()]
+            flows.setdefault(key, []).append(entry)
+        return [(*key, np.array(entries)) for key, entries in flows.items()]
 
     @functools.cached_property
     def space(self) -> Space:
@@ -150,11 +149,11 @@ def _layers(structure: Structure) -> None:
                 through = onward(int(root))
                 anchored = anchored or through is None
                 read_by |= through or set()
-        found = np.array(sorted(read_by), dtype=np.int64)
+        readers = np.array(sorted(read_by), dtype=np.int64)
         branch = structure.members.get(trace.tensors[number].places[0][0], -1)
         for entry in read_by if not is_grouped else ():
             structure.produced.setdefault(entry, set()).add(len(structure.layers))
-        structure.layers.append(Layer(number, summed, tuple(reads), found, anchored, is_grouped, branch))
+        structure.layers.append(Layer(number, summed, tuple(reads), readers, anchored, is_grouped, branch))
     _sources(structure, {number for number, _ in ways}, onward)
 
 
@@ -204,20 +203,20 @@ def _onward(structure: Structure) -> Callable[[int], set[int] | None]:
         if root in cache:
             return cache[root]
         cache[root] = set()
-        found: set[int] | None
+        entries_through: set[int] | None
         if structure.entry[root] >= 0:
-            found = {int(structure.entry[root])}
+            entries_through = {int(structure.entry[root])}
         elif _fixed(structure, root) or (root not in next_classes and root not in gated):
-            found = None
+            entries_through = None
         else:
-            found = set(gated.get(root, ()))
+            entries_through = set(gated.get(root, ()))
             for further in next_classes.get(root, ()):
                 through = onward(further)
                 if through is None:
-                    found = None
+                    entries_through = None
                     break
-                found |= through
-        cache[root] = found
-        return found
+                entries_through |= through
+        cache[root] = entries_through
+        return entries_through
 
     return onward

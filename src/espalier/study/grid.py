@@ -12,9 +12,7 @@ from typing import Any
 
 import torch
 
-from espalier.data import Dataset, load
-from espalier.data.digits import all_digits
-from espalier.data.split import folds
+from espalier.data import Dataset, all_digits, folds, load
 from espalier.space import BadInput
 from espalier.study import grid_record, record
 from espalier.study.alone import alone

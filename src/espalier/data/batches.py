@@ -1,19 +1,23 @@
-"""In what order each run reads the data: an endless stream of epochs, every epoch a fresh permutation.
+"""From resident data to batches: the order in which each run reads, then gather, standardise, crop and flip.
 
-Permutations and crops are a hash of (the run's seed, what is drawn, where in the stream): integers only, so the CPU and
-the GPU agree, a run reads the same alone as in a batch of runs, and the whole state is one position.
+An order is an endless stream of epochs, every epoch a fresh permutation. Permutations and crops are a hash of (the
+run's seed, what is drawn, where in the stream): integers only, so the CPU and the GPU agree, a run reads the same alone
+as in a batch of runs, and the whole state is one position.
+
+What makes a batch of it are pure functions of tensors, without a loop over images, without a look at values, without
+randomness of their own: they compile, are captured in CUDA graphs, and take any leading dimensions (runs, then batch).
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
 
-from espalier.data.checks import check_whole
-from espalier.space import BadInput, Corrupt
+from espalier.space import BadInput, BadType, Corrupt
 
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: the step between the hash's inputs
 ORDER, TOP, LEFT, FLIP = 1, 2, 3, 4  # what is drawn
@@ -30,7 +34,7 @@ def orders(runs: int, n: int, generator: torch.Generator) -> Tensor:
 
     For loops that keep a generator; :class:`Stream` needs none.
     """
-    check_whole("the number of runs", runs, 1)
+    check_integer("the number of runs", runs, 1)
     _check_data(n)
     seeds = torch.randint(2**63 - 1, (runs,), generator=generator, device=generator.device)
     return epoch_orders(seeds, 0, n)
@@ -51,7 +55,7 @@ class Stream:
         _check_data(n)
         several = isinstance(seeds, Sequence)
         for seed in seeds if isinstance(seeds, Sequence) else (seeds,):
-            check_whole("the seed of a run", seed, 0)
+            check_integer("the seed of a run", seed, 0)
             if seed >= 2**63:
                 raise BadInput(f"the seed of a run is below 2^63, not {seed}")
         if several and not seeds:
@@ -59,7 +63,7 @@ class Stream:
         self.n = n
         self.seeds = torch.tensor(seeds, dtype=torch.int64, device=device)
         self.position = 0  # examples each run has read
-        self._kept: tuple[int, Tensor] | None = None
+        self._epoch_order: tuple[int, Tensor] | None = None
 
     @property
     def epoch(self) -> float:
@@ -85,8 +89,8 @@ class Stream:
         ``position``: the stream's position before these updates were taken. The stream does not move.
         """
         self._check_batch(updates, batch)
-        check_whole("the padding", pad, 0)
-        check_whole("the position", position, 0)
+        check_integer("the padding", pad, 0)
+        check_integer("the position", position, 0)
         where = torch.arange(position, position + updates * batch, device=self.seeds.device)
 
         def draw(what: int, options: int) -> Tensor:
@@ -108,21 +112,21 @@ class Stream:
         for name in ("n", "seeds"):
             if state[name] != mine[name]:
                 raise BadInput(f"a state of another stream: {name} {state[name]}, here {mine[name]}")
-        check_whole("the position of a stream", state["position"], 0)
+        check_integer("the position of a stream", state["position"], 0)
         self.position = state["position"]
 
     def _order(self, epoch: int) -> Tensor:
-        if self._kept is None or self._kept[0] != epoch:
-            self._kept = (epoch, epoch_orders(self.seeds, epoch, self.n))
-        return self._kept[1]
+        if self._epoch_order is None or self._epoch_order[0] != epoch:
+            self._epoch_order = (epoch, epoch_orders(self.seeds, epoch, self.n))
+        return self._epoch_order[1]
 
     def _by_update(self, values: Tensor, updates: int) -> Tensor:
         """values ``(*B, updates * batch)`` as ``(updates, *B, batch)``."""
         return values.reshape(*self.seeds.shape, updates, -1).movedim(-2, 0).contiguous()
 
     def _check_batch(self, updates: int, batch: int) -> None:
-        check_whole("the number of updates", updates, 1)
-        check_whole("the batch", batch, 1)
+        check_integer("the number of updates", updates, 1)
+        check_integer("the batch", batch, 1)
         if batch > self.n:
             raise BadInput(f"a batch of {batch} is larger than the data, {self.n} examples; use at most {self.n}")
 
@@ -159,6 +163,61 @@ def _signed(word: int) -> int:
 
 
 def _check_data(n: int) -> None:
-    check_whole("the number of examples", n, 0)
+    check_integer("the number of examples", n, 0)
     if n == 0:
         raise BadInput("the data are empty: there is nothing to read")
+
+
+def check_integer(what: str, value: object, least: int) -> int:
+    """``value`` as an int, if it is one (NumPy's too, a bool not) and at least ``least``.
+
+    >>> check_integer("the batch", 32, 1)
+    32
+    """
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise BadType(f"{what} is an integer, not {value!r}")
+    try:
+        number = operator.index(value)
+    except TypeError:  # a tensor of several values or of floats has the method, and no integer behind it
+        raise BadType(f"{what} is an integer, not {value!r}") from None
+    if number < least:
+        raise BadInput(f"{what} is at least {least}, not {number}")
+    return number
+
+
+# ---- one batch, on the device ----------------------------------------------------------------------------------------
+
+
+def gather(resident: Tensor, index: Tensor) -> Tensor:
+    """Examples by index: resident ``(n, *shape)``, index ``(*B)`` int64, result ``(*B, *shape)``."""
+    return resident[index]
+
+
+def standardise(inputs: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+    """What a network reads of stored inputs: ``inputs * gain + shift`` in the dtype of `gain`.
+
+    inputs ``(*B, *shape)``; gain and shift, from :meth:`espalier.data.Dataset.affine`, broadcast over one input.
+    """
+    return inputs.to(gain.dtype) * gain + shift
+
+
+def crop_flip(images: Tensor, top: Tensor, left: Tensor, flip: Tensor, *, pad: int) -> Tensor:
+    """Pad each image with ``pad`` zeros on every side, cut a window of the old size, mirror it where ``flip`` says so.
+
+    images ``(*B, C, H, W)``; top, left ``(*B)`` int64, the window's corner, 0 to ``2 * pad``; flip ``(*B)`` bool.
+    The padding is zero in what is given: standardise first, and it is the mean colour.
+    """
+    height, width = images.shape[-2:]
+    row = torch.arange(height, device=images.device) + (top.unsqueeze(-1) - pad)
+    column = torch.arange(width, device=images.device)
+    column = torch.where(flip.unsqueeze(-1), width - 1 - column, column) + (left.unsqueeze(-1) - pad)
+    # One gather over flattened pixels: outside the image any pixel is read, then blanked.
+    inside = _within(row, height).unsqueeze(-1) & _within(column, width).unsqueeze(-2)
+    pixel = row.clamp(0, height - 1).unsqueeze(-1) * width + column.clamp(0, width - 1).unsqueeze(-2)
+    flat = images.flatten(-2)
+    window = flat.gather(-1, pixel.flatten(-2).unsqueeze(-2).expand(flat.shape)).reshape(images.shape)
+    return window.masked_fill(~inside.unsqueeze(-3), 0)
+
+
+def _within(index: Tensor, size: int) -> Tensor:
+    return (index >= 0) & (index < size)

@@ -7,9 +7,8 @@ import math
 import numpy as np
 
 from espalier.cost import Cost, Form
-from espalier.gates.atoms import Array
-from espalier.gates.rules import Event
 from espalier.gates.structure import Structure
+from espalier.gates.trace import Array, Event
 from espalier.space import BadInput
 
 KINDS = ("weights", "macs", "units", "parameters")

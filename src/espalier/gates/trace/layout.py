@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from espalier.gates.atoms import Array, Atoms
+from espalier.gates.trace.atoms import Array, Atoms
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class Propagation:
 
     def clean(self, shape: Sequence[int], blocks: Iterable[Block], weight: int = -1) -> Layout:
         """A layout without axes of length one, and without axes along which a block does not change."""
-        kept = []
+        long_blocks = []
         for block in blocks:
             dims, atoms = list(block.dims), block.atoms
             if not atoms.size:
@@ -78,8 +78,8 @@ class Propagation:
                     del dims[axis]
             if dims:
                 order = np.argsort(dims)
-                kept.append(Block(tuple(dims[i] for i in order), atoms.transpose(order)))
-        return Layout(tuple(shape), tuple(kept), weight)
+                long_blocks.append(Block(tuple(dims[i] for i in order), atoms.transpose(order)))
+        return Layout(tuple(shape), tuple(long_blocks), weight)
 
     def freeze(self, layout: Layout, why: str) -> None:
         if layout.blocks:
@@ -156,15 +156,15 @@ class Propagation:
         groups = factor_groups(layout.shape, shape)
         for old, _ in groups:
             layout = self._one_block(layout, old)
-        made = []
+        blocks = []
         for block in layout.blocks:
             touched = [(old, new) for old, new in groups if set(old) & set(block.dims)]
             over = [d for old, _ in touched for d in old]
             into = [d for _, new in touched for d in new]
             sizes = [layout.shape[d] if d in block.dims else 1 for d in over]
             atoms = np.broadcast_to(block.atoms.reshape(sizes), [layout.shape[d] for d in over])
-            made.append(Block(tuple(into), atoms.reshape([shape[d] for d in into])))
-        result = self.clean(shape, made, layout.weight)
+            blocks.append(Block(tuple(into), atoms.reshape([shape[d] for d in into])))
+        result = self.clean(shape, blocks, layout.weight)
         for block in result.blocks:
             if len(block.dims) > 1:
                 self.splits.append(block.atoms)
@@ -173,11 +173,11 @@ class Propagation:
     def _one_block(self, layout: Layout, dims: Sequence[int]) -> Layout:
         """At most one block in dimensions about to be merged: an index then stands for one class."""
         while True:
-            found = [b for b in layout.blocks if set(dims) & set(b.dims)]
-            if len(found) < 2:
+            blocks = [b for b in layout.blocks if set(dims) & set(b.dims)]
+            if len(blocks) < 2:
                 return layout
-            found.sort(key=lambda b: (bool((self.atoms.tensor[b.atoms] < 0).all()), b.dims))
-            victim = found[-1]
+            blocks.sort(key=lambda b: (bool((self.atoms.tensor[b.atoms] < 0).all()), b.dims))
+            victim = blocks[-1]
             dim = next(d for d in victim.dims if d in dims)
             layout = self.mixed(layout, dim, "merged with another axis by a reshape")
 

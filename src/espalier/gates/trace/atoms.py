@@ -37,21 +37,21 @@ class Atoms:
             for name in ("parent", "reason", "tensor", "dim", "index", "read", "joined"):
                 array = getattr(self, name)
                 setattr(self, name, np.concatenate([array, np.zeros(grown, dtype=array.dtype)]))
-        made = np.arange(start, self.count)
-        self.parent[made], self.reason[made] = made, -1
-        self.tensor[made], self.dim[made], self.index[made] = tensor, dim, made - start
-        return made
+        atoms = np.arange(start, self.count)
+        self.parent[atoms], self.reason[atoms] = atoms, -1
+        self.tensor[atoms], self.dim[atoms], self.index[atoms] = tensor, dim, atoms - start
+        return atoms
 
     def roots(self, atoms: Array) -> Array:
         """The representative of each atom's class."""
-        found = self.parent[atoms]
+        roots = self.parent[atoms]
         while True:
-            further = self.parent[found]
-            if np.array_equal(further, found):
+            further = self.parent[roots]
+            if np.array_equal(further, roots):
                 break
-            found = further
-        self.parent[atoms] = found
-        return np.asarray(found)
+            roots = further
+        self.parent[atoms] = roots
+        return np.asarray(roots)
 
     def tie(self, a: Array, b: Array) -> None:
         """Atoms at equal places go together (the arrays broadcast)."""
@@ -70,9 +70,9 @@ class Atoms:
             if p != q:
                 self._link(np.array([p]), np.array([q]))
 
-    def _link(self, kept: Array, gone: Array) -> None:
-        self.parent[gone] = kept
-        self.reason[kept] = np.where(self.reason[kept] < 0, self.reason[gone], self.reason[kept])
+    def _link(self, roots: Array, gone: Array) -> None:
+        self.parent[gone] = roots
+        self.reason[roots] = np.where(self.reason[roots] < 0, self.reason[gone], self.reason[roots])
 
     def freeze(self, atoms: Array, why: str) -> None:
         """These classes are always kept; the first reason given stays."""

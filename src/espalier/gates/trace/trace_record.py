@@ -1,4 +1,4 @@
-"""What one forward pass tells: tensors and their atoms, products, boundaries, branches."""
+"""The record of one forward pass: tensors and their atoms, products, boundaries, branches."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from espalier.gates.atoms import Atoms
-from espalier.gates.layout import Layout, Propagation
-from espalier.gates.rules import Event
+from espalier.gates.trace.atoms import Atoms
+from espalier.gates.trace.layout import Layout, Propagation
+from espalier.gates.trace.rules.call import Event
 
 
 @dataclass(eq=False)
@@ -61,7 +61,7 @@ class Branch:
 
 @dataclass(eq=False)
 class Trace:
-    """All that one forward pass told: tied atoms, products, and what modules read."""
+    """All that one forward pass shows: tied atoms, products, and what modules read."""
 
     p: Propagation
     tensors: list[TensorInfo]
@@ -78,7 +78,6 @@ class Trace:
     calls: dict[str, int] = field(default_factory=dict)
     branches: list[Branch] = field(default_factory=list)
     order: list[tuple[int, str]] = field(default_factory=list)  # (time, leaf module) in the order of execution
-    batch: int = 0  # the length of the first input's first dimension
 
     @property
     def atoms(self) -> Atoms:
@@ -103,7 +102,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 def collect(model: nn.Module, p: Propagation) -> list[TensorInfo]:
     """Parameters and buffers, tied ones once, with fresh atoms."""
-    found: dict[int, TensorInfo] = {}
+    tensors: dict[int, TensorInfo] = {}
     for path, module in model.named_modules():
         held = [(n, t, True) for n, t in module._parameters.items()] + [
             (n, t, False) for n, t in module._buffers.items()
@@ -111,10 +110,10 @@ def collect(model: nn.Module, p: Propagation) -> list[TensorInfo]:
         for name, tensor, is_parameter in held:
             if tensor is None or (name.startswith("espalier_") and not is_parameter):
                 continue
-            if id(tensor) in found:
-                found[id(tensor)].places.append((path, name))
+            if id(tensor) in tensors:
+                tensors[id(tensor)].places.append((path, name))
                 continue
-            number = len(found)
+            number = len(tensors)
             atoms = [p.atoms.new(n, number, d) for d, n in enumerate(tensor.shape)]
-            found[id(tensor)] = TensorInfo(number, tensor, [(path, name)], atoms, is_parameter)
-    return list(found.values())
+            tensors[id(tensor)] = TensorInfo(number, tensor, [(path, name)], atoms, is_parameter)
+    return list(tensors.values())

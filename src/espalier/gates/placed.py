@@ -13,21 +13,19 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from espalier.gates.approve import random_masks
 from espalier.gates.canonical import canonical, severed
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
-from espalier.gates.record import Trace
 from espalier.gates.structure import GateGroup, Structure, finish
-from espalier.gates.trace import trace
-from espalier.gates.verify import Trial
+from espalier.gates.trace import Trace, trace
+from espalier.gates.verify import Trial, random_masks
 from espalier.space import BadInput
 
 
 def attach_placed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], check: bool) -> Gated:
     """The handle of a model with hand-placed gates: one group for each, in the order the model holds them."""
     gates = {path: module for path, module in model.named_modules() if isinstance(module, Gate)}
-    seen = trace(model, args, kwargs, inputs=False, hand=True)
+    seen = trace(model, args, kwargs, inputs=False, placed=True)
     used = {use.module for use in seen.gates}
     for path in gates:
         if path not in used:

@@ -10,9 +10,9 @@ import numpy as np
 from torch import nn
 
 from espalier.compact.plan import Plan, Runs, to_runs
-from espalier.gates.atoms import Array
 from espalier.gates.standins import branch_layer, emptied_layers, phantom_layers
 from espalier.gates.structure import Layer, Structure
+from espalier.gates.trace import Array
 
 
 @dataclass(frozen=True)
@@ -160,32 +160,32 @@ def _selected(structure: Structure, keep: Keeping, layers: dict[str, Mapping[str
 
 def known_attributes(module: nn.Module, shapes: Mapping[str, tuple[int, ...]], even: bool = False) -> dict[str, int]:
     """The sizes that torch's own layers keep beside their tensors, after these tensors changed."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     weight = shapes.get("weight")
     if isinstance(module, nn.Linear) and weight:
-        found = {"out_features": weight[0], "in_features": weight[1]}
+        sizes = {"out_features": weight[0], "in_features": weight[1]}
     elif isinstance(module, nn.modules.conv._ConvNd) and weight:
         out_axis = 1 if module.transposed else 0
         per_group = (module.in_channels if module.transposed else module.out_channels) // module.groups
         groups = module.groups if module.groups == 1 or even else weight[0] // per_group
-        found = {"groups": groups}
-        found["out_channels"] = weight[out_axis] * (groups if module.transposed else 1)
-        found["in_channels"] = weight[1 - out_axis] * (1 if module.transposed else groups)
+        sizes = {"groups": groups}
+        sizes["out_channels"] = weight[out_axis] * (groups if module.transposed else 1)
+        sizes["in_channels"] = weight[1 - out_axis] * (1 if module.transposed else groups)
     elif isinstance(module, nn.modules.batchnorm._NormBase):
-        found = {"num_features": next(iter(shapes.values()))[0]}
+        sizes = {"num_features": next(iter(shapes.values()))[0]}
     elif isinstance(module, nn.GroupNorm) and weight:
-        found = dict(_norm_attributes(module, weight[0]))
+        sizes = dict(_norm_attributes(module, weight[0]))
     elif isinstance(module, nn.Embedding) and weight:
-        found = {"embedding_dim": weight[1]}
+        sizes = {"embedding_dim": weight[1]}
     elif isinstance(module, nn.PReLU) and weight:
-        found = {"num_parameters": weight[0]}
+        sizes = {"num_parameters": weight[0]}
     elif isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
         suffix = "_l0" if isinstance(module, nn.RNNBase) else ""
         if f"weight_ih{suffix}" in shapes:
-            found["input_size"] = shapes[f"weight_ih{suffix}"][1]
+            sizes["input_size"] = shapes[f"weight_ih{suffix}"][1]
         if f"weight_hh{suffix}" in shapes:
-            found["hidden_size"] = shapes[f"weight_hh{suffix}"][1]
-    return found
+            sizes["hidden_size"] = shapes[f"weight_hh{suffix}"][1]
+    return sizes
 
 
 def _norm_attributes(module: nn.Module, channels: int) -> list[tuple[str, int]]:

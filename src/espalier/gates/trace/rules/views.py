@@ -1,12 +1,12 @@
-"""Rules by operation, second part: views, splits, joins and lookups, which move indices about."""
+"""Rules: views, splits, joins and lookups, which move indices about."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from espalier.gates.layout import Block, Layout
-from espalier.gates.rules import Call, Result, dims_of, rule, spatial, wrap
+from espalier.gates.trace.layout import Block, Layout
+from espalier.gates.trace.rules.call import Call, Result, dims_of, rule, wrap
 
 
 @rule("view", "_unsafe_view", "reshape", "unflatten", "flatten", "_reshape_alias", "view_copy")
@@ -171,29 +171,6 @@ def roll(call: Call) -> Result:
     return call.p.mixed_all(x, dims, "rolled or flipped")
 
 
-@rule("constant_pad_nd", "pad")
-def pad(call: Call) -> Result:
-    """Padded channels are new and fixed; the old ones keep their atoms between them."""
-    p, x, amounts = call.p, call.x, call.args[1]
-    if min(amounts, default=0) < 0:
-        return spatial(call)
-    for k in range(len(amounts) // 2):
-        dim = len(x.shape) - 1 - k
-        before, after = amounts[2 * k], amounts[2 * k + 1]
-        shape = (*x.shape[:dim], x.shape[dim] + before + after, *x.shape[dim + 1 :])
-        blocks = x.blocks
-        if before or after:
-            x, atoms = p.only(x, dim, "padded")
-            blocks = x.blocks
-            if atoms is not None:
-                ends = p.atoms.new(before + after)
-                p.atoms.freeze(ends, f"zeros padded onto the channels (in {p.where})")
-                padded = np.concatenate([ends[:before], atoms, ends[before:]])
-                blocks = (*(b for b in x.blocks if dim not in b.dims), Block((dim,), padded))
-        x = p.clean(shape, blocks)
-    return x
-
-
 @rule("index", "_unsafe_index")
 def index(call: Call) -> Result:
     """Advanced indexing: indexed dimensions are fixed, the others move along."""
@@ -221,35 +198,8 @@ def index_select(call: Call) -> Result:
     return call.p.clean(call.shape(), call.p.mixed(x, dim, "looked up by index").blocks)
 
 
-@rule("pixel_shuffle")
-def pixel_shuffle(call: Call) -> Result:
-    *lead, channels, high, wide = call.x.shape
-    r, k = call.args[1], len(lead)
-    x = call.p.reshaped(call.x, (*lead, channels // (r * r), r, r, high, wide))
-    order = [*range(k), k, k + 3, k + 1, k + 4, k + 2]
-    return call.p.reshaped(call.p.permuted(x, order), call.shape())
-
-
-@rule("pixel_unshuffle")
-def pixel_unshuffle(call: Call) -> Result:
-    *lead, channels, high, wide = call.x.shape
-    r, k = call.args[1], len(lead)
-    x = call.p.reshaped(call.x, (*lead, channels, high // r, r, wide // r, r))
-    order = [*range(k), k, k + 2, k + 4, k + 1, k + 3]
-    return call.p.reshaped(call.p.permuted(x, order), call.shape())
-
-
-@rule("channel_shuffle", "native_channel_shuffle")
-def channel_shuffle(call: Call) -> Result:
-    batch, channels, *space = call.x.shape
-    groups = call.args[1]
-    x = call.p.reshaped(call.x, (batch, groups, channels // groups, *space))
-    return call.p.reshaped(call.p.permuted(x, [0, 2, 1, *range(3, len(x.shape))]), call.shape())
-
-
-@rule("grid_sampler_2d", "grid_sampler_3d")
-def grid_sampler(call: Call) -> Result:
-    """Sampled at places that another tensor gives: batch and channels pass."""
-    call.p.freeze(call.of(call.args[1]), "says where to sample")
-    x = call.p.mixed_all(call.x.activation(), range(2, len(call.x.shape)), "resampled")
-    return call.p.clean(call.shape(), x.blocks)
+@rule("embedding", "embedding_renorm_")
+def embedding(call: Call) -> Result:
+    w = call.p.mixed(call.of(call.args[0]), 0, "a table looked up by index")
+    shape = call.shape()
+    return call.p.clean(shape, [Block((len(shape) - 1,), b.atoms) for b in w.blocks])

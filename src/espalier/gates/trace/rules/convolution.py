@@ -1,0 +1,170 @@
+"""Rules over space: convolution, pooling, resampling, padding, shuffles of pixels and channels."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from espalier.gates.trace.layout import Block, Layout
+from espalier.gates.trace.rules.call import RULES, Call, Result, rule
+from espalier.gates.trace.rules.matmul import contract, used
+
+
+@rule("convolution", "_convolution", "mkldnn_convolution", "cudnn_convolution", "convolution_overrideable")
+def convolution(call: Call) -> Result:
+    """Full convolution sums over the channels; a grouped one carries each group through as one unit."""
+    p = call.p
+    x, w = call.of(call.args[0]), call.of(call.args[1])
+    bias = call.args[2]
+    transposed, groups = bool(call.args[6]), int(call.args[8])
+    x = p.mixed_all(x, range(2, len(x.shape)), "convolved over")
+    spatial = call.of(call.args[0]).shape[2:] if transposed else call.shape()[2:]
+    event_rows = Layout((x.shape[0], *spatial), tuple(b for b in x.blocks if b.dims == (0,)))
+    out_axis, in_axis = (1, 0) if transposed else (0, 1)
+    summed = [in_axis if groups == 1 else 1, *range(2, len(w.shape))]
+    used(call, w, summed, event_rows, range(len(event_rows.shape)), groups > 1)
+    w = p.mixed_all(w, range(2, len(w.shape)), "a kernel's extent")
+    if groups == 1:
+        x, w = contract(call, x, 1, w, in_axis)
+        block = w.at(out_axis)
+        channels = [] if block is None else [Block((1,), block.atoms)]
+    else:
+        channels = _grouped(call, x, w, in_axis, out_axis, groups)
+    out = p.clean(call.shape(), [*(b for b in x.blocks if b.dims == (0,)), *channels])
+    if bias is not None:
+        shape = (call.of(bias).shape[0], *(1 for _ in spatial))
+        out = p.merged([out, p.reshaped(call.of(bias), shape)], call.shape(), "added")
+    return out
+
+
+def _grouped(call: Call, x: Layout, w: Layout, in_axis: int, out_axis: int, groups: int) -> list[Block]:
+    p = call.p
+    channels, width = x.shape[1], call.shape()[1]
+    x, atoms = p.only(x, 1, "read by a grouped convolution")
+    w, rows = p.only(w, 0, "a grouped convolution's weight")
+    if call.module in p.even and out_axis == 0 and rows is not None:
+        return _even(call, w, atoms, rows, groups)
+    p.mixed(w, 1, "the inside of a convolution group")
+    if atoms is None or rows is None:
+        if rows is not None:
+            p.atoms.freeze(rows, f"a grouped convolution reads a tensor of fixed size (in {p.where})")
+        if atoms is not None:
+            p.atoms.freeze(atoms, f"a grouped convolution's weight is computed (in {p.where})")
+        return [] if rows is None or out_axis else [Block((1,), rows)]
+    inside = atoms.reshape(groups, channels // groups)
+    p.atoms.tie(inside[:, :1], inside)
+    out = rows if out_axis == 0 else p.atoms.new(width)
+    outside = out.reshape(groups, width // groups)
+    p.atoms.tie(inside[:, :1], outside)
+    if in_axis == 0:
+        p.atoms.tie(atoms, rows)
+    if channels > groups or width > groups:
+        p.atoms.joined[np.concatenate([atoms, out])] = True
+    return [Block((1,), out)]
+
+
+def _even(call: Call, w: Layout, atoms: np.ndarray | None, rows: np.ndarray, groups: int) -> list[Block]:
+    """Inside each group the same channels go: the groups stay, and input and output are cut apart from each other."""
+    p = call.p
+    if atoms is None:
+        p.mixed(w, 1, "reads a tensor of fixed size")
+    else:
+        inside = atoms.reshape(groups, -1)
+        p.atoms.tie(inside[:1], inside)
+        block = w.at(1)
+        if block is None:
+            p.atoms.freeze(atoms, f"one channel to each convolution group (in {p.where})")
+        else:
+            p.atoms.tie(inside[0], block.atoms)
+            p.atoms.read[block.atoms] = True
+    outside = rows.reshape(groups, -1)
+    p.atoms.tie(outside[:1], outside)
+    if outside.shape[1] == 1:
+        p.atoms.freeze(rows, f"one channel from each convolution group (in {p.where})")
+    return [Block((1,), rows)]
+
+
+# ---- pooling, resampling, padding ------------------------------------------------------------------------------------
+
+
+SPATIAL = {"1d": 1, "2d": 2, "3d": 3}
+
+
+def spatial(call: Call) -> Result:
+    """Pooling, resampling, padding: batch and channels pass, space is worked on."""
+    x = call.x.activation()
+    n = next((k for mark, k in SPATIAL.items() if mark in call.name), 2)
+    dims = range(max(0, len(x.shape) - n), len(x.shape))
+    x = call.p.mixed_all(x, dims, "pooled or resampled")
+    outs = call.out if isinstance(call.out, (tuple, list)) else [call.out]
+    layouts = [call.p.clean(tuple(out.shape), x.blocks) for out in outs]
+    return layouts if isinstance(call.out, (tuple, list)) else layouts[0]
+
+
+for _name in ("avg_pool", "max_pool", "adaptive_avg_pool", "_adaptive_avg_pool", "adaptive_max_pool"):
+    for _n in SPATIAL:
+        RULES[f"aten::{_name}{_n}"] = RULES[f"aten::{_name}{_n}_with_indices"] = spatial
+for _name in ("nearest", "bilinear", "bicubic", "linear", "trilinear"):
+    for _n in ("1d", "2d", "3d"):
+        for _kind in ("upsample_", "_upsample_"):
+            RULES[f"aten::{_kind}{_name}{_n}"] = RULES[f"aten::{_kind}{_name}{_n}_aa"] = spatial
+        RULES[f"aten::_upsample_nearest_exact{_n}"] = spatial
+for _name in ("reflection_pad", "replication_pad"):
+    for _n in SPATIAL:
+        RULES[f"aten::{_name}{_n}"] = spatial
+
+
+@rule("constant_pad_nd", "pad")
+def pad(call: Call) -> Result:
+    """Padded channels are new and fixed; the old ones keep their atoms between them."""
+    p, x, amounts = call.p, call.x, call.args[1]
+    if min(amounts, default=0) < 0:
+        return spatial(call)
+    for k in range(len(amounts) // 2):
+        dim = len(x.shape) - 1 - k
+        before, after = amounts[2 * k], amounts[2 * k + 1]
+        shape = (*x.shape[:dim], x.shape[dim] + before + after, *x.shape[dim + 1 :])
+        blocks = x.blocks
+        if before or after:
+            x, atoms = p.only(x, dim, "padded")
+            blocks = x.blocks
+            if atoms is not None:
+                ends = p.atoms.new(before + after)
+                p.atoms.freeze(ends, f"zeros padded onto the channels (in {p.where})")
+                padded = np.concatenate([ends[:before], atoms, ends[before:]])
+                blocks = (*(b for b in x.blocks if dim not in b.dims), Block((dim,), padded))
+        x = p.clean(shape, blocks)
+    return x
+
+
+@rule("pixel_shuffle")
+def pixel_shuffle(call: Call) -> Result:
+    *lead, channels, high, wide = call.x.shape
+    r, k = call.args[1], len(lead)
+    x = call.p.reshaped(call.x, (*lead, channels // (r * r), r, r, high, wide))
+    order = [*range(k), k, k + 3, k + 1, k + 4, k + 2]
+    return call.p.reshaped(call.p.permuted(x, order), call.shape())
+
+
+@rule("pixel_unshuffle")
+def pixel_unshuffle(call: Call) -> Result:
+    *lead, channels, high, wide = call.x.shape
+    r, k = call.args[1], len(lead)
+    x = call.p.reshaped(call.x, (*lead, channels, high // r, r, wide // r, r))
+    order = [*range(k), k, k + 2, k + 4, k + 1, k + 3]
+    return call.p.reshaped(call.p.permuted(x, order), call.shape())
+
+
+@rule("channel_shuffle", "native_channel_shuffle")
+def channel_shuffle(call: Call) -> Result:
+    batch, channels, *space = call.x.shape
+    groups = call.args[1]
+    x = call.p.reshaped(call.x, (batch, groups, channels // groups, *space))
+    return call.p.reshaped(call.p.permuted(x, [0, 2, 1, *range(3, len(x.shape))]), call.shape())
+
+
+@rule("grid_sampler_2d", "grid_sampler_3d")
+def grid_sampler(call: Call) -> Result:
+    """Sampled at places that another tensor gives: batch and channels pass."""
+    call.p.freeze(call.of(call.args[1]), "says where to sample")
+    x = call.p.mixed_all(call.x.activation(), range(2, len(call.x.shape)), "resampled")
+    return call.p.clean(call.shape(), x.blocks)

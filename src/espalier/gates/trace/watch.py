@@ -1,0 +1,351 @@
+"""One forward pass of the example, watched operation by operation.
+
+The watcher applies the rule of each operation to the layouts of its operands; hooks tell it which module is running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from espalier.gates.gate import Gate
+from espalier.gates.trace.layout import Block, Layout, Propagation
+from espalier.gates.trace.rules import RULES, Call, pointwise
+from espalier.gates.trace.trace_record import Branch, Copy, GateUse, Trace, collect, tensors_in
+from espalier.space import BadInput, EspalierError
+
+
+def trace(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    inputs: bool,
+    placed: bool,
+    even: Collection[str] = (),
+) -> Trace:
+    """Run the model once on the example, in eval mode and without gradients, and see what it does.
+
+    ``inputs``: give the features of floating-point inputs atoms, so that they can be gated. ``placed``: the model holds
+    gates placed by hand; then a slice may also be left out where a module reads it (see ``Copy``). ``even``: grouped
+    convolutions to cut evenly inside their groups instead of by whole groups.
+    """
+    p = Propagation()
+    p.even = set(even)
+    record = Trace(p, collect(model, p))
+    watcher = Watcher(record, placed)
+    if inputs:
+        for tensor in (*tensors_in(args), *tensors_in(kwargs)):
+            if tensor.is_floating_point() and tensor.ndim > 1:
+                shape = tuple(tensor.shape)
+                atoms = p.atoms.new(int(np.prod(shape[1:])))
+                record.inputs.append(atoms)
+                watcher.set(tensor, p.clean(shape, [Block(tuple(range(1, len(shape))), atoms.reshape(shape[1:]))]))
+    try:
+        with _hooked(model, watcher), quiet_kernels(), torch.no_grad(), Leaks(watcher), watcher:
+            output = model(*args, **kwargs)
+    except EspalierError:
+        raise
+    except Exception:
+        _refuse_unless_it_runs(model, args, kwargs)
+        raise
+    p.where = "the model"
+    for tensor in tensors_in(output):
+        p.freeze(watcher.of(tensor), "reaches the model's output")
+    p.settle_splits()
+    return record
+
+
+def _refuse_unless_it_runs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """After a failure: whether it is the model's own, on these inputs, or came of being watched."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(*args, **kwargs)
+    except Exception as error:
+        said = " ".join(str(error).split())
+        said = said if len(said) <= 300 else said[:300] + " .."
+        raise BadInput(f"the model does not run on example_inputs: {type(error).__name__}: {said}") from error
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextlib.contextmanager
+def quiet_kernels() -> Iterator[None]:
+    """Fused kernels off, so that operations arrive one by one; the user's settings come back."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    mkldnn, cudnn = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    torch._C._set_mkldnn_enabled(False)
+    torch._C._set_cudnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        torch._C._set_mkldnn_enabled(mkldnn)
+        torch._C._set_cudnn_enabled(cudnn)
+
+
+@contextlib.contextmanager
+def _hooked(model: nn.Module, watcher: Watcher) -> Iterator[None]:
+    """Hooks that keep the stack of running modules, in eval mode; all is put back afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    handles = []
+    for path, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(_enter(watcher, path), with_kwargs=True))
+        handles.append(module.register_forward_hook(_leave(watcher, path)))
+    model.eval()
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _enter(watcher: Watcher, path: str) -> Callable[..., Any]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        record = watcher.trace
+        watcher.stack.append(path)
+        watcher.began.append(watcher.time)
+        if _is_leaf(module):
+            record.order.append((watcher.time, path))
+        record.calls[path] = record.calls.get(path, 0) + 1
+        if args and isinstance(args[0], Tensor):
+            if isinstance(module, Gate):
+                watcher.paused = True
+                return None
+            layout = watcher.of(args[0])
+            if _is_leaf(module) and len(args) == 1 and not kwargs:
+                inner = _boundary(watcher, path, module, layout)
+                if inner is not None:
+                    tensor = args[0].detach().clone()
+                    watcher.set(tensor, inner)
+                    record.entries.setdefault(path, []).append(inner)
+                    return (tensor,), kwargs
+            record.entries.setdefault(path, []).append(layout)
+        return None
+
+    return hook
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    return not any(True for _ in module.children())
+
+
+def _boundary(watcher: Watcher, path: str, module: nn.Module, layout: Layout) -> Layout | None:
+    """Fresh atoms on the axis a leaf module works along, joined to the old ones by a ``Copy``."""
+    record, p = watcher.trace, watcher.trace.p
+    if not layout.blocks or layout.weight >= 0:
+        return None
+    if not watcher.placed:
+        mine = np.concatenate(record.inputs) if record.inputs else np.zeros(0, dtype=np.int64)
+        if not np.isin(layout.all(), mine).all():
+            return None
+    if isinstance(module, nn.modules.conv._ConvNd):  # of an input image whole channels can be left out
+        layout, _ = p.only(layout, len(layout.shape) - len(module.kernel_size) - 1, "convolved over")
+    blocks = []
+    for block in layout.blocks:
+        if len(block.dims) > 1:
+            blocks.append(block)
+            continue
+        after = p.atoms.new(len(block.atoms))
+        record.copies.append(Copy(path, block.dims[0], block.atoms, after))
+        blocks.append(Block(block.dims, after))
+    return Layout(layout.shape, tuple(blocks))
+
+
+def _leave(watcher: Watcher, path: str) -> Callable[..., Any]:
+    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        watcher.stack.pop()
+        began = watcher.began.pop()
+        first = output[0] if isinstance(output, tuple) and output else output
+        if isinstance(first, Tensor):
+            watcher.results.setdefault(id(first), []).append((path, began))
+        record = watcher.trace
+        if isinstance(module, Gate) and isinstance(output, Tensor):
+            watcher.paused = False
+            layout = watcher.of(args[0])
+            layout, atoms = record.p.only(layout, module.dim % len(layout.shape), "gated along one of its axes")
+            dim = module.dim % len(layout.shape)
+            if atoms is None:
+                atoms = record.p.atoms.new(layout.shape[dim])
+                record.p.atoms.freeze(atoms, f"a tensor of fixed size (in {path})")
+            after = record.p.atoms.new(len(atoms))
+            record.gates.append(GateUse(path, atoms, after))
+            rest = tuple(b for b in layout.blocks if dim not in b.dims)
+            watcher.set(output, record.p.clean(layout.shape, (*rest, Block((dim,), after))))
+        elif isinstance(output, Tensor):
+            record.exits.setdefault(path, []).append(watcher.of(output))
+        return None
+
+    return hook
+
+
+# ---- the operations --------------------------------------------------------------------------------------------------
+
+
+class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Applies the rule of each operation to the layouts of its operands."""
+
+    def __init__(self, trace: Trace, placed: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.trace, self.placed = trace, placed
+        self.layouts: dict[int, Layout] = {}
+        self.alive: list[Tensor] = []  # ids stay unique only while their tensors live
+        self.stack: list[str] = []
+        self.time = 0
+        self.times: dict[int, int] = {}  # tensor -> when it was made
+        self.results: dict[int, list[tuple[str, int]]] = {}  # tensor -> modules that returned it, and when they began
+        self.began: list[int] = []
+        self.parents: dict[int, tuple[int, ...]] = {}  # tensor -> the tensors it was made from
+        self.paused = False  # inside a hand-placed gate, whose meaning is known
+        self.numbers = {id(t.tensor): t for t in trace.tensors}
+        self.of_parameters: dict[int, bool | None] = {id(t.tensor): t.is_parameter for t in trace.tensors}
+        self.sizes = {t.number: t.tensor.numel() for t in trace.tensors}
+        for info in trace.tensors:
+            blocks = [Block((d,), atoms) for d, atoms in enumerate(info.atoms) if len(atoms) > 1]
+            self.set(
+                info.tensor, Layout(tuple(info.tensor.shape), tuple(blocks), info.number if info.is_parameter else -1)
+            )
+
+    def set(self, tensor: Tensor, layout: Layout) -> None:
+        self.layouts[id(tensor)] = layout
+        self.alive.append(tensor)
+
+    def of(self, tensor: Tensor) -> Layout:
+        info = self.numbers.get(id(tensor))
+        if info is not None:
+            info.touched = True
+        layout = self.layouts.get(id(tensor))
+        if layout is None:
+            layout = Layout(tuple(tensor.shape))
+            self.set(tensor, layout)
+        return layout
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if args and isinstance(args[0], Tensor):
+            self.of(args[0])  # known before `transpose_` and the like change the shape under the same tensor
+        strides = args[0].stride() if func._schema.name in ("aten::as_strided", "aten::as_strided_") else ()
+        out = func(*args, **kwargs)
+        if self.paused:
+            return out
+        self.time += 1
+        if func._schema.name in ("aten::add", "aten::add_"):
+            self._note_addition(args)
+        parents = tuple(id(tensor) for tensor in (*tensors_in(args), *tensors_in(kwargs)))
+        for tensor in tensors_in(out):
+            self.parents[id(tensor)] = (*self.parents.get(id(tensor), ()), *parents)
+            self.times[id(tensor)] = self.time
+        module = self.stack[-1] if self.stack else ""
+        self.trace.p.where = module or "the model"
+        p, events = self.trace.p, self.trace.events
+        call = Call(p, func._schema.name, tuple(args), kwargs, out, self.of, self.sizes, events, module, strides)
+        known = RULES.get(call.name) or (pointwise if torch.Tag.pointwise in func.tags else None)
+        before = len(self.trace.events)
+        if known is not None:
+            result = known(call)
+            outs = list(out) if isinstance(out, (tuple, list)) else [out]
+            layouts = list(result) if isinstance(result, (tuple, list)) else [result]
+            for tensor, layout in zip(outs, layouts):
+                if isinstance(tensor, Tensor):
+                    self.set(tensor, layout if isinstance(layout, Layout) else Layout(tuple(tensor.shape)))
+        else:
+            self._freeze_all(call)
+        if self._note_computed(args, kwargs, out):
+            del self.trace.events[before:]  # a computation on parameters is no layer
+        self._sort_events(before)
+        for event in self.trace.events[before:]:
+            self.trace.reads.setdefault(event.weight, set()).add(module)
+        return out
+
+    def _sort_events(self, before: int) -> None:
+        """Products with parameters, with tensors computed from them, and of activations are kept apart."""
+        fresh, self.trace.events[before:] = self.trace.events[before:], []
+        for event in fresh:
+            if event.weight >= 0:
+                self.trace.events.append(event)
+            elif event.computed is not None:
+                self.trace.computed.append(event)
+            else:
+                self.trace.products.append(event)
+
+    def _note_computed(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
+        """What depends on parameters (and buffers) alone is as much a weight as they are; whether this does."""
+        given = [self.of_parameters.get(id(t)) for t in (*tensors_in(args), *tensors_in(kwargs))]
+        if not given or None in given:
+            return False
+        for tensor in tensors_in(out):
+            if id(tensor) not in self.numbers:
+                self.of_parameters[id(tensor)] = any(given)
+                layout = self.of(tensor)
+                if any(given) and layout.weight < 0:
+                    self.set(tensor, replace(layout, computed=True))
+        return True
+
+    def _note_addition(self, args: tuple[Any, ...]) -> None:
+        """A tensor added to one it was made from: what ran in between and ends in a module's result is a branch."""
+        if len(args) < 2 or not all(isinstance(t, Tensor) for t in args[:2]) or args[0].shape != args[1].shape:
+            return
+        for skip, branch in ((args[0], args[1]), (args[1], args[0])):
+            since, until = self.times.get(id(skip), 0), self.times.get(id(branch), 0)
+            ends = [path for path, began in self.results.get(id(branch), ()) if began >= since]
+            members = tuple(path for time, path in self.trace.order if since <= time < until)
+            if since < until and ends and members and self._made_from(id(branch), id(skip)):
+                self.trace.branches.append(Branch(ends[-1], members))
+
+    def _made_from(self, tensor: int, origin: int) -> bool:
+        """Whether one tensor was computed from another."""
+        seen, todo = {tensor}, [tensor]
+        while todo:
+            for parent in self.parents.get(todo.pop(), ()):
+                if parent == origin:
+                    return True
+                if parent not in seen and self.times.get(parent, 0) > self.times.get(origin, 0):
+                    seen.add(parent)
+                    todo.append(parent)
+        return False
+
+    def _freeze_all(self, call: Call) -> None:
+        operation = call.name.removeprefix("aten::")
+        live = [x for x in call.tensors if x.blocks]
+        for layout in live:
+            self.trace.p.freeze(layout, f"used by `{operation}`, an operation without a rule")
+        if live:
+            self.trace.unknown.setdefault(operation, set()).add(self.trace.p.where)
+        for tensor in tensors_in(call.out):
+            self.set(tensor, Layout(tuple(tensor.shape)))
+        for tensor in tensors_in(call.args):  # it may have been written in place
+            if id(tensor) not in self.numbers:
+                self.set(tensor, Layout(tuple(tensor.shape)))
+
+
+class Leaks(TorchFunctionMode):
+    """Values taken out to Python or NumPy: what happens to them there cannot be seen."""
+
+    OUT = frozenset({"numpy", "tolist", "item", "__array__", "__float__", "__int__", "__bool__", "__dlpack__"})
+
+    def __init__(self, watcher: Watcher) -> None:
+        super().__init__()
+        self.watcher = watcher
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in self.OUT and args and isinstance(args[0], Tensor):
+            layout = self.watcher.of(args[0])
+            if layout.blocks:
+                trace = self.watcher.trace
+                trace.p.freeze(layout, f"values taken out to Python by .{name}()")
+        return func(*args, **(kwargs or {}))
