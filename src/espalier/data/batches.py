@@ -4,8 +4,8 @@ An order is an endless stream of epochs, every epoch a fresh permutation. Permut
 run's seed, what is drawn, where in the stream): integers only, so the CPU and the GPU agree, a run reads the same alone
 as in a batch of runs, and the whole state is one position.
 
-What makes a batch of it are pure functions of tensors, without a loop over images, without a look at values, without
-randomness of their own: they compile, are captured in CUDA graphs, and take any leading dimensions (runs, then batch).
+Pure functions make a batch of it. They do not loop over images, look at values or draw random numbers, so they compile,
+can be captured in CUDA graphs, and take any leading dimensions (runs, then batch).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def attach(
     ignore: Collection[str] = (),
     check: bool = True,
 ) -> Gated:
-    """Gates on a model: those placed by hand if there are any, else those that are found.
+    """Put gates on a model: those placed by hand if there are any, else those that ``attach`` finds.
 
     ``example_inputs``: a tensor, a tuple (positional) or a dict (keyword); run once to see what the model does.
     ``kinds``: which gates to find; "branches" (whole residual branches) and "inputs" (features) on request.

@@ -69,7 +69,7 @@ class Gated:
         return mask.detach()
 
     def _attached(self) -> None:
-        """Gates are of the modules they were attached to: one put in another's place has no mask, and fits no plan."""
+        """Refuse detached gates, and a module put in another's place since: it has no mask, and fits no plan."""
         if self._installed is None:
             raise BadInput("these gates were detached; attach again to use them")
         for path, children, name, child in self._held:
@@ -90,8 +90,8 @@ class Gated:
 
         So does a ``deepcopy`` of it: made inside, the copy runs under this mask too, and without one afterwards.
 
-        slopes: what is entered gives, after a backward pass, the slopes ``(d)``: the derivative of the loss by each
-        entry of the mask, closed gates included::
+        slopes: the context then yields a function that returns, after a backward pass, the slopes ``(d)``: the
+        derivative of the loss by each entry of the mask, closed gates included::
 
             with gated.masked(mask, slopes=True) as slopes:
                 loss(model(x), y).backward()
@@ -155,7 +155,7 @@ class Gated:
         return explain(self, chosen)
 
     def detach(self) -> nn.Module:
-        """Take the gates off again; the model is as it was found. Hand-placed gates stay, open."""
+        """Take the gates off again; the model is then as it was before. Hand-placed gates stay, open."""
         if self._installed is not None:
             self._set(None)
             self._installed.remove()

@@ -271,7 +271,7 @@ def _restore_weights(module: nn.Module, args: tuple[Any, ...], output: Any) -> N
 
 
 def set_mask(model: nn.Module, installed: Installed, mask: Tensor | None, slopes: bool = False) -> None:
-    """Copy a mask ``(d)`` into the buffers; None: ones. slopes: gradients are to reach the buffers."""
+    """Copy a mask ``(d)`` into the buffers; None: ones. slopes: let gradients reach the buffers."""
     own: dict[torch.device, Tensor] = {}
     buffers, values = list[Tensor](), list[Tensor]()
     for spot, module in zip(installed.spots, installed.modules):
@@ -355,9 +355,9 @@ def strip(model: nn.Module) -> nn.Module:
 
 
 class Copies:
-    """Copies of a gated model, or of parts of it, made while a mask is set: they carry it until it ends.
+    """The copies of a gated model, or of parts of it, that were made while a mask is set; they carry it until it ends.
 
-    No handle reaches a copy, so without this it would stay masked for good.
+    No handle reaches a copy, so without this list it would stay masked for good.
     """
 
     def __init__(self) -> None:
@@ -382,7 +382,7 @@ class Copies:
 
 
 class State:
-    """Beside a module's mask buffers: whether a mask is set (on the root), and word of copies to those who need it."""
+    """Kept beside a module's mask buffers: whether a mask is set, and the list that every copy of the module enters."""
 
     def __init__(self, module: nn.Module | None = None, copies: Copies | None = None, masked: bool = False) -> None:
         self.of: Callable[[], nn.Module | None] = _nobody if module is None else weakref.ref(module)
@@ -405,7 +405,7 @@ def is_mask(name: str) -> bool:
 
 
 class Mark:
-    """Says that a model has gates; a copy of the model carries the mark of the original, and is told by that."""
+    """Says that a model has gates. A copy carries the mark of the original, so that the two can be told apart."""
 
     def __init__(self, model: nn.Module | None = None) -> None:
         self.of: Callable[[], nn.Module | None] = _nobody if model is None else weakref.ref(model)

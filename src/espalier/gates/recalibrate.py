@@ -62,7 +62,7 @@ def recalibrate(model: nn.Module, data: Any, *, batch_size: int = 256) -> None:
 
 
 def _refuse_empty(batch: Tensor | tuple[Any, ...] | dict[str, Any], number: int) -> None:
-    """Of no examples BatchNorm takes no statistics, and says nothing."""
+    """Refuse a batch without examples: BatchNorm would take no statistics of it, and say nothing."""
     parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, tuple) else (batch,)
     first = next((part for part in parts if isinstance(part, Tensor) and part.ndim), None)
     if first is not None and not len(first):

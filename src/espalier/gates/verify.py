@@ -178,7 +178,7 @@ class Trial:
 
 @contextlib.contextmanager
 def isolated_random() -> Iterator[None]:
-    """Whatever is drawn inside leaves the user's random state as it was."""
+    """Draw random numbers inside, and leave the user's random state as it was."""
     started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     devices = list(range(torch.cuda.device_count())) if started else []
     with torch.random.fork_rng(devices=devices):

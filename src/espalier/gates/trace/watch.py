@@ -65,7 +65,7 @@ def trace(
 
 
 def _refuse_unless_it_runs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """After a failure: whether it is the model's own, on these inputs, or came of being watched."""
+    """After a failure: raise the model's own error if it fails on these inputs unwatched too."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -82,7 +82,7 @@ def _refuse_unless_it_runs(model: nn.Module, args: tuple[Any, ...], kwargs: dict
 
 @contextlib.contextmanager
 def quiet_kernels() -> Iterator[None]:
-    """Fused kernels off, so that operations arrive one by one; the user's settings come back."""
+    """Switch fused kernels off, so that operations arrive one by one; afterwards restore the user's settings."""
     fast = torch.backends.mha.get_fastpath_enabled()
     mkldnn, cudnn = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -98,7 +98,7 @@ def quiet_kernels() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hooked(model: nn.Module, watcher: Watcher) -> Iterator[None]:
-    """Hooks that keep the stack of running modules, in eval mode; all is put back afterwards."""
+    """Hook every module, so that the watcher knows which one runs, in eval mode; afterwards put all of it back."""
     modes = {module: module.training for module in model.modules()}
     handles = []
     for path, module in model.named_modules():
