@@ -9,11 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import espalier
 from espalier.search.arguments import ramp_length
 from espalier.space import BadInput, BadType, Space
 from espalier.train import Recipe
 from espalier.train.batched.schedule import of_drops
-from espalier.train.presets import PRESETS, Phases, ramped, read, settled
+from espalier.train.presets import PRESETS, Phases, one_of, ramped, read, settled
 
 
 def test_the_paper_is_the_paper() -> None:
@@ -158,3 +159,14 @@ def test_any_settle_leaves_room_for_what_comes_before(begin: float, ramp: float,
     found = settled(Recipe(begin=begin, ramp=ramp, settle=0.0), share)
     assert found.begin + found.ramp + found.settle <= 1 + 1e-9
     assert found.begin * ramp == pytest.approx(found.ramp * begin)  # shortened alike
+
+
+def test_a_recipe_goes_by_its_old_name_too() -> None:
+    assert one_of("paper", None) == one_of(None, "paper") == "paper"
+    assert one_of(None, None) is None
+    data = (torch.zeros(64, 2), torch.zeros(64, dtype=torch.int64))
+    both = {"loss": torch.nn.functional.cross_entropy, "epochs": 1, "recipe": "paper", "preset": "paper"}
+    with pytest.raises(BadInput, match="preset is the old name of recipe"):
+        espalier.fit(torch.nn.Linear(2, 2), data, target=0.5, **both)
+    with pytest.raises(BadInput, match="preset is the old name of recipe"):
+        espalier.sweep(lambda: torch.nn.Linear(2, 2), data, targets=[0.5], **both)

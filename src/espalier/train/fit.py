@@ -88,12 +88,10 @@ def fit(
     seed = whole(seed, "seed", 0)
     module, where = _place(model, device)
     feeding = feed.read(data, whole(batch_size, "batch_size", 1), seed, nested.dtype(module))
-    if recipe is not None and preset is not None:
-        raise BadInput("preset is the old name of recipe; give one of them")
-    recipe = preset if recipe is None else recipe
-    if recipe is None and target is None:
-        recipe = "ranked"  # a penalty's numbers are the paper's: they weigh cost against ranked losses
-    recipe = presets.settled(presets.read(recipe), settle)
+    given = presets.one_of(recipe, preset)
+    if given is None and target is None:
+        given = "ranked"  # a penalty's numbers are the paper's: they weigh cost against ranked losses
+    recipe = presets.settled(presets.read(given), settle)
     horizon = whole(epochs, "epochs", 1) * feeding.updates
     phases = recipe.phases(horizon, target)
     held_out = None

@@ -200,6 +200,13 @@ OptimizerFactory = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
+def one_of(recipe: str | Recipe | None, preset: str | Recipe | None) -> str | Recipe | None:
+    """The recipe that was given, under its name or under its old one."""
+    if recipe is not None and preset is not None:
+        raise BadInput("preset is the old name of recipe; give one of them")
+    return preset if recipe is None else recipe
+
+
 def read(preset: str | Recipe | None) -> Recipe:
     """A recipe by name, as it is, or the default."""
     if preset is None:

@@ -53,6 +53,7 @@ def sweep(
     schedule: str | Schedule | None = None,
     search: Mapping[str, Any] | None = None,
     settle: float | None = None,
+    recipe: str | Recipe | None = None,
     preset: str | Recipe | None = None,
     pad: int = 0,
     validation: Dataset | Pair | None = None,
@@ -75,8 +76,8 @@ def sweep(
         else its own. Under one mask (a given one, or after settling) an update reads samples times as many examples.
     optimizer: settings such as ``SGD(lr=0.1)``, ``Adam()``, ``AdamW()``; schedule: "steps" (a tenth at 1/2 and at 3/4),
         "cosine", "linear", "constant", or one of their classes. search: arguments of :class:`espalier.Search`
-        (learning_rate, adaptive, ramp, even, initial, margin). What is not given comes from the preset.
-    preset: a :class:`espalier.train.Recipe` or the name of one, as in ``fit``; by default "ranked" for all runs where
+        (learning_rate, adaptive, ramp, even, initial, margin). What is not given comes from the recipe.
+    recipe: a :class:`espalier.train.Recipe` or the name of one, as in ``fit``; by default "ranked" for all runs where
         one has a penalty, else "default" (slopes of the gates as the signal).
     settle: the share of the run, at its end, that trains under the structure found.
     compute: precision, compilation, determinism. at_once: the most runs in one batch; a batch has to fit in memory.
@@ -84,9 +85,10 @@ def sweep(
         Every run has its own run directory in it.
     """
     asked = run_list.listed(runs, seeds, penalties, targets, masks, dropouts)
-    if preset is None and any(run.shape == "penalty" for run in asked):
-        preset = "ranked"  # as in a single run: a penalty's numbers weigh cost against ranked losses
-    recipe = presets.settled(presets.read(preset), settle)
+    given = presets.one_of(recipe, preset)
+    if given is None and any(run.shape == "penalty" for run in asked):
+        given = "ranked"  # as in a single run: a penalty's numbers weigh cost against ranked losses
+    recipe = presets.settled(presets.read(given), settle)
     if search is not None and "ramp" in search:  # so that it is held against what settles
         recipe = presets.ramped(recipe, search["ramp"])
     plan = Plan(
