@@ -16,16 +16,16 @@ from torch import Tensor
 from espalier.search.utility import ranked
 from espalier.space import BadInput, BadType
 
-# masks m, slopes g, sizes of the slopes of single examples s, all (*B, samples, d); returns worths of that shape
-Worth = Callable[[Tensor, Tensor, Tensor], Tensor]
+# slopes g, sizes of the slopes of single examples s, both (*B, samples, d); returns worths of that shape
+Worth = Callable[[Tensor, Tensor], Tensor]
 
 
-def first_order(m: Tensor, g: Tensor, s: Tensor) -> Tensor:
+def first_order(g: Tensor, s: Tensor) -> Tensor:
     """Exact where the loss is linear in each gate; a network's loss is not, and a trained one has slopes near zero."""
     return -g
 
 
-def sized(m: Tensor, g: Tensor, s: Tensor) -> Tensor:
+def sized(g: Tensor, s: Tensor) -> Tensor:
     """A gate whose slopes are large, of either sign, is needed: to close it moves the loss of each example by about its
     slope, and of what moves away from where training has led, most is for the worse. The direction adds a little.
 
@@ -57,12 +57,10 @@ class Signal:
             return None
         return cls(SLOPES[name], torch.zeros(batch, dtype=torch.float64, device=device))
 
-    def values(
-        self, masks: Tensor, losses: Tensor, slopes: Tensor, spreads: Tensor | None, updates: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def values(self, losses: Tensor, slopes: Tensor, spreads: Tensor | None, updates: Tensor) -> tuple[Tensor, Tensor]:
         """The worth of each gate ``(*B, d)`` float64, and whether any mask had a finite loss and slopes ``(*B)``.
 
-        masks, slopes, spreads: ``(*B, samples, d)``; losses: ``(*B, samples)``; updates: ``(*B)``, those before this.
+        slopes, spreads: ``(*B, samples, d)``; losses: ``(*B, samples)``; updates: ``(*B)``, those before this.
         A mask whose loss or slopes are not finite is left out.
         """
         slopes, spreads = slopes.detach(), None if spreads is None else spreads.detach()
@@ -71,7 +69,7 @@ class Signal:
             finite &= spreads.isfinite().all(-1)
         slopes = torch.where(finite.unsqueeze(-1), slopes, 0.0).to(torch.float64)
         sizes = slopes.abs() if spreads is None else torch.where(finite.unsqueeze(-1), spreads, 0.0).to(torch.float64)
-        worth = self.worth(masks.to(torch.float64), slopes, sizes) * finite.unsqueeze(-1)
+        worth = self.worth(slopes, sizes) * finite.unsqueeze(-1)
         worth = worth.sum(-2) / finite.sum(-1).clamp(min=1).unsqueeze(-1)
         alive = finite.any(-1)
         # Behind a normalisation that reads nothing but closed gates a slope may be hundreds of times too steep.
