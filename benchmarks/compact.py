@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from espalier.study.anatomy import Anatomy
 from torch import Tensor, nn
 
 import espalier
 from espalier.gates.gated import Gated
 from espalier.models import DenseNet
-from espalier.study.anatomy import Anatomy
 from espalier.study.record import load, mask_from_hex
 from espalier.train.record import hardware, versions
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from espalier.study.grid_batch import CHUNK, GridBatch
 from torch import Tensor
 
 from espalier.report.statistics import paired_interval
 from espalier.study import record
 from espalier.study.grid import Grid
-from espalier.study.grid_batch import CHUNK, GridBatch
 from espalier.study.grid_spec import PAIR, GridSettings
 from espalier.train.batched.batch import Batch
 from espalier.train.batched.losses import cross_entropy

@@ -17,13 +17,14 @@ from espalier.space import (
     Space,
     Unreachable,
 )
-from espalier.train import StructureOptimizer, fit, sweep
+from espalier.train import Callback, StructureOptimizer, fit, sweep
 
 __version__ = "0.1.0"
 __all__ = [
     "BadInput",
     "BadMask",
     "Bits",
+    "Callback",
     "Choice",
     "Corrupt",
     "Cost",

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.study.spec import Settings
-from espalier.study.study import Study
-from espalier.study.unit_selection import UNIT_SELECTION
+from espalier.study.study import UNIT_SELECTION, Study
 from espalier.train.progress import Silent
 from espalier.train.stop import Stop
 

@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 import torch
 from connection_helpers import images, study
+from espalier.study.anatomy import Anatomy
+from espalier.study.batch import StudyBatch
+from espalier.study.connections import Connections
+from espalier.train.batched.grouped import Grouped, Own
 from torch import Tensor, nn
 from torch.func import grad
 
@@ -15,11 +19,7 @@ from espalier.models import DenseNet
 from espalier.space import BadInput
 from espalier.study import anatomy as anatomy_module
 from espalier.study import connections as module
-from espalier.study.anatomy import Anatomy
-from espalier.study.batch import StudyBatch
-from espalier.study.connections import Connections
 from espalier.study.spec import RunSpec
-from espalier.train.batched.grouped import Grouped, Own
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.step import Differential
 

@@ -8,13 +8,13 @@ import pytest
 import safetensors.torch
 import torch
 from connection_helpers import run, study
+from espalier.study.alone import alone
 from study_helpers import StopAfter, stories
 from torch import nn
 
 import espalier
 from espalier.models import DenseNet
 from espalier.space import BadInput
-from espalier.study.alone import alone
 from espalier.study.connection_spec import ConnectionSettings
 from espalier.study.record import mask_from_hex
 from espalier.train.progress import Silent

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from espalier.study.alone import alone
+from espalier.study.grid_batch import GridBatch
+from espalier.study.network import Network
 from study_helpers import StopAfter
 
 from espalier.data import from_arrays, load
 from espalier.space import BadInput, Corrupt, Unreachable
-from espalier.study.alone import alone
 from espalier.study.grid import Grid
-from espalier.study.grid_batch import GridBatch
 from espalier.study.grid_spec import METHODS, GridRun, GridSettings, even_widths
-from espalier.study.network import Network
 from espalier.train import Recipe
 from espalier.train.batched.batch import Batch
 from espalier.train.batched.losses import cross_entropy

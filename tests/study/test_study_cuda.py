@@ -7,8 +7,7 @@ import torch
 from study_helpers import SMALL, StopAfter, run, stories
 
 from espalier.study.spec import Settings
-from espalier.study.study import Study
-from espalier.study.unit_selection import UNIT_SELECTION
+from espalier.study.study import UNIT_SELECTION, Study
 from espalier.train.progress import Silent
 from espalier.train.stop import Stop
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from espalier.study.batch import StudyBatch
+from espalier.study.network import Network
 from study_helpers import study
 from torch import nn
 
 import espalier
 from espalier.data import Stream, load
 from espalier.models import MLP
-from espalier.study.batch import StudyBatch
-from espalier.study.network import Network
 from espalier.study.spec import RunSpec
 
 WIDTHS = (6, 5, 4, 3, 2)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from espalier.study.batch import StudyBatch
 from study_helpers import study
 
 from espalier.space import BadInput
-from espalier.study.batch import StudyBatch
 from espalier.study.spec import RunSpec, Settings
 
 

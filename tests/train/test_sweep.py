@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from espalier.train.batched.group import Group
 from torch import Tensor, nn
 
 import espalier
 from espalier.data import load
 from espalier.train import Recipe
 from espalier.train.batched import SGD, AdamW, Compute, Cosine, Run
-from espalier.train.batched.group import Group
 
 DIGITS = load("digits").flatten()
 SMALL = (DIGITS.train_inputs[:256] / 255, DIGITS.train_labels[:256])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from espalier.train.batched.grouped import Grouped, Own
 from standin import RUNS, SAMPLES, SIZE, WIDTHS, GatedMLP, data, initial
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -13,7 +14,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import espalier
 from espalier.space import BadInput
 from espalier.train.batched.batch import Batch, searched
-from espalier.train.batched.grouped import Grouped, Own
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given
 from espalier.train.batched.optimizers import SGD

@@ -13,6 +13,7 @@ import networks
 import pytest
 import standin
 import torch
+from espalier.train.batched.grouped import Grouped, Own
 from standin import RUNS, SAMPLES, SIZE, Recorder
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -26,7 +27,6 @@ from espalier.train import presets
 from espalier.train.batched import SGD, Compute, Run, group, stack
 from espalier.train.batched.batch import Batch, searched
 from espalier.train.batched.chain import Chain, Factors, chain_of
-from espalier.train.batched.grouped import Grouped, Own
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Searched
 from espalier.train.batched.schedule import Constant

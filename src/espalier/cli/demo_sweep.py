@@ -17,8 +17,8 @@ from torch import nn
 
 from espalier.data import Dataset
 from espalier.study import record
-from espalier.train import sweep
-from espalier.train.batched import Run, SweepResult
+from espalier.train import Result, sweep
+from espalier.train.batched import Run
 from espalier.train.record import hardware, versions
 
 Widths = tuple[int, ...]
@@ -30,9 +30,9 @@ class Size:
     """One target: networks that were led to it, and uniform ones of as many weights, a run for each seed."""
 
     target: float
-    found: list[SweepResult]
+    found: list[Result]
     uniform: Widths
-    scratch: list[SweepResult]
+    scratch: list[Result]
 
     @property
     def example(self) -> Widths:
@@ -54,11 +54,16 @@ class Size:
         return _median(self.scratch)
 
 
-def _error(result: SweepResult) -> float:
+def _seed(result: Result) -> int:
+    assert result.run is not None
+    return result.run.seed
+
+
+def _error(result: Result) -> float:
     return 1.0 if result.validation_error is None else result.validation_error
 
 
-def _median(results: Sequence[SweepResult]) -> float:
+def _median(results: Sequence[Result]) -> float:
     return median(map(_error, results))
 
 
@@ -91,20 +96,20 @@ def write(sizes: Sequence[Size], folder: Path, widths: Widths, dataset: str, epo
     searches = sum(len(size.found) for size in sizes)  # one batch, all of them
     for size in sizes:
         for result in size.found:
-            run = {"method": "search", "variant": "search", "target": size.target, "seed": result.run.seed}
-            path = place / "search" / f"target_{size.target:g}-seed_{result.run.seed}.json"
+            run = {"method": "search", "variant": "search", "target": size.target, "seed": _seed(result)}
+            path = place / "search" / f"target_{size.target:g}-seed_{_seed(result)}.json"
             record.save(path, _story(run, shared, result, widths, searches, command))
         for result in size.scratch:
             share = weights(size.uniform) / full
-            run = {"method": "scratch", "variant": "scratch", "size": round(share, 6), "seed": result.run.seed}
-            path = place / "scratch" / f"size_{size.target:g}-seed_{result.run.seed}.json"
+            run = {"method": "scratch", "variant": "scratch", "size": round(share, 6), "seed": _seed(result)}
+            path = place / "scratch" / f"size_{size.target:g}-seed_{_seed(result)}.json"
             record.save(path, _story(run, shared, result, widths, len(size.scratch), command))
 
 
 def _story(
     run: dict[str, Any],
     settings: dict[str, Any],
-    result: SweepResult,
+    result: Result,
     widths: Widths,
     together: int,
     command: str,

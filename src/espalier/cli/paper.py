@@ -8,12 +8,11 @@ from espalier.cli import flags
 from espalier.cli.config import configurable
 from espalier.cli.parsing import device_and_precision, number, settings, whole, words
 from espalier.cli.run_study import run_paper_study
-from espalier.study.connection_selection import CONNECTION_SELECTION
 from espalier.study.connection_spec import METHODS as CONNECTION_METHODS
 from espalier.study.connection_spec import PENALTIES as CONNECTION_PENALTIES
 from espalier.study.connection_spec import SHARES, ConnectionSettings
 from espalier.study.spec import METHODS, PENALTIES, SIZES, Settings
-from espalier.study.unit_selection import UNIT_SELECTION
+from espalier.study.study import CONNECTION_SELECTION, UNIT_SELECTION
 
 paper = typer.Typer(help="The paper's studies.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -18,7 +18,7 @@ from espalier.train.progress import Progress
 from espalier.train.stop import Stop
 
 
-def run_paper_study(experiment: Experiment[Any], plan: Any, device: str, flags: Mapping[str, Any]) -> None:
+def run_paper_study(experiment: Experiment, plan: Any, device: str, flags: Mapping[str, Any]) -> None:
     """plan: the settings of the study; flags: of the command. Exit code 130 where somebody pressed Ctrl-C; a time limit
     is no error."""
     out, as_json, stop = flags["out"], flags["as_json"], Stop(flags["time_limit"])

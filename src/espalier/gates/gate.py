@@ -14,8 +14,11 @@ class Gate(nn.Module):
     """Bits on slices of the input along ``dim``; the identity while no mask is set.
 
     ``sizes``: an integer n for n bits, one for each index; or a sequence of widths, one bit for each slice of that
-    width. One instance used twice shares its bits. Place it where a consumer reads, after BatchNorm and activation:
-    directly before BatchNorm a closed slice would leave BatchNorm's shift behind, and is refused by ``attach``.
+    width. ``least``: how many bits a structure that ships keeps open at least; None: one where nothing would lead
+    through the model without it, else 0.
+
+    One instance used twice shares its bits. Place it where a consumer reads, after BatchNorm and activation: directly
+    before BatchNorm a closed slice would leave BatchNorm's shift behind, and is refused by ``attach``.
 
     >>> gate = Gate((16, 12), dim=1)
     >>> gate.bits, gate.width
@@ -24,7 +27,7 @@ class Gate(nn.Module):
 
     espalier_mask: Tensor
 
-    def __init__(self, sizes: int | Sequence[int], dim: int = 1) -> None:
+    def __init__(self, sizes: int | Sequence[int], dim: int = 1, least: int | None = None) -> None:
         super().__init__()
         if isinstance(sizes, int) and not isinstance(sizes, bool):
             sizes = (1,) * sizes
@@ -35,7 +38,11 @@ class Gate(nn.Module):
         if not isinstance(dim, int) or isinstance(dim, bool):
             raise BadType(f"Gate dim is an integer, not {dim!r}")
         self.sizes = tuple(sizes)
-        self.dim = dim
+        if least is not None and (isinstance(least, bool) or not isinstance(least, int)):
+            raise BadType(f"Gate least is an integer or None, not {least!r}")
+        if least is not None and not 0 <= least <= len(self.sizes):
+            raise BadInput(f"Gate least is a number of its {len(self.sizes)} bits, not {least}")
+        self.dim, self.least = dim, least
         self.register_buffer("espalier_mask", torch.ones(sum(self.sizes)), persistent=False)
 
     @property

@@ -7,6 +7,7 @@ can be left out by an index selection. A class follows an entry when that entry 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +34,7 @@ def attach_placed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     _refuse_before_batch_norm(model, seen)
     structure = placed_structure(seen, gates)
     finish(structure, model)
-    structure.groups = _kept_connected(structure)
+    structure.groups = _kept_connected(structure, [gate.least for gate in gates.values()])
     structure.__dict__.pop("space", None)  # its `least` changed
     if check:
         trial = Trial(model, args, kwargs)
@@ -44,13 +45,14 @@ def attach_placed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     return Gated(model, structure)
 
 
-def _kept_connected(structure: Structure) -> list[GateGroup]:
-    """The groups, with ``least`` 1 where closing one cuts every path and what it gates is read through it alone.
+def _kept_connected(structure: Structure, given: Sequence[int | None]) -> list[GateGroup]:
+    """The groups, with ``least`` as it is given, else 1 where closing one cuts every path and what it gates is read
+    through it alone.
 
     That is a layer of units. A layer of connections whose sources others read as well may be emptied.
     """
     result, start = [], 0
-    for group in structure.groups:
+    for group, least in zip(structure.groups, given, strict=True):
         own = np.arange(start, start + group.size)
         start += group.size
         mask = np.ones(structure.space.d)
@@ -58,7 +60,7 @@ def _kept_connected(structure: Structure) -> list[GateGroup]:
         sources = [layer for layer in structure.layers if np.isin(own, layer.read_by).any()]
         alone = bool(sources) and all(np.isin(layer.read_by, own).all() for layer in sources)
         cut = alone and severed(structure, canonical(structure, structure.space, mask) != 0)
-        result.append(replace(group, least=1) if cut else group)
+        result.append(replace(group, least=int(cut) if least is None else least))
     return result
 
 

@@ -23,7 +23,6 @@ from espalier.ship.factories import Network
 from espalier.ship.run_parts import CALL
 from espalier.space import BadInput, BadType, Corrupt
 from espalier.train import Result, nested
-from espalier.train.batched.result import SweepResult
 from espalier.train.checkpoint import write
 from espalier.train.record import hardware
 
@@ -79,7 +78,7 @@ FORMATS: dict[str, Format] = {"torch": _as_torch, "onnx": _as_onnx}
 
 
 def ship(
-    result_or_run: Result | SweepResult | str | os.PathLike[str],
+    result_or_run: Result | str | os.PathLike[str],
     to: str | os.PathLike[str],
     *,
     model: Factory | str | None = None,
@@ -105,7 +104,7 @@ def ship(
         call = _call(run)
         _check_free(folder, run)
         parcel = _of_run(run, call, model)
-    elif isinstance(result_or_run, (Result, SweepResult)):
+    elif isinstance(result_or_run, Result):
         _check_free(folder, None)
         parcel = _of_result(result_or_run, model, inputs)
     else:
@@ -130,7 +129,7 @@ def ship(
     return Shipped(files, parcel.numbers["sizes"], checks, speed, parcel.notes)
 
 
-def _of_result(result: Result | SweepResult, model: Factory | str | None, inputs: Any) -> Parcel:
+def _of_result(result: Result, model: Factory | str | None, inputs: Any) -> Parcel:
     if isinstance(model, str):
         model = Network(model, {}).build
     small, summary = deepcopy(result.model).cpu().eval(), result.summary()

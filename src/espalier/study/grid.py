@@ -15,9 +15,9 @@ import torch
 from espalier.data import Dataset, all_digits, folds, load
 from espalier.space import BadInput
 from espalier.study import grid_record, record
-from espalier.study.alone import alone
-from espalier.study.grid_batch import GridBatch
+from espalier.study.batches import GridBatch, train
 from espalier.study.grid_spec import METHODS, GridRun, GridSettings, even_widths
+from espalier.study.lock import locked
 from espalier.train import checks
 from espalier.train.batched.batch import Compute
 from espalier.train.progress import Progress
@@ -70,7 +70,7 @@ class Grid:
         for method in settings.methods:
             if method != "found":  # those depend on what is found
                 runs = settings.runs(method, fold, self._even())
-                self._batch(runs[:: settings.trials], data, None)
+                self._batch(runs[:: settings.trials], data)
 
     def data(self, fold: int | None) -> Dataset:
         """What a fold trains and is evaluated on."""
@@ -115,42 +115,36 @@ class Grid:
     def _even(self) -> dict[tuple[Any, ...], tuple[int, ...]]:
         return {(target,): even_widths(self.widths, target, self.settings.cost) for target in self.settings.targets}
 
-    def _batch(self, runs: Sequence[GridRun], data: Dataset, folder: Path | None) -> GridBatch:
-        return GridBatch(self.settings, self.widths, data, runs, self.device, folder, self.compute)
+    def _batch(self, runs: Sequence[GridRun], data: Dataset) -> GridBatch:
+        return GridBatch(self.settings, self.widths, data, runs, self.device, self.compute)
 
     def _train(self, runs: list[GridRun], data: Dataset, stop: Stop, progress: Progress) -> bool:
         name = grid_record.name(runs)
         folder = self.out / "state" / self.settings.folder / runs[0].method / name
-        with alone(folder):
-            return self._alone(runs, data, folder, stop, progress)
-
-    def _alone(self, runs: list[GridRun], data: Dataset, folder: Path, stop: Stop, progress: Progress) -> bool:
-        label = f"{runs[0].method} {folder.name}"
-        batch = self._batch(runs, data, folder)
-        progress.say(f"{label}: {len(runs)} runs of {batch.total:,} updates as one batch on {self.device}")
-        if not batch.train(stop, progress):
-            progress.say(f"{label}: stopped after {batch.batch.done:,} updates; the same command goes on from there")
-            return False
-        took = sum(batch.course.seconds.values())
-        head = {
-            "study": STUDY,
-            "settings": self.described(runs[0].method),
-            "evaluated_on": self.settings.evaluated_on,
-            "examples": {"train": len(data.train_labels), "test": len(data.test_labels)},
-            "standard_data": self.given.standard,
-            "seconds": {"batch": round(took, 3), "per_run": round(took / len(runs), 4)},
-            "runs_in_batch": len(runs),
-            "calls": batch.course.stretches,
-            "hardware": hardware(self.device),
-            "versions": versions(),
-            "commit": self.commit,
-            "command": self.command,
-            "compute": asdict(batch.batch.compute),
-            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        }
-        grid_record.save(self.place(runs[0].method) / f"{folder.name}.jsonl", head, batch.results())
-        shutil.rmtree(folder, ignore_errors=True)
-        progress.say(f"{label}: {len(runs)} runs done in {took:,.1f} s, {took / len(runs):,.2f} s each")
+        with locked(folder):
+            batch = self._batch(runs, data)
+            loop = batch.loop(folder, stop, progress)
+            if not train(loop, f"{runs[0].method} {name}", "", progress):
+                return False
+            took = loop.elapsed
+            head = {
+                "study": STUDY,
+                "settings": self.described(runs[0].method),
+                "evaluated_on": self.settings.evaluated_on,
+                "examples": {"train": len(data.train_labels), "test": len(data.test_labels)},
+                "standard_data": self.given.standard,
+                "seconds": {"batch": round(took, 3), "per_run": round(took / len(runs), 4)},
+                "runs_in_batch": len(runs),
+                "calls": loop.calls,
+                "hardware": hardware(self.device),
+                "versions": versions(),
+                "commit": self.commit,
+                "command": self.command,
+                "compute": asdict(batch.engine.batch.compute),
+                "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            }
+            grid_record.save(self.place(runs[0].method) / f"{name}.jsonl", head, batch.results(loop))
+            shutil.rmtree(folder, ignore_errors=True)
         return True
 
 

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
@@ -18,30 +18,33 @@ import torch
 from espalier.data import Dataset, load
 from espalier.space import BadInput
 from espalier.study import record
-from espalier.study.alone import alone
-from espalier.study.batch import StudyBatch
+from espalier.study.batches import PaperBatch, train
+from espalier.study.connection_spec import ConnectionSettings
+from espalier.study.lock import locked
+from espalier.study.selection import Selection, connections_of, units_of
 from espalier.study.spec import RunSpec
-from espalier.study.subject import Plan, Subject
+from espalier.study.spec import Settings as UnitSettings
 from espalier.train import checks
 from espalier.train.batched.batch import Compute
 from espalier.train.checkpoint import write
+from espalier.train.loop import Loop
 from espalier.train.progress import Progress
 from espalier.train.record import hardware, versions
 from espalier.train.stop import Stop
 
 RUNS = "runs.json"  # in the folder of a batch's state: which runs it is made of
-Settings = TypeVar("Settings", bound=Plan)
+Settings = UnitSettings | ConnectionSettings
 
 
 @dataclass(frozen=True)
-class Experiment(Generic[Settings]):
+class Experiment:
     """name: of the study, in its run files. sharing: methods whose runs have one shape, and may be one batch. reading:
     how the experiment reads its data. network: what it trains on them."""
 
     name: str
     sharing: tuple[tuple[str, ...], ...]
     reading: Callable[[Dataset], Dataset]
-    network: Callable[[Settings, Dataset], Subject]
+    network: Callable[[Any, Dataset], Selection]
 
 
 class Part(NamedTuple):
@@ -52,7 +55,7 @@ class Part(NamedTuple):
     state: Path
 
 
-class Study(Generic[Settings]):
+class Study:
     """All runs of the settings under one folder: ``runs/`` for their files, ``state/`` for what is unfinished.
 
     runs_at_once: how many runs at most are one batch; None: as many as have one shape. keep_state: keep the last
@@ -61,7 +64,7 @@ class Study(Generic[Settings]):
 
     def __init__(
         self,
-        experiment: Experiment[Settings],
+        experiment: Experiment,
         settings: Settings,
         out: str | os.PathLike[str],
         *,
@@ -150,7 +153,7 @@ class Study(Generic[Settings]):
                 return False
             if (word := self._elsewhere(part)) and not (part.state / RUNS).exists():
                 progress.say(word)
-            with alone(part.state):
+            with locked(part.state):
                 if not self._train(part, which, stop, progress):
                     return False
         return True
@@ -159,36 +162,32 @@ class Study(Generic[Settings]):
         """One batch, to its end or until told to stop; which: its number among others, in words."""
         began, runs = time.monotonic(), part.runs
         write(part.state / RUNS, json.dumps([run.describe() for run in runs]).encode())
-        batch = StudyBatch(self.settings, self.network, self.data, runs, self.device, part.state, self.compute)
-        batch.course.seconds["setup"] += time.monotonic() - began
-        progress.say(f"{part.label}: {len(runs)} runs of {batch.total:,} updates as one batch{which} on {self.device}")
-        if not batch.train(stop, progress):
-            done = f"{batch.batch.done:,} updates"
-            progress.say(f"{part.label}: stopped after {done}; the same command goes on from there")
+        batch = PaperBatch(self.settings, self.network, self.data, runs, self.device, self.compute)
+        loop = batch.loop(part.state, stop, progress)
+        loop.seconds["setup"] += time.monotonic() - began
+        if not train(loop, part.label, which, progress):
             return False
-        batch.course.save()  # a kill between two files must not change what the others will say
-        self._record(batch)
+        loop.save()  # a kill between two files must not change what the others will say
+        self._record(batch, loop)
         if self.keep_state:
             self._ship(batch)
         else:
             shutil.rmtree(part.state, ignore_errors=True)
-        took = sum(batch.course.seconds.values())
-        progress.say(f"{part.label}: {len(runs)} runs done in {took:,.1f} s, {took / len(runs):,.1f} s each")
         return True
 
     def weights(self, run: RunSpec) -> Path:
         """Where the weights of a finished run are kept."""
         return self.out / "state" / self.settings.folder / run.variant / f"{run.setting}-seed_{run.seed}.safetensors"
 
-    def _ship(self, batch: StudyBatch) -> None:
-        for run, tensors in zip(batch.runs, batch.ships() or []):
+    def _ship(self, batch: PaperBatch) -> None:
+        for run, tensors in zip(batch.specs, batch.ships()):
             kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
             write(self.weights(run), safetensors.torch.save(kept))
 
     def _described(self, run: RunSpec) -> dict[str, Any]:
         return self.settings.describe(run.method) | self.network.describe() | {"device": self.device.type}
 
-    def _record(self, batch: StudyBatch) -> None:
+    def _record(self, batch: PaperBatch, loop: Loop) -> None:
         common = {
             "study": self.experiment.name,
             "evaluated_on": self.settings.evaluated_on,
@@ -198,10 +197,10 @@ class Study(Generic[Settings]):
             "versions": versions(),
             "commit": self.commit,
             "command": self.command,
-            "compute": asdict(batch.batch.compute) | self.network.layout(),
+            "compute": asdict(batch.engine.batch.compute) | self.network.layout(),
             "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
-        for run, story in zip(batch.runs, batch.results(), strict=True):
+        for run, story in zip(batch.specs, batch.results(loop), strict=True):
             if not record.done(self.path(run), self._described(run)):
                 record.save(self.path(run), story | {"settings": self._described(run)} | common)
 
@@ -215,7 +214,7 @@ def _told(path: Path) -> list[str]:
 
 
 def _read(
-    settings: Plan,
+    settings: Settings,
     reading: Callable[[Dataset], Dataset],
     data: Dataset | None,
     data_dir: str | os.PathLike[str] | None,
@@ -230,3 +229,10 @@ def _read(
             f"batch_size={settings.batch_size} is too large for {len(read.train_labels)} examples: at most {most}"
         )
     return read
+
+
+UNIT_SELECTION = Experiment("unit-selection", (("search",), ("fixed", "dropout")), Dataset.flatten, units_of)
+# Images are read as they are stored, each channel standardised.
+CONNECTION_SELECTION = Experiment(
+    "connection-selection", (("search",), ("random", "full")), lambda data: data, connections_of
+)

@@ -1,6 +1,7 @@
 """Training and shaping in one loop: the step, the loop, many runs at once, checkpoints."""
 
 from espalier.train.batched import sweep
+from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import Checkpoint, NotSaved
 from espalier.train.fit import fit
 from espalier.train.loop import OutOfMemory
@@ -11,6 +12,7 @@ from espalier.train.score import Score, deterministic, evaluate, stochastic
 
 __all__ = [
     "PRESETS",
+    "Callback",
     "Checkpoint",
     "NotSaved",
     "OutOfMemory",

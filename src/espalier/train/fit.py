@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -18,20 +17,20 @@ from espalier.data import Dataset
 from espalier.gates.attach import attach
 from espalier.search import Search
 from espalier.search.arguments import whole
-from espalier.space import BadInput, BadType, Diverged
-from espalier.train import chance, checks, feed, identity, loop, nested, presets, progress, score, statistics
+from espalier.space import BadInput, BadType, Diverged, EspalierError
+from espalier.train import chance, checks, feed, identity, nested, presets, progress, statistics
+from espalier.train.callbacks import Callback
+from espalier.train.callbacks import check as callbacks_checked
 from espalier.train.checkpoint import Checkpoint
-from espalier.train.loop import Scheduler
+from espalier.train.eager import EagerEngine, Scheduler
+from espalier.train.loop import Loop, OutOfMemory
 from espalier.train.optimizer import StructureOptimizer, check_parameters
 from espalier.train.presets import OptimizerFactory, Recipe, SchedulerFactory
-from espalier.train.record import Record
+from espalier.train.record import Records, RunDirectory
 from espalier.train.result import Result
 from espalier.train.score import Loss
 from espalier.train.step import Gated
 from espalier.train.stop import Stop
-
-# The weights of models as runs of this process left them, hashed.
-_LEFT: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 def fit(
@@ -55,6 +54,7 @@ def fit(
     validation: Any = None,
     checkpoint: str | os.PathLike[str] | None = None,
     time_limit: float | None = None,
+    callbacks: Sequence[Callback] = (),
     quiet: bool = False,
 ) -> Result:
     """Train the module in place, shape it on the way, and return the compact model that comes out.
@@ -81,8 +81,9 @@ def fit(
     validation: data as above, of a Dataset its test part; evaluated after every epoch under the mask that would ship.
     checkpoint: the folder of the run. The same call goes on where it was stopped, killed, or out of time.
     time_limit: seconds after which this call stops, with a checkpoint.
+    callbacks: objects of classes made from :class:`espalier.Callback`, told of epochs, settling and the end.
     """
-    stop = Stop(time_limit)
+    stop, watching = Stop(time_limit), callbacks_checked(callbacks)
     checks.loss(loss)
     folder = None if checkpoint is None else checks.folder(checkpoint)
     seed = whole(seed, "seed", 0)
@@ -127,7 +128,8 @@ def fit(
         else:
             steps = recipe.scheduler(inner, horizon) if optimizer is None else None
         settings["scheduler"] = None if steps is None else type(steps).__name__
-        run = loop.Run(
+        directory = None if folder is None else RunDirectory(folder)
+        engine = EagerEngine(
             StructureOptimizer(inner, search, gated),
             feeding,
             loss,
@@ -136,94 +138,63 @@ def fit(
             per_update=scheduler is None,
             validation=held_out,
             device=where,
+            began_with="" if folder is None else identity.weights(module.parameters()),
+            known=lambda weights: directory is not None and directory.left_with(weights),
         )
-        result = _carry_out(run, settings, folder, stop, progress.choose(quiet))
+        result = _carry_out(engine, settings, directory, stop, watching, progress.choose(quiet))
     return result if model is not module else replace(result, gated=None)
 
 
 def _carry_out(
-    run: loop.Run, settings: dict[str, Any], folder: str | os.PathLike[str] | None, stop: Stop, shown: progress.Progress
+    engine: EagerEngine,
+    settings: dict[str, Any],
+    directory: RunDirectory | None,
+    stop: Stop,
+    watching: list[Callback],
+    shown: progress.Progress,
 ) -> Result:
     """From where the folder's checkpoint stands to the end, or as far as time allows."""
+    folder = None if directory is None else directory.folder
+    records = [] if folder is None else [Records([folder], [settings])]
     store = None if folder is None else Checkpoint(folder, settings)
-    record = None if folder is None else Record(folder)
-    if record is not None:
-        record.check()
-    again = "" if folder is None else f"; the same call goes on from {folder}"
-    state = None if store is None else store.load()
-    if store is not None:
-        run.began_with = identity.weights(run.gated.model.parameters())
-    if state is not None:
-        if not _same_weights(run, state):
-            raise BadInput(
-                f"the weights of this model are not those that the run in {folder} began with: {state['began_with']} "
-                f"there, {run.began_with} here (hashes). Give the same network to go on with it (torch.manual_seed "
-                "before it is built makes it the same), or another folder to start anew"
-            )
-        run.load_state_dict(state)
-        if run.update < run.horizon:
-            shown.say(f"going on after update {run.update} of {run.horizon}")
-    if record is not None and run.update == run.horizon and record.complete():
-        record = None
-    if record is not None:
-        record.start(settings, run.device, run.history)
-    with statistics.training(run.gated.model):
-        shown.start(run.update, run.horizon)
+    loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store)
+    model = engine.gated.model
+    with statistics.training(model):
         try:
-            with stop.on_interrupt() if store is not None else nullcontext():
-                finished = loop.train(run, store, record, stop, shown)
+            with out_of_memory():
+                finished = loop.train()
         except Diverged as error:
             raise error if folder is None else Diverged(f"{error}. What was saved in {folder} is intact") from None
         finally:
-            shown.stop()
-            if store is not None:
-                _LEFT[run.gated.model] = identity.weights(run.gated.model.parameters())
+            if directory is not None and engine.done:
+                directory.leave(None if loop.finished else identity.weights(model.parameters()))
+        again = "" if folder is None else f"; the same call goes on from {folder}"
         if stop.interrupted:
-            shown.say(f"interrupted after update {run.update} of {run.horizon}{again}")
+            shown.say(f"interrupted after update {engine.done} of {engine.total}{again}")
             raise KeyboardInterrupt
-        result = finish(run, finished)
-    if record is not None:
-        record.finish(result.summary(), run.theta)
+        result = loop.results()[0]
     shown.say(str(result))
     if not finished:
-        if folder is not None and not run.feed.exact and run.update % run.feed.updates:
+        if folder is not None and not engine.resumable:
             again += ", at the start of the epoch it was in: somebody else's loader cannot be entered in the middle"
-        shown.say(f"stopped by its time limit after update {run.update} of {run.horizon}{again}")
+        shown.say(f"stopped by its time limit after update {engine.done} of {engine.total}{again}")
     return result
 
 
-def _same_weights(run: loop.Run, state: dict[str, Any]) -> bool:
-    """Whether the model given is as the run began with it, stands where its checkpoint does, or is as this process left
-    it: stopped inside an epoch of somebody else's loader it is ahead of its checkpoint."""
-    stored = [state["model"][name] for name, _ in run.gated.model.named_parameters()]
-    return run.began_with in (state["began_with"], identity.weights(stored), _LEFT.get(run.gated.model))
-
-
-def finish(run: loop.Run, finished: bool) -> Result:
-    """Select, recalibrate, cut, evaluate. The state of the run, which a checkpoint holds, is not changed by it,
-    but for the running statistics of BatchNorm, which are those of the mask that ships from here on."""
-    gated, search = run.gated, run.search
-    selected = search.select()
-    mask = gated.canonical(selected)
-    statistics.recalibrate(gated, mask, run.feed)
-    model = gated.compact(mask).eval()
-    found = None if run.validation is None else score.evaluate(model, run.validation, loss=run.loss)
-    return Result(
-        model=model,
-        mask=mask,
-        theta=search.theta.clone(),
-        history=list(run.history),
-        finished=finished,
-        target=None if search.target is None else float(search.target),
-        share_before=float(search.cost(search.mode()) / search.full_cost),
-        share_after=float(search.cost(selected) / search.full_cost),
-        shares=run.shares(mask),
-        validation=found,
-        updates=run.update,
-        seconds=run.seconds,
-        gated=gated,
-        search=search,
-    )
+@contextmanager
+def out_of_memory() -> Iterator[None]:
+    """Say what to do when memory runs out."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        text = str(error)
+        full = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in text
+        if not full or isinstance(error, EspalierError):
+            raise
+        raise OutOfMemory(
+            f"out of memory: {text.splitlines()[0] if text else type(error).__name__}. Use a smaller batch_size, or "
+            "espalier.StructureOptimizer with a closure that accumulates over parts of the mini-batch"
+        ) from error
 
 
 def _place(model: object, device: str | torch.device | None) -> tuple[nn.Module, torch.device]:

@@ -1,33 +1,32 @@
-"""The loop of one run: updates, epochs, checkpoints; stopped after any update, and resumed there exactly."""
+"""The one loop of every run: updates, measurements, settling, checkpoints, the clock.
+
+What trains is an engine: one model at a time (:mod:`espalier.train.eager`), or many runs at once
+(:mod:`espalier.train.batched.batch_engine`). A loop is stopped after any update, and resumed there exactly.
+"""
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from espalier.space import Diverged, EspalierError
-from espalier.train import chance, checks, nested, score
+from espalier.space import EspalierError
+from espalier.train import chance
+from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import Checkpoint
-from espalier.train.feed import Batch, Feed
-from espalier.train.metrics import Row, Shares, Thinned, clean, structure_row
-from espalier.train.optimizer import StructureOptimizer
-from espalier.train.presets import Phases
-from espalier.train.progress import Progress
-from espalier.train.record import Record
-from espalier.train.score import Loss
-from espalier.train.statistics import calibrated
-from espalier.train.step import scalar
+from espalier.train.metrics import Row, Thinned
 from espalier.train.stop import Stop
 
-Scheduler = torch.optim.lr_scheduler.LRScheduler
+if TYPE_CHECKING:
+    from espalier.train.result import Result
+
 SAVING = 0.05  # of the time may go into checkpoints
-LOOK = 100  # updates between two looks whether a run on a GPU has diverged
+LOOK = 0.5  # seconds between two looks at the clock, about; four times that on a GPU, which is waited for then
+MOST = 2000  # updates between two looks
 SNAPSHOTS = 1 << 24  # numbers kept of theta over time, 64 MB; every checkpoint holds them
 
 
@@ -35,241 +34,265 @@ class OutOfMemory(EspalierError, MemoryError):
     """The device has not enough memory for one update."""
 
 
-class Run:
-    """One run: everything that changes while it trains, and one update at a time.
+class Engine(Protocol):
+    """Runs that train together, one or many.
 
-    phases: its updates. ``horizon``: their number.
-    scheduler: stepped after every update if ``per_update``, else after every epoch.
+    ``done``: updates so far, of ``total``. ``points``: the updates after which they are measured. ``settle_at``: the
+    update before which their structure is fixed, if it is not ``settled``. ``stride``: updates that are best made
+    together. ``resumable``: whether they can go on from the present update.
+    """
+
+    total: int
+    settle_at: int
+    stride: int
+    device: torch.device
+
+    @property
+    def points(self) -> Sequence[int]: ...
+    @property
+    def runs(self) -> Sequence[Any]: ...
+    @property
+    def done(self) -> int: ...
+    @property
+    def settled(self) -> bool: ...
+    @property
+    def phase(self) -> str: ...
+    @property
+    def resumable(self) -> bool: ...
+
+    @property
+    def thetas(self) -> Tensor | None:
+        """``(R, d)``; None where masks are given."""
+        ...
+
+    def advance(self, updates: int, stop: Stop) -> None:
+        """So many updates; an engine that makes them one by one ends after the present one if it is interrupted."""
+        ...
+
+    def settle(self) -> None: ...
+
+    def measure(self, last: bool) -> list[Row]:
+        """A row for each run; last: at the end of the runs."""
+        ...
+
+    def reads(self, last: bool) -> int:
+        """How much a measurement reads, in any unit: an estimate of its time."""
+        ...
+
+    def check(self) -> None:
+        """Raise where a checkpoint would be of no use."""
+        ...
+
+    def results(self, loop: Loop) -> list[Result]: ...
+    def close(self) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Loop:
+    """The way of an engine's runs to their end.
+
+    histories: of each run, its rows so far. seconds: what the time went into, in all calls together; calls: how many.
+    stopped: why a callback ended the runs before their end, or "".
     """
 
     def __init__(
-        self,
-        structure: StructureOptimizer,
-        feed: Feed,
-        loss: Loss,
-        *,
-        phases: Phases,
-        scheduler: Scheduler | None,
-        per_update: bool,
-        validation: Feed | None,
-        device: torch.device,
+        self, engine: Engine, stop: Stop, callbacks: Sequence[Callback] = (), checkpoint: Checkpoint | None = None
     ) -> None:
-        self.structure, self.feed, self.loss = structure, feed, loss
-        self.search, self.gated = structure.search, structure.gated
-        self.phases, self.horizon = phases, phases.end
-        self.scheduler, self.per_update = scheduler, per_update
-        self.validation, self.device = validation, device
-        self.shares = Shares(self.gated, self.search.cost, self.search.full_cost, device)
-        self.update = 0
-        self.began_with = ""  # a hash of the initial weights, where there are checkpoints
-        self.history: list[Row] = []
-        self.theta = Thinned(max(2, min(128, SNAPSHOTS // self.search.space.d)))
-        self.theta.offer(0, self.search.theta)
-        self.spent, self.began = 0.0, time.monotonic()
-        self._clear()
+        self.engine, self.limit, self.callbacks, self.checkpoint = engine, stop, list(callbacks), checkpoint
+        self.histories: list[list[Row]] = [[] for _ in engine.runs]
+        self.seconds = {"setup": 0.0, "first_updates": 0.0, "updates": 0.0, "measuring": 0.0, "saving": 0.0}
+        self.calls, self.stopped = 0, ""
+        self.measured = 0  # the update after which the runs last were
+        numbers = 1 if engine.thetas is None else engine.thetas.numel()
+        self.thetas = Thinned(max(2, min(128, SNAPSHOTS // numbers)))
+        self._rate: float | None = None  # updates in a second
+        self._reading = 0.0  # seconds for one unit of what a measurement reads
+        self._saved, self._since, self._cost = -1.0, time.monotonic(), 0.0  # the last checkpoint, and what it cost
 
-    def _clear(self) -> None:
-        """Start the sums of an epoch: loss, updates, wrong classes, predictions."""
-        self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)  # there: reading one would wait for a GPU
+    # ---- what a callback asks --------------------------------------------------------------------------------------
 
     @property
-    def seconds(self) -> float:
-        """Spent on this run, in all calls together."""
-        return self.spent + time.monotonic() - self.began
+    def update(self) -> int:
+        return self.engine.done
 
-    def batches(self) -> Iterator[Batch]:
-        """What the updates from here to the end of the epoch read, on the device."""
-        end = min((self.update // self.feed.updates + 1) * self.feed.updates, self.horizon)
-        # Losses are compared on the same examples; slopes are not compared, so that each mask reads its own.
-        compared = range(0) if self.search.reads_slopes else self.phases.compared
-        for batch in self.feed.epoch(self.update, end, compared, self.search.samples):
-            inputs, targets = nested.each(lambda t: t.to(self.device, non_blocking=True), batch)
-            yield inputs, targets
+    @property
+    def updates(self) -> int:
+        return self.engine.total
 
-    def step(self, batch: Batch) -> None:
-        """One update of weights and structure."""
-        if self.update >= self.phases.settle and not self.search.settled:
-            self.search.settle()
-            if hasattr(self.gated, "plan"):  # a handle of one's own may know no plan, and goes on masked
-                self.structure.compact()
-        whole = self.search.whole() if self.update < self.phases.begin else None
-        own = self.search.reads_slopes and whole is None and not self.search.settled
-        parts = nested.split(batch, self.search.samples) if own else [batch]
-        calls = itertools.cycle(parts)
-        network = self.gated.model if self.structure.settled is None else self.structure.settled.small
-        seen: list[Any] = []  # the outputs under the first mask
+    @property
+    def phase(self) -> str:
+        """ "whole" before the search begins, then "searching", and "settled" once the structure is fixed."""
+        return self.engine.phase
 
-        def closure() -> Tensor:
-            inputs, targets = next(calls)
-            outputs = nested.call(network, inputs)
-            loss = self.loss(outputs, targets)
-            scalar(loss)
-            checks.gradient_of(loss)
-            loss.backward()  # type: ignore[no-untyped-call]
-            if not seen:
-                seen.append(outputs)
-            return loss
+    @property
+    def finished(self) -> bool:
+        """Whether the runs are at their end: not where a time limit or Ctrl-C came first."""
+        return bool(self.stopped) or (self.engine.done >= self.engine.total and not self._due)
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds spent on these runs, in all calls together."""
+        return sum(self.seconds.values())
+
+    @property
+    def pace(self) -> str:
+        """Updates done, and updates in a second, in words."""
+        text = f"{self.update:,} of {self.updates:,} updates"
+        if self._rate is not None:
+            text += f", {self._rate:,.0f}/s" if self._rate >= 20 else f", {self._rate:.2g}/s"
+        return text
+
+    def stop(self, why: str) -> None:
+        """End the runs here, for good: what they have come to is their result."""
+        self.stopped = why or "stopped by a callback"
+
+    # ---- the loop --------------------------------------------------------------------------------------------------
+
+    def train(self) -> bool:
+        """Go on to the end, or until it is time to stop. Returns whether it is the end."""
+        with self.timed("setup"):
+            self._resume()
+            self.calls += 1
+            if not self.thetas.updates:
+                self._keep_theta()
+        self._since = time.monotonic()
+        self._tell("on_begin")
         try:
-            loss = self.structure.step(closure, under=whole)
-        except Diverged as error:
-            raise Diverged(f"update {self.update + 1} of {self.horizon}: {error}") from None
-        counts = score.wrong(seen[0], parts[0][1])  # one mask speaks for all: each is drawn from theta
-        missed, predictions = (0, 0) if counts is None else counts
-        for place, value in enumerate((loss, 1, missed, predictions)):
-            self.sums[place] += value
-        self.update += 1
-        if self.update % LOOK == 0 or self.update == self.horizon:
-            self._check()
-        if self.scheduler is not None and self.per_update:
-            self.scheduler.step()
+            # Where there are checkpoints, Ctrl-C ends an update and not the process.
+            with self.limit.on_interrupt() if self.checkpoint is not None else nullcontext():
+                self._go_to_the_end()
+        finally:
+            self.engine.close()
+            self._tell("on_leave")
+        return self.finished
+
+    def _go_to_the_end(self) -> None:
+        while not self.finished:
+            self._go_on()
+            stopping = not self.finished and self.limit.now(spare=self._cost + self._ahead())
+            if stopping or self.finished or time.monotonic() - self._since >= self._cost / SAVING:
+                self.save()
+            if stopping:
+                return
+
+    def results(self) -> list[Result]:
+        """What came of each run so far; the state of the runs, which a checkpoint holds, is not changed by it."""
+        results = self.engine.results(self)
+        self._tell("on_end", results)
+        return results
+
+    def _tell(self, event: str, *about: Any) -> None:
+        for callback in self.callbacks:
+            getattr(callback, event)(self, *about)
+
+    @property
+    def _due(self) -> bool:
+        """Whether the runs are to be measured now."""
+        return self.engine.done in self.engine.points and self.measured < self.engine.done
+
+    def _go_on(self) -> None:
+        """What is due: a measurement, or updates up to the next thing that is."""
+        if self._due:
+            self._measure()
+        else:
+            self._advance()
+            self._tell("on_update")
+
+    def _measure(self) -> None:
+        last = self.engine.done >= self.engine.total
+        with self.timed("measuring"):
+            began = time.monotonic()
+            rows = self.engine.measure(last)
+            self._reading = (time.monotonic() - began) / max(self.engine.reads(last), 1)
+        for row in rows:
+            row["seconds"] = round(self.elapsed, 3)
+        for history, row in zip(self.histories, rows, strict=True):
+            history.append(row)
+        self.measured = self.engine.done
+        self._keep_theta()
+        self._tell("on_epoch", rows)
+
+    def _advance(self) -> None:
+        """On to where something is due: a measurement, settling, a look at the clock."""
+        engine, began, first = self.engine, time.monotonic(), self._rate is None
+        with self.timed("first_updates" if first else "updates"):
+            if engine.done >= engine.settle_at and not engine.settled:
+                engine.settle()
+                self._tell("on_settle")
+                first = True  # another step is compiled and recorded
+            done = engine.done
+            points = [point for point in (engine.settle_at, *engine.points) if point > done]
+            engine.advance(min([*points, done + self._slice()]) - done, self.limit)
+            if engine.device.type == "cuda":
+                torch.cuda.synchronize(engine.device)  # the clock is to know what is done, not what is asked for
+        rate = (engine.done - done) / max(time.monotonic() - began, 1e-9)
+        self._rate = rate if self._rate is None or not first else self._rate
+
+    def _slice(self) -> int:
+        """Updates until the next look at the clock; a new process compiles and records in its first ones.
+
+        It ends where a whole CUDA graph can, so that no updates are left to be done one by one.
+        """
+        stride, done, on_gpu = self.engine.stride, self.engine.done, self.engine.device.type == "cuda"
+        if self._rate is None:
+            most = 2 * stride if on_gpu else 1
+        else:
+            most = max(int(min((4 * LOOK if on_gpu else LOOK) * self._rate, MOST)), 1)
+        aligned = (done + most) // stride * stride
+        return aligned - done if aligned > done else most
+
+    def _ahead(self) -> float:
+        """Seconds that what comes next will take, about."""
+        if self._due:
+            return self._reading * self.engine.reads(self.engine.done >= self.engine.total)
+        return 0.0 if self._rate is None else self._slice() / self._rate
+
+    def _keep_theta(self) -> None:
+        if self.engine.thetas is not None:
+            self.thetas.offer(self.engine.done, self.engine.thetas)
+
+    # ---- what is kept ----------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write a checkpoint of where the runs are, if they can go on from here and it is not there yet."""
+        here = self.engine.done + (0.5 if self.measured == self.engine.done else 0.0)
+        if self.checkpoint is None or not self.engine.resumable or self._saved == here:
+            return
+        with self.timed("saving"):
+            before = time.monotonic()
+            self.engine.check()
+            state = {
+                "engine": self.engine.state_dict(),
+                "histories": self.histories,
+                "thetas": self.thetas.state_dict(),
+                "measured": self.measured,
+                "reading": self._reading,
+                "seconds": self.seconds,
+                "calls": self.calls,
+                "stopped": self.stopped,
+                "random": chance.states(self.engine.device),
+            }
+            self.checkpoint.save(state, self.engine.done)
+        self._saved, self._since = here, time.monotonic()
+        self._cost = self._since - before
+
+    def _resume(self) -> None:
+        state = None if self.checkpoint is None else self.checkpoint.load()
+        if state is None:
+            return
+        self.engine.load_state_dict(state["engine"])
+        self.histories = [list(history) for history in state["histories"]]
+        self.thetas.load_state_dict(state["thetas"])
+        self.measured, self._reading = int(state["measured"]), float(state["reading"])
+        self.seconds, self.calls, self.stopped = dict(state["seconds"]), int(state["calls"]), str(state["stopped"])
+        self._saved = self.engine.done + (0.5 if self.measured == self.engine.done else 0.0)
+        chance.restore(state["random"], self.engine.device)
 
     @contextmanager
-    def written_back(self) -> Iterator[None]:
-        """However it ends, the model holds what was trained."""
+    def timed(self, part: str) -> Iterator[None]:
+        began = time.monotonic()
         try:
             yield
         finally:
-            self.structure.write_back()
-
-    def _check(self) -> None:
-        try:
-            self.structure.check()
-        except Diverged as error:
-            raise Diverged(f"update {self.update} of {self.horizon}, or shortly before: {error}") from None
-
-    def check_weights(self) -> None:
-        """Refuse to save weights from which no run could go on."""
-        self._check()
-        self.structure.write_back()
-        weights = [parameter.detach() for parameter in self.gated.model.parameters()]
-        if not all(bool(weight.isfinite().all()) for weight in weights):
-            raise Diverged(
-                f"update {self.update} of {self.horizon}: the weights are no longer finite; this state was not saved, "
-                "and an earlier checkpoint is intact. Lower the learning rate of the weights"
-            )
-
-    def end_epoch(self) -> Row:
-        """The row of the epoch that just ended."""
-        self.structure.write_back()
-        loss, updates, missed, predictions = self.sums.tolist()
-        row: Row = {
-            "epoch": self.update // self.feed.updates,
-            "update": self.update,
-            "loss": loss / updates,
-            "error": missed / predictions if predictions else None,
-        }
-        row |= {"begun": self.update > self.phases.begin} | structure_row(self.search, self.gated, self.shares)
-        found = None
-        if self.validation is not None:
-            mask = self.search.select()
-            with calibrated(self.gated, mask, self.feed, 1024):
-                found = score.deterministic(self.gated, mask, self.validation, loss=self.loss)
-            row |= {"validation_loss": found.loss, "validation_error": found.error}
-        row["learning_rate"] = float(self.structure.param_groups[0]["lr"])
-        row["seconds"] = round(self.seconds, 3)
-        row = clean(row)
-        if self.scheduler is not None and not self.per_update:
-            if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-                self.scheduler.step(found.loss if found is not None else loss / updates)
-            else:
-                self.scheduler.step()
-        self.history.append(row)
-        self.theta.offer(self.update, self.search.theta)
-        self._clear()
-        return row
-
-    def state_dict(self) -> dict[str, Any]:
-        self.structure.write_back()
-        return {
-            "update": self.update,
-            "began_with": self.began_with,
-            "model": self.gated.model.state_dict(),
-            "structure": self.structure.state_dict(),
-            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
-            "random": chance.states(self.device),
-            "sums": self.sums.tolist(),
-            "history": self.history,
-            "theta": self.theta.state_dict(),
-            "seconds": self.seconds,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.gated.model.load_state_dict(state["model"])
-        self.structure.load_state_dict(state["structure"])
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(state["scheduler"])
-        self.update, self.history = state["update"], list(state["history"])
-        self.began_with = state["began_with"]
-        self.sums.copy_(torch.tensor(state["sums"], dtype=torch.float64))
-        self.theta.load_state_dict(state["theta"])
-        self.spent, self.began = state["seconds"], time.monotonic()
-        chance.restore(state["random"], self.device)
-
-
-def train(run: Run, checkpoint: Checkpoint | None, record: Record | None, stop: Stop, progress: Progress) -> bool:
-    """Go on to the end of the run, or until told to stop. Returns whether the end was reached.
-
-    A run over somebody else's iterable is saved at the ends of epochs only: what was done of an epoch when it was
-    stopped is done again.
-    """
-    saved, cost = run.update if checkpoint is not None else -1, 0.0
-    since = time.monotonic()
-
-    def save() -> None:
-        nonlocal saved, cost, since
-        if checkpoint is not None and saved != run.update:
-            before = time.monotonic()
-            run.check_weights()
-            checkpoint.save(run.state_dict(), run.update)
-            saved, since = run.update, time.monotonic()
-            cost = since - before
-
-    with out_of_memory(), run.written_back():
-        while run.update < run.horizon:
-            for batch in run.batches():
-                run.step(batch)
-                progress.update(run.update)
-                ended = run.update % run.feed.updates == 0
-                if ended:
-                    row = run.end_epoch()
-                    if record is not None:
-                        record.epoch(row)
-                    progress.epoch(describe(row))
-                stopping = stop.now(spare=cost)
-                due = stopping or run.update == run.horizon or time.monotonic() - since >= cost / SAVING
-                if due and (run.feed.exact or ended):
-                    save()
-                if stopping and run.update < run.horizon:
-                    return False
-    return True
-
-
-def describe(row: Row) -> str:
-    """A row for a person."""
-    parts = [f"epoch {row['epoch']}", f"loss {row['loss']:.4f}" if row["loss"] is not None else "loss none"]
-    # While the structure is searched for, the one mask that would ship now may be far worse than those that are drawn;
-    # before the search begins it is any mask of its size.
-    validation = "validation" if row["settled"] else "validation if cut now"
-    shown = [("error", "error"), (validation, "validation_error"), ("share", "cost_share")]
-    for name, key in shown if row["begun"] else shown[:1]:
-        if row.get(key) is not None:
-            parts.append(f"{name} {row[key]:.2%}")
-    phase = "settled" if row["settled"] else "" if row["begun"] else "the whole network, before the search"
-    return "  ".join([*parts, phase] if phase else parts)
-
-
-@contextmanager
-def out_of_memory() -> Iterator[None]:
-    """Say what to do when memory runs out."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        text = str(error)
-        full = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in text
-        if not full or isinstance(error, EspalierError):
-            raise
-        raise OutOfMemory(
-            f"out of memory: {text.splitlines()[0] if text else type(error).__name__}. Use a smaller batch_size, or "
-            "espalier.StructureOptimizer with a closure that accumulates over parts of the mini-batch"
-        ) from error
+            self.seconds[part] += time.monotonic() - began

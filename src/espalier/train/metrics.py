@@ -1,10 +1,10 @@
-"""What is recorded of a run after every epoch, as one flat row of numbers."""
+"""What is recorded of runs when they are measured: one flat row of numbers for each, read from the device at once."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,53 +12,71 @@ from torch import Tensor
 from espalier.cost import Cost
 from espalier.search import Search
 from espalier.space import Space
-from espalier.train.step import Gated
 
 Row = dict[str, Any]
+Columns = dict[str, Tensor]
+
+
+class Counted(Protocol):
+    """A gated model whose costs are known by name."""
+
+    @property
+    def space(self) -> Space: ...
+    def cost(self, kind: str) -> Cost: ...
 
 
 class Shares:
-    """Shares of the full network that a mask keeps: of its gates, of its weights, and of the cost searched against."""
+    """Shares of the full network that masks keep: of its gates, of its weights, and of the cost searched against.
 
-    def __init__(self, gated: Gated, cost: Cost, full_cost: Tensor, device: torch.device) -> None:
+    full_cost: what counts as all of that cost; None for that of all gates open.
+    """
+
+    def __init__(self, gated: Counted, cost: Cost, full_cost: Tensor | None, device: torch.device) -> None:
         ones = torch.ones(gated.space.d, device=device)
         self.costs = {"unit_share": gated.cost("units"), "weight_share": gated.cost("weights"), "cost_share": cost}
-        self.full = {name: float(counted(ones)) for name, counted in self.costs.items()}
-        self.full["cost_share"] = float(full_cost)
+        self.full = {name: counted(ones) for name, counted in self.costs.items()}
+        if full_cost is not None:
+            self.full["cost_share"] = full_cost
 
-    def __call__(self, mask: Tensor) -> dict[str, float | None]:
-        """mask: ``(d)``. A share is None where there is nothing to share (a network without such weights)."""
-        return {
-            name: float(cost(mask)) / self.full[name] if self.full[name] else None for name, cost in self.costs.items()
-        }
+    def __call__(self, masks: Tensor) -> Columns:
+        """masks: ``(*batch, d)``; shares ``(*batch)``, NaN where there is nothing to share."""
+        return {name: cost(masks) / self.full[name] for name, cost in self.costs.items()}
 
 
-def entropy(space: Space, theta: Tensor) -> float:
-    """The mean entropy of a variable, in bits: 1 for bits at 0.5, 0 when the structure is decided. theta: ``(d)``."""
-    surprise = torch.special.entr(theta)
-    total = surprise.sum()
+def structure(search: Search) -> Columns:
+    """What theta says, ``(*batch)`` each; the distance to a target is NaN where there is none."""
+    expected = search.expected_cost()
+    return {
+        "selected_share": search.usage(),
+        "expected_share": expected / search.full_cost,
+        "expected_cost": expected,
+        "penalty": search.penalty,
+        "entropy": entropy(search.space, search.theta),
+        "distance_to_target": expected * torch.nan if search.target is None else search.gap(),
+    }
+
+
+def entropy(space: Space, theta: Tensor) -> Tensor:
+    """The mean entropy of a variable in bits: 1 for bits at 0.5, 0 when the structure is decided. theta: ``(*, d)``."""
+    total: Tensor = torch.special.entr(theta).sum(-1)
     for _, where in space.bits:
-        total = total + torch.special.entr(1 - theta[where]).sum()
-    return float(total) / math.log(2) / space.n
+        total = total + torch.special.entr(1 - theta[..., where]).sum(-1)
+    return total / math.log(2) / space.n
 
 
-def structure_row(search: Search, gated: Gated, shares: Shares) -> Row:
-    """The state of the search: shares of the mask that would ship now, and what theta says."""
-    selected = search.select()
-    row: Row = dict(shares(gated.canonical(selected)))
-    row["selected_share"] = float(search.usage())
-    row["expected_share"] = float(search.expected_cost() / search.full_cost)
-    row["expected_cost"] = float(search.expected_cost())
-    row["penalty"] = float(search.penalty)
-    row["entropy"] = entropy(search.space, search.theta)
-    row["distance_to_target"] = None if search.target is None else float(search.gap())
-    row["settled"] = search.settled
-    return row
+def rows(columns: Mapping[str, Tensor]) -> list[Row]:
+    """columns: ``(R)`` each. A row for each run; what is not finite is None, as JSON has no word for it."""
+    table = torch.stack([column.to(torch.float64).reshape(-1) for column in columns.values()], -1).tolist()
+    return [dict(zip(columns, map(known, row), strict=True)) for row in table]
+
+
+def known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def clean(row: Mapping[str, Any]) -> Row:
     """The row with what JSON has no word for (infinities, NaN) as None."""
-    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
+    return {key: known(value) if isinstance(value, float) else value for key, value in row.items()}
 
 
 class Thinned:
@@ -71,7 +89,7 @@ class Thinned:
         self.offered = 0
 
     def offer(self, update: int, theta: Tensor) -> None:
-        """theta: ``(d)``; kept as float32 on the CPU."""
+        """theta: ``(R, d)``; kept as float32 on the CPU."""
         if self.offered % self.stride == 0:
             self.updates.append(update)
             self.snapshots.append(theta.detach().to("cpu", torch.float32, copy=True))
@@ -79,12 +97,15 @@ class Thinned:
         if len(self.updates) > self.most:
             self.updates, self.snapshots, self.stride = self.updates[::2], self.snapshots[::2], 2 * self.stride
 
-    def table(self) -> Tensor:
-        """``(snapshots, d)`` float32."""
-        return torch.stack(self.snapshots) if self.snapshots else torch.empty(0, 0)
+    def table(self, run: int) -> dict[str, Tensor]:
+        """Of one run: ``theta`` ``(snapshots, d)`` float32 and ``updates`` ``(snapshots)`` int64."""
+        snapshots = [snapshot[run] for snapshot in self.snapshots]
+        theta = torch.stack(snapshots) if snapshots else torch.empty(0, 0)
+        return {"theta": theta, "updates": torch.tensor(self.updates, dtype=torch.int64)}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"stride": self.stride, "updates": self.updates, "offered": self.offered, "table": self.table()}
+        table = torch.stack(self.snapshots) if self.snapshots else torch.empty(0, 0, 0)
+        return {"stride": self.stride, "updates": self.updates, "offered": self.offered, "table": table}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.stride, self.updates, self.offered = state["stride"], list(state["updates"]), state["offered"]

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from statistics import median
 from typing import Any, Protocol, TextIO
+
+from espalier.train.callbacks import Callback
+from espalier.train.loop import Loop
+from espalier.train.metrics import Row
 
 NARROW = 115  # columns: a bar, the time left and the numbers of an epoch
 
@@ -166,6 +171,48 @@ def span(seconds: float | None) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+class Shown(Callback):
+    """Tells a person by way of a :class:`Progress`."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def on_begin(self, loop: Loop) -> None:
+        if 0 < loop.update < loop.updates:
+            self.progress.say(f"going on after update {loop.update} of {loop.updates}")
+        self.progress.start(loop.update, loop.updates)
+
+    def on_update(self, loop: Loop) -> None:
+        self.progress.update(loop.update)
+
+    def on_epoch(self, loop: Loop, rows: list[Row]) -> None:
+        self.progress.epoch(describe(rows))
+
+    def on_leave(self, loop: Loop) -> None:
+        self.progress.stop()
+
+
+def describe(rows: list[Row]) -> str:
+    """Rows for a person: one run in full, of several the medians."""
+    row = rows[0] | {key: _median(rows, key) for key in ("loss", "error", "validation_error", "cost_share")}
+    parts = [f"{len(rows)} runs"] if len(rows) > 1 else []
+    parts += [f"epoch {row['epoch']}", f"loss {row['loss']:.4f}" if row["loss"] is not None else "loss none"]
+    # While the structure is searched for, the one mask that would ship now may be far worse than those that are drawn;
+    # before the search begins it is any mask of its size.
+    validation = "validation" if row["settled"] else "validation if cut now"
+    shown = [("error", "error"), (validation, "validation_error"), ("share", "cost_share")]
+    for name, key in shown if row["begun"] else shown[:1]:
+        if row[key] is not None:
+            parts.append(f"{name} {row[key]:.2%}")
+    phase = "settled" if row["settled"] else "" if row["begun"] else "the whole network, before the search"
+    return "  ".join([*parts, phase] if phase else parts)
+
+
+def _median(rows: list[Row], key: str) -> float | None:
+    values = [row[key] for row in rows if row.get(key) is not None]
+    return median(values) if values else None
 
 
 def choose(quiet: bool) -> Progress:

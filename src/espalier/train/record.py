@@ -15,22 +15,29 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import safetensors
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from espalier.space import BadInput
+from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import NotSaved, write
-from espalier.train.metrics import Row, Thinned, clean
+from espalier.train.metrics import Row, clean
+
+if TYPE_CHECKING:
+    from espalier.train.loop import Loop
+    from espalier.train.result import Result
 
 NAMES = ("settings.json", "metrics.jsonl", "theta.safetensors", "result.json")
+LEFT = "left.txt"
 
 
-class Record:
-    """Writes one run directory."""
+class RunDirectory:
+    """One run's folder: writes what came of it, refuses what is not its own."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -39,22 +46,22 @@ class Record:
     def start(self, settings: Mapping[str, Any], device: torch.device, history: Sequence[Row]) -> None:
         """Also puts the metrics back to what the checkpoint knows: rows written after it will be written again."""
         self.check()
-        story = {"settings": dict(settings), "versions": versions(), "hardware": hardware(device)}
-        write(self.folder / "settings.json", _json(story))
+        head = {"settings": dict(settings), "versions": versions(), "hardware": hardware(device)}
+        write(self.folder / "settings.json", _json(head))
         write(self.metrics, b"".join(_line(row) for row in history))
 
     def check(self) -> None:
         """Refuse a folder that holds files of these names which no run has written."""
         try:
-            story = json.loads((self.folder / "settings.json").read_text(encoding="utf-8"))
+            head = json.loads((self.folder / "settings.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            story = None
-        if isinstance(story, dict) and story.keys() >= {"settings", "versions", "hardware"}:
+            head = None
+        if isinstance(head, dict) and head.keys() >= {"settings", "versions", "hardware"}:
             return
-        found = [name for name in NAMES if (self.folder / name).exists()]
-        if found:
+        there = [name for name in NAMES if (self.folder / name).exists()]
+        if there:
             raise BadInput(
-                f"{self.folder / found[0]} was not written by a run and would be overwritten; use another folder for "
+                f"{self.folder / there[0]} was not written by a run and would be overwritten; use another folder for "
                 "checkpoint"
             )
 
@@ -72,10 +79,49 @@ class Record:
         except OSError as error:
             raise NotSaved(error.errno, f"{self.metrics} could not be written: {error.strerror}") from error
 
-    def finish(self, result: Mapping[str, Any], theta: Thinned) -> None:
-        table = {"theta": theta.table(), "updates": torch.tensor(theta.updates, dtype=torch.int64)}
-        write(self.folder / "theta.safetensors", safetensors.torch.save(table))
+    def finish(self, result: Mapping[str, Any], theta: Mapping[str, Tensor]) -> None:
+        write(self.folder / "theta.safetensors", safetensors.torch.save(dict(theta)))
         write(self.folder / "result.json", _json(clean(result)))
+
+    def leave(self, weights: str | None) -> None:
+        """Note the weights (a hash) with which an unfinished run was left, where they are ahead of its checkpoint."""
+        path = self.folder / LEFT
+        if weights is None:
+            path.unlink(missing_ok=True)
+        else:
+            write(path, f"{weights}\n".encode())
+
+    def left_with(self, weights: str) -> bool:
+        """Whether the run was left with weights of this hash."""
+        try:
+            return (self.folder / LEFT).read_text(encoding="utf-8").strip() == weights
+        except OSError:
+            return False
+
+
+class Records(Callback):
+    """A run directory for each run of a loop. settings: of each run, what it is told by."""
+
+    def __init__(self, folders: Sequence[Path], settings: Sequence[Mapping[str, Any]]) -> None:
+        self.directories, self.settings = [RunDirectory(folder) for folder in folders], settings
+        self.written = False  # whether all of it is there already
+        for directory in self.directories:
+            directory.check()
+
+    def on_begin(self, loop: Loop) -> None:
+        self.written = loop.finished and all(directory.complete() for directory in self.directories)
+        if not self.written:
+            for directory, settings, history in zip(self.directories, self.settings, loop.histories, strict=True):
+                directory.start(settings, loop.engine.device, history)
+
+    def on_epoch(self, loop: Loop, rows: list[Row]) -> None:
+        for directory, row in zip(self.directories, rows, strict=True):
+            directory.epoch(row)
+
+    def on_end(self, loop: Loop, results: list[Result]) -> None:
+        if not self.written:
+            for i, (directory, result) in enumerate(zip(self.directories, results, strict=True)):
+                directory.finish(result.summary(), loop.thetas.table(i))
 
 
 def versions() -> dict[str, str]:

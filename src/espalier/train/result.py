@@ -3,72 +3,96 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from espalier.search import Search
+from espalier.space import Space
 from espalier.train.metrics import Row
 from espalier.train.score import Score
 from espalier.train.step import Gated
 
+if TYPE_CHECKING:
+    from espalier.train.batched.runs import Run
+
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """model: compact, in eval mode, on the device it was trained on. mask: ``(d)`` float32, canonical, what the model
-    was cut to. theta: ``(d)`` float64. history: one row for each epoch.
+    """What ``fit`` returns, and ``sweep`` for each of its runs.
 
+    model: compact, in eval mode; of ``fit`` on the device it was trained on, of ``sweep`` on the CPU.
+    mask: ``(d)`` float32, canonical, what the model was cut to.
+    theta: ``(d)`` float64; None where the mask was given.
+    history: one row for each epoch.
     finished: False where a time limit stopped the run: the model is what would ship now, and the same call goes on.
-    target: the share of the full cost that was asked for, if one was. share_before: of the most probable mask, before
-    the selection; share_after: of the mask that ships.
-    shares: of gates, weights and cost that the canonical mask keeps. validation: of the compact model.
-    search: the search as it ended. gated: the gates, where ``fit`` was given them; those it attached by itself it has
-    taken off again.
+    target: the share of the full cost that was asked for, if one was.
+    share_before: the share of the cost that the most probable mask keeps, before the selection.
+    share_after: the share that the mask keeps that ships. Both are None where the mask was given.
+    shares: of gates, weights and cost that the canonical mask keeps.
+    validation: the score of the compact model.
+    penalty: how strongly cost counted at the end.
+    run: of a sweep, what was asked of it. stopped: why a callback ended the run, or "".
+    diverged: of a sweep, the first update without a finite loss. skipped: updates at which the weights stayed.
+    search: of ``fit``, the search as it ended. gated: the gates, where ``fit`` was given them; those it attached by
+    itself it has taken off again.
     """
 
     model: nn.Module
     mask: Tensor
-    theta: Tensor
+    theta: Tensor | None
     history: list[Row]
     finished: bool
     target: float | None
-    share_before: float
-    share_after: float
+    share_before: float | None
+    share_after: float | None
     shares: dict[str, float | None]
     validation: Score | None
+    penalty: float | None
     updates: int
     seconds: float
-    search: Search = field(repr=False)
-    gated: Gated | None = field(repr=False)
+    space: Space = field(repr=False)
+    run: Run | None = None
+    stopped: str = ""
+    diverged: int | None = None
+    skipped: int = 0
+    search: Search | None = field(default=None, repr=False)
+    gated: Gated | None = field(default=None, repr=False)
+
+    @property
+    def validation_loss(self) -> float | None:
+        return None if self.validation is None else self.validation.loss
+
+    @property
+    def validation_error(self) -> float | None:
+        return None if self.validation is None else self.validation.error
+
+    @property
+    def kept(self) -> dict[str, list[int]]:
+        """Of each group of gates, how many are open, of how many."""
+        slices = self.space.slices.items()
+        return {name: [int(self.mask[where].sum()), where.stop - where.start] for name, where in slices}
 
     def summary(self) -> dict[str, Any]:
         """The result as JSON-able numbers, for ``result.json``."""
-        groups = {
-            name: [int(self.mask[where].sum()), where.stop - where.start]
-            for name, where in self.search.space.slices.items()
-        }
-        return {
-            "finished": self.finished,
-            "target": self.target,
-            "share_before": self.share_before,
-            "share_after": self.share_after,
-            **self.shares,
-            "penalty": float(self.search.penalty),
-            "validation_loss": None if self.validation is None else self.validation.loss,
-            "validation_error": None if self.validation is None else self.validation.error,
-            "kept": groups,
-            "updates": self.updates,
-            "seconds": round(self.seconds, 3),
-        }
+        shared = ("finished", "target", "share_before", "share_after")
+        own = ("penalty", "validation_loss", "validation_error", "kept", "updates")
+        words = {name: getattr(self, name) for name in shared} | self.shares
+        words |= {name: getattr(self, name) for name in own} | {"seconds": round(self.seconds, 3)}
+        if self.run is not None:
+            words |= {"diverged": self.diverged, "skipped": self.skipped}
+        return words | ({"stopped": self.stopped} if self.stopped else {})
 
     def __str__(self) -> str:
-        wanted = "" if self.target is None else f"target {self.target:.2%} of the cost, "
+        text = "" if self.target is None else f"target {self.target:.2%} of the cost, "
+        if self.share_before is not None:
+            text += f"reached {self.share_before:.2%} before the selection and {self.share_after:.2%} after it; "
         weights = self.shares["weight_share"]
-        text = f"{wanted}reached {self.share_before:.2%} before the selection and {self.share_after:.2%} after it"
         if weights is not None:
-            text += f"; {weights:.2%} of the weights are kept"
-        if self.validation is not None and self.validation.error is not None:
-            text += f", validation error {self.validation.error:.2%}"
+            text += f"{weights:.2%} of the weights are kept"
+        if self.validation_error is not None:
+            text += f", validation error {self.validation_error:.2%}"
+        text = text.removesuffix("; ")
         if not bool(self.mask.any()):
             text += ". No gate is left: nothing leads from inputs to outputs; use a larger target, or train longer"
         return text

@@ -2,9 +2,8 @@
 
 from espalier.train.batched.batch import Compute
 from espalier.train.batched.optimizers import SGD, Adam, AdamW
-from espalier.train.batched.result import SweepResult
 from espalier.train.batched.runs import Run
 from espalier.train.batched.schedule import Constant, Cosine, Linear, Steps
 from espalier.train.batched.sweep import sweep
 
-__all__ = ["SGD", "Adam", "AdamW", "Compute", "Constant", "Cosine", "Linear", "Run", "Steps", "SweepResult", "sweep"]
+__all__ = ["SGD", "Adam", "AdamW", "Compute", "Constant", "Cosine", "Linear", "Run", "Steps", "sweep"]

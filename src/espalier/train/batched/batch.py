@@ -17,10 +17,10 @@ from espalier.space import BadInput
 from espalier.train.batched.capture import Replayer
 from espalier.train.batched.chain import Chain
 from espalier.train.batched.feed import Feed, Pair
-from espalier.train.batched.grouped import SLOPELESS
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given, Searched, Source, Whole
 from espalier.train.batched.optimizers import Optimizer
+from espalier.train.batched.own_gradient import SLOPELESS
 from espalier.train.batched.schedule import Schedule
 from espalier.train.batched.step import Call, Differential, Gradient, Loss, Named, Stacked, Step, compiled
 
@@ -214,7 +214,7 @@ class Batch:
         masks: Tensor,
         inputs: Tensor,
         targets: Tensor,
-        chunk: int = 1024,
+        chunk: int = 1000,
         read: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Mean loss and share of wrong classes of each run under its mask ``(R, d)``, float64 ``(R)``.

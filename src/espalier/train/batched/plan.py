@@ -14,6 +14,7 @@ from espalier.space import BadInput, BadType, Space
 from espalier.train import checks, identity
 from espalier.train.batched import schedule as schedules
 from espalier.train.batched.optimizers import SGD, Optimizer
+from espalier.train.batched.own_gradient import Own
 from espalier.train.batched.schedule import Schedule
 from espalier.train.presets import Phases, Recipe
 
@@ -21,23 +22,36 @@ from espalier.train.presets import Phases, Recipe
 @dataclass(frozen=True)
 class Plan:
     """optimizer, schedule: None for the recipe's. search: arguments of :class:`espalier.Search` that replace the
-    recipe's."""
+    recipe's. updates: of each run; None for those of its epochs. points: so many measurements, evenly spaced; None for
+    one after every epoch. calibrate: examples that BatchNorm's statistics are estimated on in the middle of a run.
+    gradient: how the network computes its own. check: try out every gate. seeded_by: JSON-able, what the seed of the
+    masks is made of.
+    """
 
     epochs: int
     batch_size: int
     samples: int
     loss: Callable[[Tensor, Tensor], Tensor]
-    cost: str | Cost | Tensor
+    cost: str | Cost | Tensor | Callable[[Any], Cost]  # a function is given the gated model
     recipe: Recipe
     optimizer: Optimizer | None = None
     schedule: Schedule | None = None
     search: Mapping[str, Any] | None = None
     pad: int = 0
+    updates: int | None = None
+    points: int | None = None
+    calibrate: int = 1024
+    gradient: Own | None = None
+    check: bool = True
+    seeded_by: Any = None
 
     def __post_init__(self) -> None:
         fewest = 1 if self.recipe.signal in SLOPES else 2  # losses are compared with each other, slopes are not
-        for name, least in (("epochs", 1), ("batch_size", 1), ("samples", fewest), ("pad", 0)):
+        counts = (("epochs", 1), ("batch_size", 1), ("samples", fewest), ("pad", 0), ("points", 1))
+        for name, least in counts:
             value = getattr(self, name)
+            if name == "points" and value is None:
+                continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise BadInput(f"{name} is an integer of at least {least}, not {value!r}")
         checks.loss(self.loss)
@@ -68,6 +82,7 @@ class Plan:
     def describe(self) -> dict[str, Any]:
         """JSON-able: what two calls are compared by before one goes on with the other's checkpoint."""
         shown: dict[str, Any] = {name: getattr(self, name) for name in ("epochs", "batch_size", "samples", "pad")}
+        shown |= {} if self.points is None else {"points": self.points}
         shown["loss"] = identity.function(self.loss)
         shown["cost"] = self.cost if isinstance(self.cost, str) else "given"
         shown["recipe"] = asdict(self.recipe)

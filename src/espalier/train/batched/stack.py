@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -12,9 +14,11 @@ from espalier.cost import Cost
 from espalier.gates.attach import attach
 from espalier.space import BadInput, BadType, Space
 from espalier.train import checks, nested
+from espalier.train.batched.runs import Run
 from espalier.train.batched.step import Named
 
-Factory = Callable[[], Any]  # an nn.Module, or a gated model
+# Builds an nn.Module, or a gated model; given the Run if it has a parameter of the name `run`.
+Factory = Callable[..., Any]
 Norm = nn.modules.batchnorm._BatchNorm
 
 
@@ -26,56 +30,66 @@ class Gated(Protocol):
     @property
     def space(self) -> Space: ...
     def call(self, params_and_buffers: Named, mask: Tensor, x: Tensor) -> Tensor: ...
+    def masked(self, mask: Tensor) -> AbstractContextManager[Any]: ...
     def canonical(self, mask: Tensor) -> Tensor: ...
     def cost(self, kind: str) -> Cost: ...
     def compact(self, mask: Tensor) -> nn.Module: ...
 
 
-def made(factory: Factory, seed: int) -> Any:
-    """What the factory builds from this seed; torch's own random state stays as it was."""
+def made(factory: Factory, run: Run) -> Any:
+    """What the factory builds under the seed of this run; torch's own random state stays as it was."""
     if isinstance(factory, nn.Module) or not callable(factory):
         raise BadType(
             f"factory is a function without arguments that builds the model, anew for every seed, such as "
             f"lambda: Net(), not {type(factory).__name__}"
         )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        found = factory()
+        torch.manual_seed(run.seed)
+        found = factory(run) if takes_run(factory) else factory()
     if isinstance(found, nn.Module) or (hasattr(found, "call") and isinstance(module(found), nn.Module)):
         return found
     raise BadType(f"factory() builds a module, or a gated model as espalier.attach gives it, not {found!r}")
+
+
+def takes_run(factory: Factory) -> bool:
+    """Whether a factory builds for one run what it builds for no other of its seed."""
+    try:
+        return "run" in inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 def module(found: Any) -> nn.Module:
     return found if isinstance(found, nn.Module) else getattr(found, "model", None)  # type: ignore[return-value]
 
 
-def attached(found: Any, example: Tensor) -> Gated:
+def attached(found: Any, example: Tensor, check: bool = True) -> Gated:
     """A gated model as it is, or gates attached to a module. example: a few inputs as the network reads them."""
     if not isinstance(found, nn.Module):
         return found  # type: ignore[no-any-return]
     first = next(found.parameters(), example)
     example = example.to(first.device, nested.dtype(found) if example.is_floating_point() else example.dtype)
     checks.readable(found, example)
-    gated: Gated = attach(found, example)
+    gated: Gated = attach(found, example, check=check)
     return gated
 
 
-def build(factory: Factory, seed: int, example: Tensor) -> Gated:
-    """A gated model with the initial weights of this seed."""
-    return attached(made(factory, seed), example)
+def build(factory: Factory, run: Run, example: Tensor, check: bool = True) -> Gated:
+    """A gated model with the initial weights of this run."""
+    return attached(made(factory, run), example, check)
 
 
 def stacked(
-    factory: Factory, seeds: Sequence[int], example: Tensor, device: torch.device
+    factory: Factory, runs: Sequence[Run], example: Tensor, device: torch.device, check: bool = True
 ) -> tuple[Gated, Named, Named]:
     """A template that computes with any weights, the trained tensors ``(R, ...)`` and the fixed ones, by name.
 
     The template keeps no running statistics: while training, every mask of every run normalises with its own batch,
     and what ships is calibrated under its own mask at the end.
     """
-    each = {seed: made(factory, seed) for seed in dict.fromkeys(seeds)}
-    template = attached(each[seeds[0]], example)
+    keys = list(range(len(runs))) if takes_run(factory) else [run.seed for run in runs]
+    each = {key: made(factory, run) for key, run in dict(zip(reversed(keys), reversed(runs))).items()}
+    template = attached(each[keys[0]], example, check)
     frozen = [name for name, m in template.model.named_modules() if isinstance(m, Norm) and not m.training]
     if frozen and template.model.training:
         raise BadInput(
@@ -89,11 +103,11 @@ def stacked(
     # A mask is no tensor of a run: the call brings its own.
     buffers = [n for n, _ in template.model.named_buffers() if not n.rpartition(".")[2].startswith("espalier_")]
     states = {
-        seed: dict(module(one).named_parameters()) | dict(module(one).named_buffers()) for seed, one in each.items()
+        key: dict(module(one).named_parameters()) | dict(module(one).named_buffers()) for key, one in each.items()
     }
 
     def stack(name: str) -> Tensor:
-        found = [states[seed].get(name) for seed in seeds]
+        found = [states[key].get(name) for key in keys]
         shapes = {None if t is None else tuple(t.shape) for t in found}
         if len(shapes) > 1 or None in shapes:
             raise BadInput(f"factory() builds different models: {name} has shapes {sorted(map(str, shapes))}")

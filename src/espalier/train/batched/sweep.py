@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,23 +14,25 @@ from torch import Tensor
 from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.space import BadInput, BadType
-from espalier.train import checks, presets, progress
+from espalier.train import chance, checks, presets, progress
 from espalier.train.batched import runs as run_list
 from espalier.train.batched import schedule as schedules
 from espalier.train.batched.batch import Compute
+from espalier.train.batched.batch_engine import BatchEngine
 from espalier.train.batched.feed import Pair, check_pair
-from espalier.train.batched.finish import results
-from espalier.train.batched.group import Group
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.optimizers import Optimizer
 from espalier.train.batched.plan import Plan
-from espalier.train.batched.record import Records
-from espalier.train.batched.result import SweepResult
 from espalier.train.batched.runs import Run
 from espalier.train.batched.schedule import Schedule
 from espalier.train.batched.stack import Factory
-from espalier.train.loop import OutOfMemory
+from espalier.train.callbacks import Callback
+from espalier.train.callbacks import check as callbacks_checked
+from espalier.train.checkpoint import Checkpoint
+from espalier.train.loop import Loop, OutOfMemory
 from espalier.train.presets import Recipe
+from espalier.train.record import Records
+from espalier.train.result import Result
 from espalier.train.stop import Stop
 
 
@@ -56,14 +58,16 @@ def sweep(
     recipe: str | Recipe | None = None,
     preset: str | Recipe | None = None,
     pad: int = 0,
+    points: int | None = None,
     validation: Dataset | Pair | None = None,
     compute: Compute | None = None,
     at_once: int | None = None,
     device: str | torch.device | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     time_limit: float | None = None,
+    callbacks: Sequence[Callback] = (),
     quiet: bool = False,
-) -> list[SweepResult]:
+) -> list[Result]:
     """Train every penalty (or target, mask, dropout rate) with every seed, all at once; one result each, in that order.
 
     factory: builds the model, from torch's random state; runs of equal seed start from equal weights and read the data
@@ -71,6 +75,7 @@ def sweep(
     data: (inputs, targets) tensors, which the network reads as they are, or a Dataset, which is read as it says; its
         test part is then the validation. They stay on the device as they are stored; with ``pad`` images are cropped
         and mirrored at random.
+    points: measure so many times, evenly spaced, instead of after every epoch.
     validation: (inputs, targets), or a Dataset, its test part; read as ``data`` are.
     batch_size: what each of the ``samples`` masks of an update reads: the same examples where their losses are ranked,
         else its own. Under one mask (a given one, or after settling) an update reads samples times as many examples.
@@ -83,7 +88,9 @@ def sweep(
     compute: precision, compilation, determinism. at_once: the most runs in one batch; a batch has to fit in memory.
     checkpoint: a folder; the same call goes on where the last one stopped, by a kill or after ``time_limit`` seconds.
         Every run has its own run directory in it.
+    callbacks: as in ``fit``; told of each batch of runs, with a row for each run.
     """
+    watching = callbacks_checked(callbacks)
     asked = run_list.listed(runs, seeds, penalties, targets, masks, dropouts)
     given = presets.one_of(recipe, preset)
     if given is None and any(run.shape == "penalty" for run in asked):
@@ -102,6 +109,7 @@ def sweep(
         schedule=None if schedule is None else schedules.read(schedule),
         search=search,
         pad=pad,
+        points=points,
     )
     if validation is not None and not isinstance(validation, Dataset):
         check_pair(validation, "validation")
@@ -110,38 +118,42 @@ def sweep(
     if compute is not None and not isinstance(compute, Compute):
         raise BadType(f"compute is settings such as Compute(precision='bf16'), not {compute!r}")
     stop, shown = Stop(time_limit), progress.choose(quiet)
-    finished: dict[int, SweepResult] = {}
+    results: dict[int, Result] = {}
     for number, where in enumerate(run_list.batches(asked, at_once)):
-        folder = None if root is None else root / f"batch-{number:03d}"
-        try:
-            group = Group(
-                factory, data, validation, [asked[i] for i in where], plan, place, compute or Compute(), folder
+        with explained(len(where), place):
+            engine = BatchEngine(
+                factory, data, validation, [asked[i] for i in where], plan, place, compute or Compute()
             )
-            records = None if root is None else Records(root, where, group)
-            with stop.on_interrupt() if checkpoint is not None else nullcontext():
-                for rows in group.train(stop, shown):
-                    shown.epoch(f"{len(rows)} runs, epoch {rows[0]['epoch']}")
-                    if records is not None:
-                        records.epoch(rows)
+            records, store = list[Callback](), None
+            if root is not None:
+                settings = [engine.settings | run.describe() for run in engine.runs]
+                records = [Records([root / f"run-{i:03d}" for i in where], settings)]
+                together = engine.settings | {"runs": [run.describe() for run in engine.runs]}
+                store = Checkpoint(root / f"batch-{number:03d}", together)
+            loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store)
+            with chance.seeded(engine.seed, place):
+                loop.train()
             if stop.interrupted:
-                shown.say(f"stopped after update {group.batch.done}; the same call goes on from {checkpoint}")
+                shown.say(f"stopped after update {loop.update}; the same call goes on from {checkpoint}")
                 raise KeyboardInterrupt
-            made = results(group)
-        except torch.OutOfMemoryError as error:
-            raise OutOfMemory(
-                f"{len(where)} runs at once do not fit into the memory of {place}; give "
-                f"at_once={max(len(where) // 2, 1)}, or a smaller batch_size"
-            ) from error
-        except RuntimeError as error:
-            if not re.search("vmap|batching rule", str(error), re.IGNORECASE):
-                raise
-            raise BadInput(
-                "this model cannot compute many runs at once (torch.func.vmap does not follow it: recurrent layers, "
-                f"and branches or shapes that depend on values); use espalier.fit. {str(error).splitlines()[0]}"
-            ) from error
-        finally:
-            shown.stop()
-        if records is not None:
-            records.finish(made)
-        finished.update(zip(where, made, strict=True))
-    return [finished[i] for i in range(len(asked))]
+            results.update(zip(where, loop.results(), strict=True))
+    return [results[i] for i in range(len(asked))]
+
+
+@contextmanager
+def explained(runs: int, device: torch.device) -> Iterator[None]:
+    """Say what to do when memory runs out, and of models that cannot be computed many at once."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(
+            f"{runs} runs at once do not fit into the memory of {device}; give at_once={max(runs // 2, 1)}, or a "
+            "smaller batch_size"
+        ) from error
+    except RuntimeError as error:
+        if not re.search("vmap|batching rule", str(error), re.IGNORECASE):
+            raise
+        raise BadInput(
+            "this model cannot compute many runs at once (torch.func.vmap does not follow it: recurrent layers, "
+            f"and branches or shapes that depend on values); use espalier.fit. {str(error).splitlines()[0]}"
+        ) from error

@@ -18,7 +18,7 @@ LOCK = "lock"
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Hold a folder, which is made if need be. The system lets go of it when the process ends, however it ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

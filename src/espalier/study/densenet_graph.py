@@ -16,11 +16,11 @@ MOST_DRAWS = 20_000
 
 
 @dataclass(frozen=True)
-class Anatomy:
+class DenseNetGraph:
     """Three blocks of so many layers. A mask holds the connections of block 1, 2 and 3 layer by layer, then those of
     the two transitions and the classifier, which close the blocks; each reads its block's input first, then its layers.
 
-    >>> Anatomy(12).d, Anatomy(12).depth
+    >>> DenseNetGraph(12).d, DenseNetGraph(12).depth
     (273, 40)
     """
 
@@ -76,7 +76,7 @@ class Anatomy:
         """Whether a path leads from the image to the classifier."""
         return None not in self.chains(mask)
 
-    def found_depth(self, mask: Tensor) -> int:
+    def depth_under(self, mask: Tensor) -> int:
         """Layers on the longest path from the image to the classes; 0 where there is none."""
         chains = self.chains(mask)
         return 0 if None in chains else 4 + sum(chain or 0 for chain in chains)

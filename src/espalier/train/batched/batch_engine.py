@@ -1,0 +1,390 @@
+"""The engine of many runs at once: of one shape, from stacked weights to the compact model of each."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from espalier.cost import Cost
+from espalier.data import Dataset, standardise
+from espalier.gates.recalibrate import recalibrate
+from espalier.search import Search
+from espalier.space import BadInput, Diverged
+from espalier.train import identity
+from espalier.train.batched import stack
+from espalier.train.batched.batch import Batch, Compute, searched
+from espalier.train.batched.chain import Chain, chain_of
+from espalier.train.batched.feed import HeldOut, Pair, held_out, read_data
+from espalier.train.batched.losses import cross_entropy
+from espalier.train.batched.masks import Given, Source
+from espalier.train.batched.plan import Plan
+from espalier.train.batched.runs import Run
+from espalier.train.loop import Loop
+from espalier.train.metrics import Row, Shares, known, rows, structure
+from espalier.train.result import Result
+from espalier.train.score import Score, class_dim
+from espalier.train.stop import Stop
+
+CHUNK = 500  # examples at once where one network after the other reads them
+
+
+class BatchEngine:
+    """Runs of equal shape, trained together: all search, or all have given masks.
+
+    factory: builds the model of a run, see :mod:`espalier.train.batched.stack`. validation: see ``held_out``.
+    """
+
+    def __init__(
+        self,
+        factory: stack.Factory,
+        data: Dataset | Pair,
+        validation: Dataset | Pair | None,
+        runs: Sequence[Run],
+        plan: Plan,
+        device: torch.device,
+        compute: Compute,
+    ) -> None:
+        inputs, targets, gain, shift = read_data(data, torch.float32)
+        if plan.batch_size > len(inputs):
+            most = f"{len(inputs)} examples; use at most {len(inputs)}"
+            raise BadInput(f"batch_size={plan.batch_size} is larger than the data, {most}")
+        self.factory, self.runs, self.plan, self.device = factory, list(runs), plan, device
+        self.per_epoch = len(inputs) // plan.batch_size
+        self.total = plan.updates or plan.epochs * self.per_epoch
+        if plan.points is None:
+            self.points: Sequence[int] = range(self.per_epoch, self.total + 1, self.per_epoch)
+        else:
+            self.points = points(self.total, plan.points, compute.updates_at_once)
+        self.phases = plan.recipe.phases(self.total, runs[0].target)
+        self.settle_at, self.stride = self.phases.settle, compute.updates_at_once
+        # Gates are found by watching the model compute: what it computes of is to be finite, whatever the data are.
+        self.example = standardise(inputs[:4].cpu(), gain, shift).nan_to_num(0.0, 0.0, 0.0)
+        self.gated, params, fixed = stack.stacked(factory, self.runs, self.example, device, plan.check)
+        self._check_classes(params, fixed, targets)
+        dtype = next(iter(params.values())).dtype
+        self.inputs, _, self.gain, self.shift = read_data(data, dtype)
+        # The masks of a batch come from one generator: its seed is made of all that makes the batch.
+        self.seed = zlib.crc32(json.dumps(plan.seeded_by or [run.describe() for run in runs]).encode())
+        self.search = self._search() if runs[0].searches else None
+        self.reached: tuple[Tensor, Tensor] | None = None  # shares of the cost before and after the selection, (R)
+        gradient = plan.gradient
+        self.batch = Batch(
+            self.gated.call,
+            params if gradient is None else gradient.pack(params),
+            fixed,
+            data=data,
+            seeds=[run.seed for run in runs],
+            source=self._source(),
+            loss=plan.loss,
+            optimizer=plan.descent,
+            schedule=plan.rates,
+            total=self.total,
+            batch_size=plan.batch_size,
+            samples=plan.samples,
+            begin=self.phases.begin,
+            rates=torch.tensor([run.learning_rate or plan.descent.lr for run in runs], dtype=dtype, device=device),
+            pad=plan.pad,
+            compute=compute,
+            chain=self._chain(params, fixed),
+            gradient=gradient,
+        )
+        self.validation = held_out(validation, data, dtype, device)
+        full_cost = None if self.search is None else self.search.full_cost
+        self.shares = Shares(self.gated, self._cost(), full_cost, device)
+        self.judge: stack.Gated | None = None  # a model that keeps running statistics, where there are any
+        self.shipped: list[dict[str, Tensor]] | None = None  # of each run all tensors as it was measured last
+        self.settings = plan.describe() | {"space": self.gated.space.to_json(), "data": _describe(inputs, targets)}
+        self.settings |= {"settle_at": self.phases.settle, "device": device.type, "precision": compute.precision}
+        # The factory is called under the seed of each run, so the same call builds the same weights.
+        built = [*params.values(), *fixed.values()]
+        self.settings["model"] = f"{identity.network(self.gated.model)} {identity.weights(built)}"
+
+    def _check_classes(self, params: dict[str, Tensor], fixed: dict[str, Tensor], targets: Tensor) -> None:
+        """The default loss picks a class by comparison: one that is not there would be trained on in silence."""
+        if self.plan.loss is not cross_entropy or targets.ndim != 1 or targets.is_floating_point():
+            return
+        first = {name: t[0] for name, t in (params | fixed).items()}
+        dtype = next(iter(params.values())).dtype
+        example = self.example.to(self.device)
+        example = example.to(dtype) if example.is_floating_point() else example
+        with torch.no_grad():
+            mask = torch.ones(self.gated.space.d, device=self.device, dtype=dtype)
+            classes = self.gated.call(first, mask, example).shape[-1]
+        low, high = int(targets.min()), int(targets.max())
+        if low < 0 or high >= classes:
+            raise BadInput(
+                f"targets are classes from {low} to {high}, but the network tells {classes} apart, from 0 to "
+                f"{classes - 1}; number them so, or give a loss that knows them"
+            )
+
+    def _chain(self, params: dict[str, Tensor], fixed: dict[str, Tensor]) -> Chain | None:
+        if fixed or self.plan.gradient is not None:
+            return None
+        first = {name: p[0] for name, p in params.items()}
+        example = self.example.to(self.device, next(iter(first.values())).dtype)
+        gates = [where for _, where in self.gated.space.bits]
+        with torch.no_grad():
+            return chain_of(self.gated.model, gates, self.gated.call, first, example)
+
+    def _cost(self) -> Cost:
+        cost = self.plan.cost
+        if isinstance(cost, str):
+            return self.gated.cost(cost)
+        if isinstance(cost, Cost):
+            return cost
+        return cost(self.gated) if callable(cost) else Cost.linear(cost)
+
+    def _search(self) -> Search:
+        targets = None if self.runs[0].target is None else [run.target for run in self.runs]
+        price: dict[str, Any] = {} if targets else {"penalty": [run.penalty or 0.0 for run in self.runs]}
+        space = self.gated.space
+        return Search(
+            space,
+            cost=self._cost(),
+            seed=self.seed,
+            batch=(len(self.runs),),
+            device=self.device,
+            **price,
+            **self.plan.search_arguments(space, self.phases, targets),
+        )
+
+    def _source(self) -> Source:
+        if self.search is not None:
+            return searched(self.search, [run.permuted for run in self.runs])
+        d = self.gated.space.d
+        for run in self.runs:
+            if run.mask is not None:
+                self.gated.space.check_mask(run.mask)
+        masks = torch.stack([torch.ones(d) if run.mask is None else run.mask.float().reshape(d) for run in self.runs])
+        rates = torch.tensor([run.dropout or 0.0 for run in self.runs])
+        if bool((rates > 0).any()) and stack.has_norms(self.gated.model):
+            raise BadInput(
+                "dropout draws a mask for each example, which batch statistics cannot follow; this model has BatchNorm"
+            )
+        # A network of its own is trained as it ships: without the gates that its dead parts would be read through.
+        canonical = self.gated.canonical(masks)
+        return Given(canonical.to(self.device), rates.to(self.device), self.seed)
+
+    def masks(self) -> Tensor:
+        """What would ship now, canonical: ``(R, d)``."""
+        if self.search is not None:
+            return self.gated.canonical(self.search.select())
+        assert isinstance(self.batch.source, Given)
+        return self.batch.source.mask
+
+    # ---- on the way ------------------------------------------------------------------------------------------------
+
+    resumable = True
+
+    @property
+    def done(self) -> int:
+        return self.batch.done
+
+    @property
+    def settled(self) -> bool:
+        return self.search is None or self.search.settled
+
+    @property
+    def phase(self) -> str:
+        return "settled" if self.settled else "searching" if self.batch.begun else "whole"
+
+    @property
+    def thetas(self) -> Tensor | None:
+        return None if self.search is None else self.search.theta
+
+    def advance(self, updates: int, stop: Stop) -> None:
+        self.gated.model.train()
+        self.batch.advance(updates)
+
+    def settle(self) -> None:
+        assert self.search is not None
+        self.reached = self._reach(self.search)
+        self.search.settle()
+        self.batch.settle(self.masks())
+
+    def _reach(self, search: Search) -> tuple[Tensor, Tensor]:
+        """Shares of the cost that the most probable masks keep, and those selected."""
+        return search.cost(search.mode()) / search.full_cost, search.usage()
+
+    def measure(self, last: bool) -> list[Row]:
+        self.gated.model.eval()
+        masks = self.masks()
+        loss, error = self.batch.read_sums()
+        columns = {"loss": loss, "error": error} | self.shares(masks)
+        if self.search is not None:
+            columns |= structure(self.search)
+        if self.validation is not None:
+            loss, error = self.evaluate(masks, self.validation, last)
+            columns |= {"validation_loss": loss, "validation_error": error}
+        columns["learning_rate"] = self.batch.learning_rates()
+        head: Row = {"epoch": self.done // self.per_epoch, "update": self.done, "begun": self.batch.begun}
+        broken = self.batch.state.broken
+        if bool((broken >= 0).all()):
+            raise Diverged(
+                f"every run met an update whose losses were all infinite or not a number, the first at update "
+                f"{int(broken.min())} of {self.total}. Lower the learning rate of the weights, or look at the data"
+            )
+        return [head | {"settled": self.settled} | row for row in rows(columns)]
+
+    def reads(self, last: bool) -> int:
+        held = 0 if self.validation is None else len(self.validation.targets)
+        if not stack.has_norms(self.gated.model):
+            return held + 1
+        return held + (len(self.inputs) if last else min(self.plan.calibrate, len(self.inputs)))
+
+    # ---- how good the runs are -------------------------------------------------------------------------------------
+
+    def weights(self) -> dict[str, Tensor]:
+        """All tensors of the runs ``(R, ...)`` by the model's own names, however a step keeps them."""
+        params, gradient = self.batch.state.params, self.plan.gradient
+        return (params if gradient is None else gradient.unpack(params)) | self.batch.state.fixed
+
+    def evaluate(self, masks: Tensor, held: HeldOut, last: bool) -> tuple[Tensor, Tensor]:
+        """Mean loss and share of wrong classes of each run under its mask ``(R, d)``, float64 ``(R)``.
+
+        Running statistics of BatchNorm, which no run keeps while it trains, are estimated for each run under its mask:
+        the cumulative mean over some training inputs without augmentation, over all of them at the last measurement.
+        """
+        if not stack.has_norms(self.gated.model):
+            return self.batch.evaluate(masks, held.inputs, held.targets, read=held.read)
+        limit = len(self.inputs) if last else self.plan.calibrate
+        scores, self.shipped, weights = list[tuple[float, float]](), [], self.weights()
+        for run in range(len(self.runs)):
+            model, gated = self._loaded(weights, run)
+            with gated.masked(masks[run]):
+                self._calibrate(model, limit)
+                scores.append(self._score(model.eval(), held))
+            if last:
+                self.shipped.append({name: t.detach().clone() for name, t in model.state_dict().items()})
+        loss, error = torch.tensor(scores, dtype=torch.float64).unbind(-1)
+        return loss, error
+
+    def _loaded(self, weights: dict[str, Tensor], run: int) -> tuple[nn.Module, stack.Gated]:
+        """A model that keeps running statistics, with the weights of one run."""
+        if self.judge is None:
+            self.judge = stack.build(self.factory, self.runs[0], self.example, self.plan.check)
+            self.judge.model.to(self.device)
+        stack.load(self.judge, weights, run)
+        return self.judge.model, self.judge
+
+    def _calibrate(self, model: nn.Module, limit: int) -> None:
+        with self.batch.compute.applied():
+            recalibrate(model, self._stored(limit))
+
+    def _stored(self, limit: int) -> Iterator[Tensor]:
+        """Training inputs as a network reads them, without augmentation, some at a time."""
+        gain, shift = self.gain.to(self.device), self.shift.to(self.device)
+        for start in range(0, min(limit, len(self.inputs)), CHUNK):
+            end = min(start + CHUNK, limit)
+            yield standardise(self.inputs[start:end].to(self.device), gain, shift)
+
+    @torch.no_grad()
+    def _score(self, model: nn.Module, held: HeldOut) -> tuple[float, float]:
+        """A model's own mean loss and share of wrong classes, NaN where there are no classes."""
+        loss, wrong = 0.0, 0.0
+        with self.batch.compute.applied():
+            for start in range(0, len(held.targets), CHUNK):
+                x, y = held.inputs[start : start + CHUNK], held.targets[start : start + CHUNK]
+                out = model(held.read(x))
+                loss += float(self.plan.loss(out, y)) * len(y)
+                dim = class_dim(out, y)
+                wrong += torch.nan if dim is None else int((out.argmax(dim) != y).sum())
+        return loss / len(held.targets), wrong / held.targets.numel()
+
+    # ---- what comes out --------------------------------------------------------------------------------------------
+
+    def results(self, loop: Loop) -> list[Result]:
+        search, state, masks = self.search, self.batch.state, self.masks()
+        if search is not None and self.reached is None:
+            self.reached = self._reach(search)
+        before, after = (None, None) if self.reached is None else (share.tolist() for share in self.reached)
+        penalty = None if search is None else search.penalty.tolist()
+        shares = rows(self.shares(masks))
+        results, weights = list[Result](), self.weights()
+        for i, run in enumerate(self.runs):
+            model = self._compact(weights, i, masks[i])
+            held, score = self.validation, None
+            if held is not None:
+                loss, error = self._score(model, held)
+                score = Score(loss, known(error), len(held.targets))
+            broken = int(state.broken[i])
+            results.append(
+                Result(
+                    model=model.cpu(),
+                    mask=masks[i].cpu(),
+                    theta=None if search is None else search.theta[i].cpu().clone(),
+                    history=loop.histories[i],
+                    finished=loop.finished,
+                    target=run.target,
+                    share_before=None if before is None else before[i],
+                    share_after=None if after is None else after[i],
+                    shares=shares[i],
+                    validation=score,
+                    penalty=None if penalty is None else penalty[i],
+                    updates=self.done,
+                    seconds=loop.elapsed,
+                    space=self.gated.space,
+                    run=run,
+                    stopped=loop.stopped,
+                    diverged=broken if broken >= 0 else None,
+                    skipped=int(state.skipped[i]),
+                )
+            )
+        return results
+
+    def _compact(self, weights: dict[str, Tensor], run: int, mask: Tensor) -> nn.Module:
+        """What ships of a run under its canonical mask ``(d)``: in eval mode, on the runs' device."""
+        if not stack.has_norms(self.gated.model):
+            stack.load(self.gated, weights, run)
+            return self.gated.compact(mask.to(next(self.gated.model.parameters()).device)).to(self.device).eval()
+        model, gated = self._loaded(weights, run)
+        if self.shipped:
+            model.load_state_dict(self.shipped[run])
+            return gated.compact(mask).eval()
+        small = gated.compact(mask)
+        self._calibrate(small, len(self.inputs))
+        return small.eval()
+
+    def check(self) -> None:
+        """One broken run must not keep the others from being saved."""
+
+    def close(self) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"batch": self.batch.state_dict()}
+        if self.search is not None:
+            state["search"] = self.search.state_dict()
+            state["reached"] = None if self.reached is None else list(self.reached)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.search is not None:
+            self.search.load_state_dict(state["search"])
+            self.reached = None if state["reached"] is None else (state["reached"][0], state["reached"][1])
+        self.batch.load_state_dict(state["batch"])
+
+
+def points(total: int, count: int, stride: int = 50) -> tuple[int, ...]:
+    """Updates after which runs are measured: so many, evenly spaced, the last one the end.
+
+    stride: updates in one CUDA graph; points are multiples of it where there is room.
+
+    >>> points(937_500, 20)[:2], points(937_500, 20)[-1], points(7, 3)
+    ((46850, 93750), 937500, (2, 5, 7))
+    """
+    exact = [round(total * k / count) for k in range(1, count + 1)]
+    if total >= count * stride:
+        exact = [point // stride * stride for point in exact[:-1]] + [total]
+    return tuple(sorted({point for point in exact if point > 0}))
+
+
+def _describe(inputs: Tensor, targets: Tensor) -> list[Any]:
+    """What tells one set of data from another, cheaply."""
+    rows = torch.linspace(0, len(inputs) - 1, min(len(inputs), 64)).long()
+    return [[str(t.dtype), *t.shape, round(float(t[rows.to(t.device)].double().sum()), 6)] for t in (inputs, targets)]

@@ -1,0 +1,252 @@
+"""The engine of one run: any module, any torch optimiser, any loader, one update after the other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from espalier.space import BadInput, Diverged
+from espalier.train import checks, identity, nested, score
+from espalier.train.feed import Batch, Feed
+from espalier.train.loop import Loop
+from espalier.train.metrics import Row, Shares, clean, rows, structure
+from espalier.train.optimizer import StructureOptimizer
+from espalier.train.presets import Phases
+from espalier.train.result import Result
+from espalier.train.score import Loss
+from espalier.train.statistics import calibrated, recalibrate
+from espalier.train.step import scalar
+from espalier.train.stop import Stop
+
+Scheduler = torch.optim.lr_scheduler.LRScheduler
+LOOK = 100  # updates between two looks whether a run on a GPU has diverged
+CALIBRATED = 1024  # examples that BatchNorm's statistics are estimated on for a measurement in the middle of a run
+
+
+class EagerEngine:
+    """phases: of the run's updates. scheduler: stepped after every update if ``per_update``, else after every epoch.
+
+    began_with: a hash of the initial weights, "" where nobody asks for one. known: whether a model with weights of such
+    a hash may go on with the run, too.
+    """
+
+    runs, stride = range(1), 1
+
+    def __init__(
+        self,
+        structure: StructureOptimizer,
+        feed: Feed,
+        loss: Loss,
+        *,
+        phases: Phases,
+        scheduler: Scheduler | None,
+        per_update: bool,
+        validation: Feed | None,
+        device: torch.device,
+        began_with: str = "",
+        known: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        self.structure, self.feed, self.loss = structure, feed, loss
+        self.search, self.gated = structure.search, structure.gated
+        self.phases, self.total, self.settle_at = phases, phases.end, phases.settle
+        self.points = range(feed.updates, phases.end + 1, feed.updates)
+        self.scheduler, self.per_update = scheduler, per_update
+        self.validation, self.device = validation, device
+        self.began_with, self.known = began_with, known
+        self.shares = Shares(self.gated, self.search.cost, self.search.full_cost, device)
+        self.done = 0
+        self._batches: Iterator[Batch] | None = None  # of the rest of the epoch
+        self._clear()
+
+    def _clear(self) -> None:
+        """Start the sums of an epoch: loss, updates, wrong classes, predictions."""
+        self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)  # there: reading one would wait for a GPU
+
+    @property
+    def settled(self) -> bool:
+        return self.search.settled
+
+    @property
+    def phase(self) -> str:
+        return "settled" if self.settled else "whole" if self.done < self.phases.begin else "searching"
+
+    @property
+    def resumable(self) -> bool:
+        """Somebody else's iterable cannot be entered in the middle: what was done of an epoch is done again."""
+        return self.feed.exact or self.done % self.feed.updates == 0
+
+    @property
+    def thetas(self) -> Tensor:
+        return self.search.theta.unsqueeze(0)
+
+    def advance(self, updates: int, stop: Stop) -> None:
+        for _ in range(updates):
+            if self._batches is None:
+                self._batches = self._read()
+            self.step(next(self._batches))
+            if self.done % self.feed.updates == 0:
+                self._batches = None
+            if stop.interrupted:
+                return
+
+    def _read(self) -> Iterator[Batch]:
+        """What the updates from here to the end of the epoch read, on the device."""
+        end = min((self.done // self.feed.updates + 1) * self.feed.updates, self.total)
+        # Losses are compared on the same examples; slopes are not compared, so that each mask reads its own.
+        compared = range(0) if self.search.reads_slopes else self.phases.compared
+        for batch in self.feed.epoch(self.done, end, compared, self.search.samples):
+            inputs, targets = nested.each(lambda t: t.to(self.device, non_blocking=True), batch)
+            yield inputs, targets
+
+    def settle(self) -> None:
+        self.search.settle()
+        if hasattr(self.gated, "plan"):  # a handle of one's own may know no plan, and goes on masked
+            self.structure.compact()
+
+    def step(self, batch: Batch) -> None:
+        """One update of weights and structure."""
+        whole = self.search.whole() if self.done < self.phases.begin else None
+        own = self.search.reads_slopes and whole is None and not self.search.settled
+        parts = nested.split(batch, self.search.samples) if own else [batch]
+        calls = itertools.cycle(parts)
+        network = self.gated.model if self.structure.settled is None else self.structure.settled.small
+        seen: list[Any] = []  # the outputs under the first mask
+
+        def closure() -> Tensor:
+            inputs, targets = next(calls)
+            outputs = nested.call(network, inputs)
+            loss = self.loss(outputs, targets)
+            scalar(loss)
+            checks.gradient_of(loss)
+            loss.backward()  # type: ignore[no-untyped-call]
+            if not seen:
+                seen.append(outputs)
+            return loss
+
+        try:
+            loss = self.structure.step(closure, under=whole)
+        except Diverged as error:
+            raise Diverged(f"update {self.done + 1} of {self.total}: {error}") from None
+        counts = score.wrong(seen[0], parts[0][1])  # one mask speaks for all: each is drawn from theta
+        missed, predictions = (0, 0) if counts is None else counts
+        for place, value in enumerate((loss, 1, missed, predictions)):
+            self.sums[place] += value
+        self.done += 1
+        if self.done % LOOK == 0 or self.done == self.total:
+            self._check_losses()
+        if self.scheduler is not None and self.per_update:
+            self.scheduler.step()
+
+    def _check_losses(self) -> None:
+        try:
+            self.structure.check()
+        except Diverged as error:
+            raise Diverged(f"update {self.done} of {self.total}, or shortly before: {error}") from None
+
+    def check(self) -> None:
+        """Refuse to save weights from which no run could go on."""
+        self._check_losses()
+        self.structure.write_back()
+        weights = [parameter.detach() for parameter in self.gated.model.parameters()]
+        if not all(bool(weight.isfinite().all()) for weight in weights):
+            raise Diverged(
+                f"update {self.done} of {self.total}: the weights are no longer finite; this state was not saved, "
+                "and an earlier checkpoint is intact. Lower the learning rate of the weights"
+            )
+
+    def measure(self, last: bool) -> list[Row]:
+        self.structure.write_back()
+        loss, updates, missed, predictions = self.sums.tolist()
+        mask = self.search.select()
+        columns = self.shares(self.gated.canonical(mask)) | structure(self.search)
+        row: Row = {
+            "epoch": self.done // self.feed.updates,
+            "update": self.done,
+            "begun": self.done > self.phases.begin,
+            "settled": self.settled,
+            "loss": loss / updates,
+            "error": missed / predictions if predictions else None,
+            **rows(columns)[0],
+        }
+        validation_loss = loss / updates
+        if self.validation is not None:
+            with calibrated(self.gated, mask, self.feed, CALIBRATED):
+                held_out = score.deterministic(self.gated, mask, self.validation, loss=self.loss)
+            row |= {"validation_loss": held_out.loss, "validation_error": held_out.error}
+            validation_loss = held_out.loss
+        row["learning_rate"] = float(self.structure.param_groups[0]["lr"])
+        if self.scheduler is not None and not self.per_update:
+            if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                self.scheduler.step(validation_loss)
+            else:
+                self.scheduler.step()
+        self._clear()
+        return [clean(row)]
+
+    def reads(self, last: bool) -> int:
+        return 1
+
+    def results(self, loop: Loop) -> list[Result]:
+        """Select, recalibrate, cut, evaluate. The state of the run is not changed by it, but for the running statistics
+        of BatchNorm, which are those of the mask that ships from here on."""
+        search, gated = self.search, self.gated
+        selected = search.select()
+        mask = gated.canonical(selected)
+        recalibrate(gated, mask, self.feed)
+        model = gated.compact(mask).eval()
+        return [
+            Result(
+                model=model,
+                mask=mask,
+                theta=search.theta.clone(),
+                history=list(loop.histories[0]),
+                finished=loop.finished,
+                target=None if search.target is None else float(search.target),
+                share_before=float(search.cost(search.mode()) / search.full_cost),
+                share_after=float(search.cost(selected) / search.full_cost),
+                shares=rows(self.shares(mask))[0],
+                validation=None if self.validation is None else score.evaluate(model, self.validation, loss=self.loss),
+                penalty=float(search.penalty),
+                updates=self.done,
+                seconds=loop.elapsed,
+                space=gated.space,
+                stopped=loop.stopped,
+                search=search,
+                gated=gated,
+            )
+        ]
+
+    def close(self) -> None:
+        """However it ends, the model holds what was trained."""
+        self.structure.write_back()
+
+    def state_dict(self) -> dict[str, Any]:
+        self.structure.write_back()
+        return {
+            "update": self.done,
+            "began_with": self.began_with,
+            "model": self.gated.model.state_dict(),
+            "structure": self.structure.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "sums": self.sums.tolist(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        stored = [state["model"][name] for name, _ in self.gated.model.named_parameters()]
+        here = (state["began_with"], identity.weights(stored))
+        if self.began_with not in here and not self.known(self.began_with):
+            raise BadInput(
+                f"the weights of this model are not those that the run began with: {state['began_with']} there, "
+                f"{self.began_with} here (hashes). Give the same network to go on with it (torch.manual_seed before it "
+                "is built makes it the same), or another folder to start anew"
+            )
+        self.gated.model.load_state_dict(state["model"])
+        self.structure.load_state_dict(state["structure"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        self.done, self.began_with = int(state["update"]), state["began_with"]
+        self.sums.copy_(torch.tensor(state["sums"], dtype=torch.float64))
