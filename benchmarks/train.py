@@ -28,6 +28,7 @@ from espalier.train.batched.chain import chain_of
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given
 from espalier.train.batched.optimizers import SGD
+from espalier.train.batched.runs import Run
 from espalier.train.batched.schedule import Steps
 from espalier.train.batched.stack import build, stacked
 
@@ -61,7 +62,9 @@ def batch(
 
     by_hand: on a GPU the gradient of this network is written out and applied in one kernel; else derived by torch.
     """
-    template, params, fixed = stacked(lambda: network(widths), list(range(runs)), torch.rand(4, widths[0]), device)
+    template, params, fixed = stacked(
+        lambda: network(widths), [Run(seed) for seed in range(runs)], torch.rand(4, widths[0]), device
+    )
     call: Callable[..., Tensor] = template.call
     gates, first = [where for _, where in template.space.bits], {name: p[0] for name, p in params.items()}
     chain = chain_of(template.model, gates, template.call, first, torch.rand(4, widths[0], device=device))
@@ -95,7 +98,7 @@ def batch(
 
 def single(widths: tuple[int, ...]) -> Callable[[int], None]:
     """One run, one mask at a time, by torch.optim: what a user writes first. Returns what does so many updates."""
-    gated = build(lambda: network(widths), 0, torch.rand(4, widths[0]))
+    gated = build(lambda: network(widths), Run(0), torch.rand(4, widths[0]))
     model: nn.Module = gated.model
     search = espalier.Search(gated.space, penalty=2.0**-7, samples=SAMPLES)
     inner = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, nesterov=True, weight_decay=1e-4)

@@ -7,21 +7,23 @@ from typing import Any
 import pytest
 import torch
 from connection_helpers import images, study
-from espalier.study.anatomy import Anatomy
-from espalier.study.batch import StudyBatch
-from espalier.study.connections import Connections
-from espalier.train.batched.grouped import Grouped, Own
 from torch import Tensor, nn
 from torch.func import grad
 
 import espalier
 from espalier.models import DenseNet
 from espalier.space import BadInput
-from espalier.study import anatomy as anatomy_module
-from espalier.study import connections as module
+from espalier.study import densenet_graph
+from espalier.study.batches import PaperBatch
+from espalier.study.densenet_graph import DenseNetGraph
+from espalier.study.selection import Connections
 from espalier.study.spec import RunSpec
+from espalier.train.batched import Run, batch_engine
 from espalier.train.batched.losses import cross_entropy
+from espalier.train.batched.own_gradient import Own
+from espalier.train.batched.stack import made, strip
 from espalier.train.batched.step import Differential
+from train.standin import own_gradients
 
 DEPTH, GROWTH, SIDE = 10, 4, 8
 
@@ -58,11 +60,11 @@ def counted(model: nn.Module) -> dict[str, int]:
 def test_costs_are_what_is_counted_on_the_compact_network(network):
     stem = {"weights": 16 * 27, "macs": 16 * 27 * SIDE * SIDE}
     seen = 0
-    for mask in network.canonical(random_masks(12, network.space.d)):
+    for mask in network.gated.canonical(random_masks(12, network.gated.d)):
         if not mask.any():
             continue
         seen += 1
-        truth = counted(network.judge.compact(mask))
+        truth = counted(network.gated.compact(mask))
         for kind, constant in stem.items():
             assert float(network.cost(kind)(mask)) + constant == truth[kind]
     assert seen >= 5
@@ -72,42 +74,42 @@ def test_prices_by_hand(paper):
     """Layer 2 of block 2 of the paper's network: 3 x 3 convolutions to 12 channels, on 16 x 16 positions."""
     weights, macs = paper.prices("weights"), paper.prices("macs")
     assert float(weights.sum()) == 1_001_184
-    second = paper.anatomy.readers(1)[1]
+    second = paper.graph.readers(1)[1]
     assert weights[second].tolist() == [160 * 12 * 9, 12 * 12 * 9]
     assert macs[second].tolist() == [160 * 12 * 9 * 256, 12 * 12 * 9 * 256]
-    closing = [paper.anatomy.readers(b)[12] for b in range(3)]
+    closing = [paper.graph.readers(b)[12] for b in range(3)]
     assert weights[closing[0]].tolist() == [16 * 160, *[12 * 160] * 12]
     assert macs[closing[0]].tolist() == [16 * 160 * 1024, *[12 * 160 * 1024] * 12]  # before it is pooled
     assert macs[closing[2]].tolist() == weights[closing[2]].tolist() == [3040, *[120] * 12]
-    assert [len(where) for where in paper.anatomy.blocks] == [91] * 3
-    assert torch.cat(paper.anatomy.blocks).sort().values.tolist() == list(range(273))
+    assert [len(where) for where in paper.graph.blocks] == [91] * 3
+    assert torch.cat(paper.graph.blocks).sort().values.tolist() == list(range(273))
 
 
 def test_paths_are_those_of_the_gated_model(network):
-    anatomy = network.anatomy
-    for mask in random_masks(60, anatomy.d, share=0.45, seed=3):
-        canonical = network.canonical(mask.unsqueeze(0))[0]
-        assert anatomy.connected(mask) == bool(canonical.any())
+    graph = network.graph
+    for mask in random_masks(60, graph.d, share=0.45, seed=3):
+        canonical = network.gated.canonical(mask.unsqueeze(0))[0]
+        assert graph.connected(mask) == bool(canonical.any())
         if not canonical.any():
-            assert anatomy.found_depth(canonical) == 0
+            assert graph.depth_under(canonical) == 0
             continue
-        assert anatomy.chains(mask) == anatomy.chains(canonical)  # dead parts are on no path
-        small = network.judge.compact(mask)
+        assert graph.chains(mask) == graph.chains(canonical)  # dead parts are on no path
+        small = network.gated.compact(mask)
         convolutions = [m for m in small.modules() if isinstance(m, (nn.Conv2d, nn.Linear)) and m.weight.numel()]
-        assert len(convolutions) == DEPTH - len(anatomy.dead_layers(canonical))
+        assert len(convolutions) == DEPTH - len(graph.dead_layers(canonical))
 
 
 def test_the_depth_of_a_found_network():
-    anatomy = Anatomy(12)
-    assert anatomy.found_depth(torch.ones(273)) == 40
+    graph = DenseNetGraph(12)
+    assert graph.depth_under(torch.ones(273)) == 40
     mask = torch.zeros(273)
     for block in range(3):  # only the block's input is read by what closes it
-        mask[anatomy.readers(block)[12].start] = 1
-    assert (anatomy.found_depth(mask), anatomy.chains(mask)) == (4, [0, 0, 0])
-    assert anatomy.dead_layers(mask) == [*range(2, 14), *range(15, 27), *range(28, 40)]
-    mask[anatomy.readers(1)[4].start] = mask[anatomy.readers(1)[12].start + 5] = 1  # and one layer of block 2
-    assert anatomy.chains(mask) == [0, 1, 0]
-    assert anatomy.dead_layers(mask) == [*range(2, 14), *range(15, 19), *range(20, 27), *range(28, 40)]
+        mask[graph.readers(block)[12].start] = 1
+    assert (graph.depth_under(mask), graph.chains(mask)) == (4, [0, 0, 0])
+    assert graph.dead_layers(mask) == [*range(2, 14), *range(15, 27), *range(28, 40)]
+    mask[graph.readers(1)[4].start] = mask[graph.readers(1)[12].start + 5] = 1  # and one layer of block 2
+    assert graph.chains(mask) == [0, 1, 0]
+    assert graph.dead_layers(mask) == [*range(2, 14), *range(15, 19), *range(20, 27), *range(28, 40)]
 
 
 def plain_gradients(network: Connections, params: dict[str, Tensor], mask: Tensor, x: Tensor, y: Tensor) -> Any:
@@ -123,33 +125,35 @@ def plain_gradients(network: Connections, params: dict[str, Tensor], mask: Tenso
     return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("way", ["mapped", "grouped", "own"])
+def stacked(network: Connections, runs: list[Run]) -> dict[str, Tensor]:
+    """The initial weights of the runs ``(R, ...)``."""
+    built = [dict(made(network.build, run).named_parameters()) for run in runs]
+    return {name: torch.stack([one[name].detach() for one in built]) for name in built[0]}
+
+
+def caller(network: Connections) -> Any:
+    """One run under one mask, with the statistics of the mini-batch."""
+    gated = espalier.attach(DenseNet(**network.sizes), torch.zeros(1, *network.shape), check=False)
+    strip(gated.model)
+    return gated.call
+
+
+@pytest.mark.parametrize("way", ["mapped", "own"])
 def test_every_mask_of_every_run_has_statistics_of_its_own(network, way):
     rng = torch.Generator().manual_seed(1)
-    masks = random_masks(4, network.space.d, 0.8).reshape(2, 2, -1).double()
-    start = network.start([0, 1], torch.ones(2, network.space.d), torch.device("cpu"))
-    params = {name: p.double() for name, p in start.items()}
+    masks = random_masks(4, network.gated.d, 0.8).reshape(2, 2, -1).double()
+    params = {name: p.double() for name, p in stacked(network, [Run(0), Run(1)]).items()}
     x = torch.randn(2, 5, 3, SIDE, SIDE, generator=rng, dtype=torch.float64)
     y = torch.randint(0, 10, (2, 5), generator=rng)
+    call = caller(network)
 
     def together(params: dict[str, Tensor], masks: Tensor, x: Tensor) -> Tensor:
         runs = range(len(masks))
         return torch.stack(
-            [
-                torch.stack([network.call({n: p[r] for n, p in params.items()}, mask, x[r]) for mask in masks[r]])
-                for r in runs
-            ]
+            [torch.stack([call({n: p[r] for n, p in params.items()}, m, x[r]) for m in masks[r]]) for r in runs]
         )
 
-    def own(params: dict[str, Tensor], masks: Tensor, x: Tensor, y: Tensor) -> Any:
-        grads, (losses, wrong) = Grouped(together, cross_entropy)(params, {}, masks, x, y, each=False)
-        return grads, losses, wrong
-
-    gradient = {
-        "mapped": Differential(network.call, cross_entropy),
-        "grouped": Grouped(together, cross_entropy),
-        "own": Own(own),
-    }[way]
+    gradient = Differential(call, cross_entropy) if way == "mapped" else Own(own_gradients(together))
     with torch.no_grad():
         grads, (losses, wrong) = gradient(params, {}, masks, x, y, each=False)
     assert wrong.shape == losses.shape == (2, 2)
@@ -165,36 +169,34 @@ def test_every_mask_of_every_run_has_statistics_of_its_own(network, way):
 
 def test_initialisation_is_he_s_by_the_channels_that_are_read():
     network = Connections(DEPTH, 32, (3, SIDE, SIDE), 10)
-    masks = torch.ones(2, network.space.d)
-    where = network.space.slices["blocks.2.1.gate"]
+    masks = torch.ones(2, network.gated.d)
+    where = network.gated.space.slices["blocks.2.1.gate"]
     masks[1, where.start] = 0  # the last block's input, 144 of 176 channels
-    params = network.start([3, 3], masks, torch.device("cpu"))
+    params = stacked(network, [Run(3, mask=mask) for mask in masks])
     weight = params["blocks.2.1.conv.weight"]
     for run, width in ((0, 176), (1, 32)):
         assert float(weight[run].std()) == pytest.approx((2 / (9 * width)) ** 0.5, rel=0.02)
     torch.testing.assert_close(weight[1], weight[0] * (176 / 32) ** 0.5)
     assert torch.equal(params["stem.weight"][0], params["stem.weight"][1])
-    other = network.start([4], masks[:1], torch.device("cpu"))
+    other = stacked(network, [Run(4)])
     assert not torch.equal(other["stem.weight"][0], params["stem.weight"][0])
 
 
-def batch_of(tmp_path, runs, **changes):
+def batch_of(tmp_path, specs, **changes):
     made = study(tmp_path, **changes)
-    batch = StudyBatch(made.settings, made.network, made.data, runs, torch.device("cpu"), None, made.compute)
-    batch.batch.advance(4)
-    return made, batch
+    batch = PaperBatch(made.settings, made.network, made.data, specs, torch.device("cpu"), made.compute)
+    batch.engine.batch.advance(4)
+    return batch
 
 
 def test_statistics_are_the_mean_over_one_pass_and_errors_are_the_compact_network_s(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "CHUNK", 16)
-    monkeypatch.setattr(module, "MIDDLE", 32)
-    runs = [RunSpec("random", "random", 0, size=0.6), RunSpec("full", "full", 1, size=1.0)]
-    made, batch = batch_of(tmp_path, runs)
-    masks = made.network.canonical(batch.masks())
-    found = made.network.evaluate(batch.batch, masks, batch.test, True)
+    monkeypatch.setattr(batch_engine, "CHUNK", 16)
+    engine = batch_of(tmp_path, [RunSpec("random", "random", 0, size=0.6), RunSpec("full", "full", 1, size=1.0)]).engine
+    masks = engine.masks()
+    losses, errors = engine.evaluate(masks, engine.validation, True)
     data = images().as_floats()
     chunks = data.train_inputs.split(16)
-    for run, state in enumerate(found.shipped):
+    for run, state in enumerate(engine.shipped):
         model = DenseNet(DEPTH, GROWTH)
         model.load_state_dict(state)
         # The first norm reads the stem, whatever the mask: its statistics are known without a network.
@@ -206,12 +208,13 @@ def test_statistics_are_the_mean_over_one_pass_and_errors_are_the_compact_networ
         small = espalier.attach(model, data.train_inputs[:1], check=False).compact(masks[run]).eval()
         with torch.no_grad():
             out = small(data.test_inputs)
-        assert float((out.argmax(-1) != data.test_labels).float().mean()) == pytest.approx(float(found.error[run]))
+        assert float((out.argmax(-1) != data.test_labels).float().mean()) == pytest.approx(float(errors[run]))
         loss = nn.functional.cross_entropy(out, data.test_labels)
-        assert float(loss) == pytest.approx(float(found.loss[run]), rel=1e-5)
-    middle = made.network.evaluate(batch.batch, masks, batch.test, False)
-    assert middle.shipped is None
-    assert not torch.equal(middle.loss, found.loss)  # of 32 of the 48 images
+        assert float(loss) == pytest.approx(float(losses[run]), rel=1e-5)
+    object.__setattr__(engine.plan, "calibrate", 32)
+    middle, _ = engine.evaluate(masks, engine.validation, False)
+    assert not engine.shipped
+    assert not torch.equal(middle, losses)  # of 32 of the 48 images
 
 
 def test_random_selections_are_near_their_share_and_lead_somewhere(paper, monkeypatch):
@@ -219,39 +222,38 @@ def test_random_selections_are_near_their_share_and_lead_somewhere(paper, monkey
     seen = {}
     for share in (0.16, 0.42):
         for seed in range(3):
-            mask, told = paper.anatomy.draw(share, prices, seed)
-            again, _ = paper.anatomy.draw(share, prices, seed)
+            mask, told = paper.graph.draw(share, prices, seed)
+            again, _ = paper.graph.draw(share, prices, seed)
             assert torch.equal(mask, again)
             usage = float((mask.double() * prices).sum() / prices.sum())
             assert abs(usage - share) <= 0.005
-            assert paper.canonical(mask.unsqueeze(0)).any()
+            assert paper.gated.canonical(mask.unsqueeze(0)).any()
             assert told["without_path"] < told["draws"]
             assert told["without_path_share"] == told["without_path"] / told["draws"]
             seen.setdefault(share, []).append(told)
     low, high = (sum(t["without_path"] for t in seen[s]) / sum(t["draws"] for t in seen[s]) for s in (0.16, 0.42))
     assert low > 0.7  # PAPER: 86% and 3%
     assert high < 0.15
-    monkeypatch.setattr(anatomy_module, "MOST_DRAWS", 300)
+    monkeypatch.setattr(densenet_graph, "MOST_DRAWS", 300)
     with pytest.raises(BadInput, match=r"none of 300 .* another share"):
-        Anatomy(1).draw(0.001, torch.ones(9, dtype=torch.float64), 0)
+        DenseNetGraph(1).draw(0.001, torch.ones(9, dtype=torch.float64), 0)
 
 
 def test_a_given_network_is_trained_without_its_dead_parts(tmp_path):
-    runs = [RunSpec("random", "random", seed, size=0.6) for seed in range(4)]
-    made, batch = batch_of(tmp_path, runs)
-    canonical = made.network.canonical(batch.masks())
-    assert not torch.equal(canonical, batch.masks())  # else nothing is tested
-    assert torch.equal(batch.batch.source.mask, canonical)
+    batch = batch_of(tmp_path, [RunSpec("random", "random", seed, size=0.6) for seed in range(4)])
+    canonical = batch.network.gated.canonical(batch.selected())
+    assert not torch.equal(canonical, batch.selected())  # else nothing is tested
+    assert torch.equal(batch.engine.batch.source.mask, canonical)
 
 
 def test_what_no_gate_reads_has_no_gradient(network):
     """A dead layer's weights stay where weight decay leaves them."""
-    mask = torch.ones(network.space.d)
-    for reader in network.anatomy.readers(0)[1:]:
+    mask = torch.ones(network.gated.d)
+    for reader in network.graph.readers(0)[1:]:
         mask[reader.start + 1] = 0  # nobody reads the first layer
-    params = {n: p[0] for n, p in network.start([0], torch.ones(1, len(mask)), torch.device("cpu")).items()}
+    params, call = dict(made(network.build, Run(0)).named_parameters()), caller(network)
     x = torch.randn(4, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
-    grads = grad(lambda p: cross_entropy(network.call(p, mask, x), torch.arange(4)))(params)
+    grads = grad(lambda p: cross_entropy(call(p, mask, x), torch.arange(4)))(params)
     assert not grads["blocks.0.0.conv.weight"].any()
     assert grads["blocks.0.1.conv.weight"].any()
     assert not grads["blocks.0.1.conv.weight"][:, 16:].any()

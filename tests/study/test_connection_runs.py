@@ -8,14 +8,15 @@ import pytest
 import safetensors.torch
 import torch
 from connection_helpers import run, study
-from espalier.study.alone import alone
 from study_helpers import StopAfter, stories
 from torch import nn
 
 import espalier
 from espalier.models import DenseNet
 from espalier.space import BadInput
+from espalier.study.batches import PaperBatch
 from espalier.study.connection_spec import ConnectionSettings
+from espalier.study.lock import locked
 from espalier.study.record import mask_from_hex
 from espalier.train.progress import Silent
 from espalier.train.stop import Stop
@@ -58,16 +59,16 @@ def test_every_run_has_its_file_and_its_story(whole):
         assert result["updates"] == UPDATES
         assert [row["update"] for row in story["curve"]] == [UPDATES // 2, UPDATES]
         assert result["test_error"] == story["curve"][-1]["test_error"]
-        mask = mask_from_hex(result["mask"], network.space.d)
-        canonical = network.canonical(mask.unsqueeze(0))[0]
+        mask = mask_from_hex(result["mask"], network.gated.d)
+        canonical = network.gated.canonical(mask.unsqueeze(0))[0]
         for told, bits in ((result, mask), (result["canonical"], canonical)):
-            blocks = [int(bits[where].sum()) for where in network.anatomy.blocks]
+            blocks = [int(bits[where].sum()) for where in network.graph.blocks]
             assert told["connections"] == blocks
             assert told["connection_share"] == pytest.approx(sum(blocks) / 18)
             for kind, share in (("weights", "weight_share"), ("macs", "mac_share")):
                 assert told[share] == pytest.approx(float((prices[kind] * bits).sum() / prices[kind].sum()))
         assert mask_from_hex(result["canonical"]["mask"], 18).tolist() == canonical.tolist()
-        assert result["canonical"]["depth"] == network.anatomy.found_depth(mask)
+        assert result["canonical"]["depth"] == network.graph.depth_under(mask)
         assert (story["settings"]["depth"], story["settings"]["growth"]) == (10, 4)
         assert story["compute"]["step"] == "readable"
         assert story["commit"] == "abc"
@@ -123,7 +124,7 @@ class KilledBeforeTheLast(Silent):
 
 def test_killed_before_the_last_measurement(whole, tmp_path):
     search = {"methods": ("search",)}
-    assert not study(tmp_path, **search).run(StopAfter(4), Silent())  # there is a checkpoint in the middle
+    assert not study(tmp_path, **search).run(StopAfter(3), Silent())  # there is a checkpoint in the middle
     with pytest.raises(Killed):
         study(tmp_path, **search).run(Stop(), KilledBeforeTheLast())
     assert run(tmp_path, **search)
@@ -152,7 +153,7 @@ def test_another_command_leaves_a_batch_that_was_begun_alone(whole, tmp_path):
 def test_two_processes_train_other_runs_but_never_the_same(tmp_path):
     given = {"methods": ("random", "full")}
     part = study(tmp_path, **given).parts()[0]
-    with alone(part.state):  # a lock is of an open file: to take it again is to be another process
+    with locked(part.state):  # a lock is of an open file: to take it again is to be another process
         with pytest.raises(BadInput, match="another process trains the same runs"):
             run(tmp_path, **given)
         assert run(tmp_path, methods=("search",))
@@ -224,10 +225,8 @@ def test_bad_settings_are_named(changes, word):
 
 
 def test_the_penalty_of_macs_is_normalised_by_the_dearest_connection(tmp_path):
-    from espalier.study.batch import StudyBatch
-
     made = study(tmp_path, cost="macs")
-    batch = StudyBatch(made.settings, made.network, made.data, made.settings.runs("search"), torch.device("cpu"), None)
+    batch = PaperBatch(made.settings, made.network, made.data, made.settings.runs("search"), torch.device("cpu")).engine
     macs = made.network.prices("macs")
     theta = batch.search.theta.clone()
     losses = torch.zeros(2, 2)  # a tie: only the penalty moves theta

@@ -9,21 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from espalier.study.alone import alone
-from espalier.study.grid_batch import GridBatch
-from espalier.study.network import Network
 from study_helpers import StopAfter
 
 from espalier.data import from_arrays, load
 from espalier.space import BadInput, Corrupt, Unreachable
+from espalier.study.batches import GridBatch
 from espalier.study.grid import Grid
 from espalier.study.grid_spec import METHODS, GridRun, GridSettings, even_widths
+from espalier.study.lock import locked
+from espalier.study.selection import Units
 from espalier.train import Recipe
 from espalier.train.batched.batch import Batch
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given
 from espalier.train.batched.optimizers import SGD
 from espalier.train.batched.schedule import Steps
+from espalier.train.loop import Loop
 from espalier.train.progress import Silent
 from espalier.train.stop import Stop
 
@@ -53,7 +54,7 @@ def batch(method: str, **changes: Any) -> GridBatch:
     units = {"scratch": (3, 2), "found": (4, 6)}.get(method)
     price = {"penalty": 0.1} if method == "penalty" else {"target": 0.5}
     run = GridRun(method, 0, None, units=units, **price)
-    return GridBatch(settings, FULL, data, [run], torch.device("cpu"), None)
+    return GridBatch(settings, FULL, data, [run], torch.device("cpu"))
 
 
 @pytest.mark.parametrize("cost", ["weights", "units", "parameters"])
@@ -76,18 +77,17 @@ def test_equal_layers_are_the_widest_that_fit(full: tuple[int, ...], cost: str) 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_takes_the_gradient_of_as_many_examples(method: str) -> None:
     """In every update, before and after the structure settles: 64 examples, for as many updates."""
-    run = batch(method, samples=4)
-    assert run.total == 2 * (1347 // 32)
-    read = []
-    while not run.course.finished:
-        position = run.batch.feed.stream.position
-        done = run.batch.done
-        run.course.go_on()
-        if updates := run.batch.done - done:  # else it was measured
-            masks = run.batch.samples if run.batch.source.compares else 1
-            read.append(masks * (run.batch.feed.stream.position - position) / updates)
+    engine = batch(method, samples=4).engine
+    assert engine.total == 2 * (1347 // 32)
+    loop, read = Loop(engine, Stop()), []
+    while not loop.finished:
+        position, done = engine.batch.feed.stream.position, engine.done
+        loop._go_on()
+        if updates := engine.done - done:  # else it was measured
+            masks = engine.batch.samples if engine.batch.source.compares else 1
+            read.append(masks * (engine.batch.feed.stream.position - position) / updates)
     assert set(read) == {64.0}
-    assert run.batch.source.compares == (method == "penalty")  # the others have settled, or never searched
+    assert engine.batch.source.compares == (method == "penalty")  # the others have settled, or never searched
 
 
 def test_a_network_of_given_widths_is_that_small_network() -> None:
@@ -95,26 +95,28 @@ def test_a_network_of_given_widths_is_that_small_network() -> None:
     settings = GridSettings(**SMALL)
     data = load("digits").flatten()
     runs = [GridRun("found", 0, target=0.5, units=(5, 3)), GridRun("found", 1, target=0.5, units=(9, 7))]
-    both = GridBatch(settings, FULL, data, runs, torch.device("cpu"), None)
+    both = GridBatch(settings, FULL, data, runs, torch.device("cpu"))
     assert both.network.widths == (64, 9, 7, 10)
-    start = {name: p[:1].clone() for name, p in both.batch.state.params.items()}
-    assert start["1.weight"][0, :3, :5].std().item() == pytest.approx((2 / 5) ** 0.5, rel=0.5)
-    assert both.train(Stop(), Silent())
-    small = Network((64, 5, 3, 10))
+    start = {name: p[:1].clone() for name, p in both.engine.weights().items()}
+    assert start["layers.1.weight"][0, :3, :5].std().item() == pytest.approx((2 / 5) ** 0.5, rel=0.5)
+    loop = both.loop(None, Stop(), Silent())
+    assert loop.train()
+    small = Units((64, 5, 3, 10))
     params = {
-        "0.weight": start["0.weight"][:, :5], "0.bias": start["0.bias"][:, :5], "1.bias": start["1.bias"][:, :3],
-        "1.weight": start["1.weight"][:, :3, :5], "2.weight": start["2.weight"][:, :, :3], "2.bias": start["2.bias"],
+        "layers.0.weight": start["layers.0.weight"][:, :5], "layers.0.bias": start["layers.0.bias"][:, :5],
+        "layers.1.weight": start["layers.1.weight"][:, :3, :5], "layers.1.bias": start["layers.1.bias"][:, :3],
+        "head.weight": start["head.weight"][:, :, :3], "head.bias": start["head.bias"],
     }  # fmt: skip
     params = {name: p.clone() for name, p in params.items()}
     recipe = settings.recipe
     alone = Batch(
-        small.call, params, {}, data=data, seeds=[0], source=Given(torch.ones(1, 8), torch.zeros(1)),
+        small.gated.call, params, {}, data=data, seeds=[0], source=Given(torch.ones(1, 8), torch.zeros(1)),
         loss=cross_entropy, optimizer=SGD(recipe.learning_rate, recipe.momentum, recipe.weight_decay),
-        schedule=Steps(recipe.drops), total=both.total, batch_size=32, samples=2,
+        schedule=Steps(recipe.drops), total=loop.updates, batch_size=32, samples=2,
     )  # fmt: skip
-    alone.advance(both.total)
+    alone.advance(loop.updates)
     loss, error = alone.evaluate(torch.ones(1, 8), *data.test)
-    story = both.results()[0]
+    story = both.results(loop)[0]
     assert story["result"]["test_loss"] == pytest.approx(loss.item(), rel=1e-4)
     assert story["result"]["test_error"] == pytest.approx(error.item(), abs=2 / 450)
     assert story["result"]["weight_share"] == pytest.approx((64 * 5 + 15 + 30) / (640 + 80 + 80))
@@ -173,7 +175,7 @@ def test_more_seeds_train_only_what_is_missing(tmp_path: Path) -> None:
 def test_two_processes_never_train_the_same_batch(tmp_path: Path) -> None:
     assert not grid(tmp_path).run(StopAfter(1), Silent())
     (state,) = {path.parent for path in (tmp_path / "state").rglob("lock")}
-    with alone(state), pytest.raises(BadInput, match="another process trains the same runs"):
+    with locked(state), pytest.raises(BadInput, match="another process trains the same runs"):
         grid(tmp_path).run(Stop(), Silent())
     assert grid(tmp_path).run(Stop(), Silent())
 

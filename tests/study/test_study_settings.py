@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from espalier.study.batch import StudyBatch
 from study_helpers import study
 
 from espalier.space import BadInput
+from espalier.study.batches import PaperBatch
 from espalier.study.spec import RunSpec, Settings
 
 
 def batch_of(tmp_path, method, **changes):
     made = study(tmp_path, **changes)
-    return StudyBatch(made.settings, made.network, made.data, made.settings.runs(method), torch.device("cpu"), None)
+    return PaperBatch(made.settings, made.network, made.data, made.settings.runs(method), torch.device("cpu")).engine
 
 
 def test_the_defaults_are_the_paper_s():

@@ -22,6 +22,8 @@ from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given
 from espalier.train.batched.optimizers import SGD
 from espalier.train.batched.schedule import Steps
+from espalier.train.eager import EagerEngine
+from espalier.train.progress import describe
 
 X, Y = networks.digit_vectors(256)[0]
 RECIPE = Recipe(begin=0.25, ramp=0.25, settle=0.5, ramp_updates=0, drops=(0.75,))
@@ -71,7 +73,7 @@ def test_the_ramp_ends_at_its_share_of_the_run() -> None:
     assert shares[4:] == [shares[3]] * 4
     assert [row["settled"] for row in rows] == [False] * 4 + [True] * 4
     assert [row["begun"] for row in rows] == [False] * 2 + [True] * 6
-    told = [loop.describe(row) for row in rows]
+    told = [describe([row]) for row in rows]
     assert ["before the search" in line for line in told] == [True] * 2 + [False] * 6
     assert ["share" in line for line in told] == [False] * 2 + [True] * 6
 
@@ -81,16 +83,17 @@ def test_stopped_in_any_phase_the_run_goes_on_and_ends_the_same(
     updates: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = run(networks.mlp())
-    step = loop.Run.step
+    step = EagerEngine.step
 
-    def dying(self: loop.Run, batch: Any) -> None:
+    def dying(self: EagerEngine, batch: Any) -> None:
         step(self, batch)
-        if self.update == updates:
+        if self.done == updates:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(loop, "SAVING", 1e9)  # after every update
+    monkeypatch.setattr(loop, "LOOK", 0.0)
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Run, "step", dying)
+        patch.setattr(EagerEngine, "step", dying)
         with pytest.raises(KeyboardInterrupt):
             run(networks.mlp(), checkpoint=tmp_path)
     found = run(networks.mlp(), checkpoint=tmp_path)

@@ -186,8 +186,8 @@ def test_divergence_in_the_middle_leaves_the_checkpoint_intact(tmp_path: Path) -
     settings = json.loads((tmp_path / "settings.json").read_text())["settings"]
     state = Checkpoint(tmp_path, settings).load()
     assert state is not None
-    assert 1 <= state["update"] <= 5
-    assert all(tensor.isfinite().all() for tensor in state["model"].values())
+    assert 1 <= state["engine"]["update"] <= 5
+    assert all(tensor.isfinite().all() for tensor in state["engine"]["model"].values())
     again = networks.mlp()
     result = short(again, loss=Bad(10**6, None), checkpoint=tmp_path, settle=0.0)
     assert result.finished
@@ -198,14 +198,15 @@ def test_divergence_in_the_middle_leaves_the_checkpoint_intact(tmp_path: Path) -
 def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A finite loss may have an infinite gradient; nobody could go on from a checkpoint of such weights."""
     monkeypatch.setattr("espalier.train.loop.SAVING", 1e9)  # a checkpoint after every update
+    monkeypatch.setattr("espalier.train.loop.LOOK", 0.0)
     infinite = Bad(10, lambda loss: loss + (loss - loss.detach()).abs().sqrt())
     with pytest.raises(espalier.Diverged, match="update 6 of 8: the weights are no longer finite"):
         short(loss=infinite, checkpoint=tmp_path, settle=0.0)
     settings = json.loads((tmp_path / "settings.json").read_text())["settings"]
     state = Checkpoint(tmp_path, settings).load()
     assert state is not None
-    assert state["update"] == 5
-    assert all(tensor.isfinite().all() for tensor in state["model"].values())
+    assert state["engine"]["update"] == 5
+    assert all(tensor.isfinite().all() for tensor in state["engine"]["model"].values())
 
 
 def test_one_mask_without_a_finite_loss_does_not_end_the_run() -> None:
@@ -246,6 +247,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path, monkeypatch:
         real(handle)
 
     monkeypatch.setattr("espalier.train.loop.SAVING", 1e9)  # a checkpoint after every update
+    monkeypatch.setattr("espalier.train.loop.LOOK", 0.0)
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(NotSaved, match="the disk is full"):
         short(target=0.5, checkpoint=tmp_path)
@@ -322,7 +324,8 @@ def test_a_model_stopped_inside_an_epoch_of_a_loader_goes_on_in_the_same_process
     batches, model = list(zip(X.split(16), Y.split(16))), networks.mlp(seed=1)
     asked = itertools.count(1)
     with monkeypatch.context() as patch:
-        patch.setattr(Stop, "now", lambda self, spare=0.0: next(asked) == 11)  # of 8 updates in an epoch
+        patch.setattr("espalier.train.loop.LOOK", 0.0)
+        patch.setattr(Stop, "now", lambda self, spare=0.0: next(asked) == 12)  # of 8 updates in an epoch, and its end
         stopped = short(model, batches, target=0.5, checkpoint=tmp_path)
     assert not stopped.finished
     assert stopped.updates == 11

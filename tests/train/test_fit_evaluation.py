@@ -156,15 +156,15 @@ def test_entropy_of_bits_and_choices() -> None:
 def test_theta_over_time_is_thinned_evenly_and_resumed() -> None:
     whole, parts = Thinned(8), Thinned(8)
     for update in range(100):
-        whole.offer(update, torch.full((2,), float(update)))
+        whole.offer(update, torch.full((1, 2), float(update)))
         if update % 7 == 0:
             state, parts = parts.state_dict(), Thinned(8)
             parts.load_state_dict(state)
-        parts.offer(update, torch.full((2,), float(update)))
+        parts.offer(update, torch.full((1, 2), float(update)))
     assert whole.updates == [0, 16, 32, 48, 64, 80, 96]
-    assert whole.table()[:, 0].tolist() == whole.updates
+    assert whole.table(0)["theta"][:, 0].tolist() == whole.table(0)["updates"].tolist() == whole.updates
     assert parts.updates == whole.updates
-    assert parts.table().equal(whole.table())
+    assert parts.table(0)["theta"].equal(whole.table(0)["theta"])
 
 
 def test_tensors_are_read_in_the_same_order_wherever_one_starts() -> None:

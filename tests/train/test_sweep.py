@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from espalier.train.batched.group import Group
 from torch import Tensor, nn
 
 import espalier
 from espalier.data import load
 from espalier.train import Recipe
 from espalier.train.batched import SGD, AdamW, Compute, Cosine, Run
+from espalier.train.loop import Loop
 
 DIGITS = load("digits").flatten()
 SMALL = (DIGITS.train_inputs[:256] / 255, DIGITS.train_labels[:256])
@@ -192,16 +192,16 @@ class Killed(Exception):
 
 def killed_after(updates: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saves whenever it may, and dies at the first chance after so many updates."""
-    advance = Group._advance
-    monkeypatch.setattr("espalier.train.batched.group.LOOK", 0.0)  # looks after every update
-    monkeypatch.setattr("espalier.train.batched.group.SAVING", 1e9)
+    advance = Loop._advance
+    monkeypatch.setattr("espalier.train.loop.LOOK", 0.0)  # looks after every update
+    monkeypatch.setattr("espalier.train.loop.SAVING", 1e9)
 
-    def dying(self: Group) -> None:
+    def dying(self: Loop) -> None:
         advance(self)
-        if self.batch.done >= updates:
+        if self.update >= updates:
             raise Killed
 
-    monkeypatch.setattr(Group, "_advance", dying)
+    monkeypatch.setattr(Loop, "_advance", dying)
 
 
 SETTINGS = [
@@ -256,14 +256,14 @@ def test_an_interrupt_ends_the_update_saves_and_the_same_call_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = sweep(penalties=[0.1], epochs=2, checkpoint=tmp_path / "whole")
-    advance = Group._advance
+    advance = Loop._advance
 
-    def interrupted(self: Group) -> None:
+    def interrupted(self: Loop) -> None:
         advance(self)
         signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Group, "_advance", interrupted)
+        patch.setattr(Loop, "_advance", interrupted)
         with pytest.raises(KeyboardInterrupt):
             sweep(penalties=[0.1], epochs=2, checkpoint=tmp_path / "stopped")
     found = sweep(penalties=[0.1], epochs=2, checkpoint=tmp_path / "stopped")

@@ -113,7 +113,7 @@ def test_which_models_are_chains() -> None:
 
 def test_a_sweep_by_hand_is_a_sweep_by_derivation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the same body as on a GPU: without a look at the losses."""
-    from espalier.train.batched import group
+    from espalier.train.batched import batch_engine
     from espalier.train.batched.step import Step
 
     monkeypatch.setattr(Step, "exactly", Step.__call__)
@@ -129,7 +129,7 @@ def test_a_sweep_by_hand_is_a_sweep_by_derivation(monkeypatch: pytest.MonkeyPatc
         return [torch.cat([p.flatten() for p in result.model.parameters()]) for result in results]
 
     by_hand = trained()
-    monkeypatch.setattr(group, "chain_of", lambda *_: None)
+    monkeypatch.setattr(batch_engine, "chain_of", lambda *_: None)
     for one, other in zip(by_hand, trained(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 

@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from espalier.train.batched.grouped import Grouped, Own
-from standin import RUNS, SAMPLES, SIZE, WIDTHS, GatedMLP, data, initial
+from standin import RUNS, SAMPLES, SIZE, WIDTHS, GatedMLP, data, initial, own_gradients
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import espalier
 from espalier.space import BadInput
 from espalier.train.batched.batch import Batch, searched
-from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given
 from espalier.train.batched.optimizers import SGD
+from espalier.train.batched.own_gradient import Own
 from espalier.train.batched.schedule import Steps
 from espalier.train.batched.step import compiled
 
@@ -32,12 +31,7 @@ def together(params: dict[str, Tensor], masks: Tensor, x: Tensor) -> Tensor:
     return x
 
 
-def own(params: dict[str, Tensor], masks: Tensor, x: Tensor, y: Tensor) -> Any:
-    grads, (losses, wrong) = Grouped(together, cross_entropy)(params, {}, masks, x, y, each=False)
-    return grads, losses, wrong
-
-
-WAYS = {"mapped": None, "grouped": Grouped(together, cross_entropy), "own": Own(own)}
+WAYS = {"mapped": None, "own": Own(own_gradients(together))}
 
 
 def trained(way: str, updates: int, backend: Any = None, dtype: torch.dtype = torch.float64) -> tuple[Batch, Any]:
@@ -64,7 +58,7 @@ def trained(way: str, updates: int, backend: Any = None, dtype: torch.dtype = to
     return engine, search
 
 
-@pytest.mark.parametrize("way", ["grouped", "own"])
+@pytest.mark.parametrize("way", ["own"])
 def test_together_is_the_same_as_mapped(way):
     (ours, search), (theirs, other) = trained(way, 20), trained("mapped", 20)
     for name, p in theirs.state.params.items():
@@ -73,7 +67,7 @@ def test_together_is_the_same_as_mapped(way):
     torch.testing.assert_close(ours.state.sums, theirs.state.sums)
 
 
-@pytest.mark.parametrize("way", ["grouped", "own"])
+@pytest.mark.parametrize("way", ["own"])
 def test_the_rest_of_an_update_compiles_once_without_the_network(way):
     counter = CompileCounterWithBackend("aot_eager")
     ours, search = trained(way, 1, counter, torch.float32)
@@ -87,7 +81,7 @@ def test_the_rest_of_an_update_compiles_once_without_the_network(way):
     assert counter.frame_count == frames > 0
 
 
-@pytest.mark.parametrize("way", ["grouped", "own"])
+@pytest.mark.parametrize("way", ["own"])
 def test_a_mask_for_each_example_is_refused(way):
     engine, search = trained(way, 1)
     dropped = Given(search.select(), torch.full((RUNS,), 0.5))
@@ -96,7 +90,7 @@ def test_a_mask_for_each_example_is_refused(way):
         engine.advance(1)
 
 
-@pytest.mark.parametrize("way", ["grouped", "own"])
+@pytest.mark.parametrize("way", ["own"])
 def test_a_mask_without_a_finite_loss_is_left_out(way):
     """As the mapped network does it: the gradient is the mean over the other masks."""
     ends = []

@@ -13,7 +13,6 @@ import networks
 import pytest
 import standin
 import torch
-from espalier.train.batched.grouped import Grouped, Own
 from standin import RUNS, SAMPLES, SIZE, Recorder
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -24,11 +23,12 @@ from espalier import Search, StructureOptimizer
 from espalier.data import Stream
 from espalier.space import BadInput
 from espalier.train import presets
-from espalier.train.batched import SGD, Compute, Run, group, stack
+from espalier.train.batched import SGD, Compute, Run, batch_engine, stack
 from espalier.train.batched.batch import Batch, searched
 from espalier.train.batched.chain import Chain, Factors, chain_of
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Searched
+from espalier.train.batched.own_gradient import Own
 from espalier.train.batched.schedule import Constant
 from espalier.train.batched.step import Differential, Step, compiled
 from espalier.train.step import mean_gradient
@@ -70,9 +70,11 @@ class Case:
         factory, kind = WAYS[way]
         self.data = DATA[kind]
         example = self.data[0][:4]
-        self.gated, self.params, fixed = stack.stacked(factory, list(range(runs)), example, torch.device("cpu"))
+        self.gated, self.params, fixed = stack.stacked(
+            factory, [Run(seed) for seed in range(runs)], example, torch.device("cpu")
+        )
         assert not fixed
-        self.singles = [stack.build(factory, seed, example) for seed in range(runs)]
+        self.singles = [stack.build(factory, Run(seed), example) for seed in range(runs)]
         first = {name: p[0] for name, p in self.params.items()}
         gates = [where for _, where in self.gated.space.bits]
         self.chain: Chain | None = None
@@ -364,7 +366,7 @@ def test_in_bfloat16() -> None:
     assert not torch.equal(search.theta, before)
 
 
-@pytest.mark.parametrize("gradient", [Grouped(lambda *_: torch.zeros(()), cross_entropy), Own(lambda *_: ({}, *_))])
+@pytest.mark.parametrize("gradient", [Own(lambda *_: ({}, *_))])
 def test_a_network_with_a_gradient_of_its_own_is_refused(gradient: Any) -> None:
     case = Case("mapped")
     with pytest.raises(BadInput, match=r'computes its own gradient does not give slopes.*signal="ranked"'):
@@ -384,7 +386,7 @@ def test_a_sweep_of_one_run_is_fit(way: str, samples: int, preset: str, monkeypa
     """All phases: the whole network, the search, the settled structure. The masks of a sweep come from a seed of its
     own; here it is that of the single run."""
     factory, kind = WAYS[way]
-    monkeypatch.setattr(group.zlib, "crc32", lambda _: 5)
+    monkeypatch.setattr(batch_engine.zlib, "crc32", lambda _: 5)
     if way == "chain":
         monkeypatch.setattr(Step, "exactly", Step.__call__)
     settings: dict[str, Any] = {"epochs": 4, "batch_size": 16, "samples": samples, "quiet": True, "preset": preset}
