@@ -29,9 +29,9 @@ from espalier.train.batched.batch import Batch
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given
 from espalier.train.batched.optimizers import SGD
-from espalier.train.batched.schedule import Steps
 from espalier.train.progress import Silent
 from espalier.train.record import hardware, versions
+from espalier.train.schedule import Steps
 from espalier.train.stop import Stop
 
 FRESH = 100_000  # added to a seed for initial weights that no other run has

@@ -27,7 +27,7 @@ from espalier.train.batched.batch import Batch, searched
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given
 from espalier.train.batched.optimizers import SGD
-from espalier.train.batched.schedule import Cosine, Steps
+from espalier.train.schedule import Cosine, Steps
 
 TARGETS = (0.03, 0.06, 0.12, 0.25, 0.5)
 HIDDEN = (64, 64, 64)

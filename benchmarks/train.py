@@ -29,8 +29,8 @@ from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given
 from espalier.train.batched.optimizers import SGD
 from espalier.train.batched.runs import Run
-from espalier.train.batched.schedule import Steps
 from espalier.train.batched.stack import build, stacked
+from espalier.train.schedule import Steps
 
 PAPER = (784, 784, 784, 784, 10)
 DIGITS = (64, 64, 64, 64, 10)

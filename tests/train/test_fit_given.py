@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 import espalier
 from espalier import Search, fit
-from espalier.data import from_arrays
+from espalier.data import from_arrays, load
 from espalier.data.digits import digits
 from espalier.train import PRESETS, Recipe, deterministic, evaluate, stochastic
+from espalier.train.batched import SGD, Adam, AdamW
 
 DATA, TEST = networks.digit_vectors()
 SMALL, _ = networks.digit_vectors(256)
@@ -196,14 +197,46 @@ def test_any_optimizer_and_scheduler() -> None:
         scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5),
     )
     assert [row["learning_rate"] for row in result.history] == pytest.approx([1e-2, 5e-3, 2.5e-3, 1.25e-3])
-    constant = short(optimizer=lambda p: torch.optim.Adam(p, lr=1e-3))
+    constant = short(optimizer=lambda p: torch.optim.Adam(p, lr=1e-3), schedule="constant")
     assert {row["learning_rate"] for row in constant.history} == {1e-3}
+    falling = short(optimizer=lambda p: torch.optim.Adam(p, lr=1e-3))  # by the recipe's schedule
+    assert falling.history[0]["learning_rate"] > falling.history[-1]["learning_rate"]
     plateau = short(
         epochs=6,
         optimizer=lambda p: torch.optim.SGD(p, lr=1e-4),
         scheduler=lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=0, threshold=1.0),
     )
     assert plateau.history[-1]["learning_rate"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "factory"),
+    [
+        (SGD(0.1, 0.5, 1e-3, nesterov=False), lambda p: torch.optim.SGD(p, 0.1, 0.5, weight_decay=1e-3)),
+        (Adam(1e-2, (0.8, 0.9)), lambda p: torch.optim.Adam(p, 1e-2, (0.8, 0.9))),
+        (AdamW(1e-2), lambda p: torch.optim.AdamW(p, 1e-2)),
+    ],
+)
+def test_fit_and_sweep_take_an_optimizer_by_the_same_words(settings: object, factory: object) -> None:
+    ours, theirs = (short(optimizer=given, schedule="cosine") for given in (settings, factory))
+    for a, b in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        assert a.equal(b)
+    several = {"masks": torch.ones(1, 28), "epochs": 2, "batch_size": 32, "quiet": True, "schedule": "cosine"}
+    ours, theirs = (
+        espalier.sweep(networks.mlp, (X, Y), optimizer=given, **several)[0] for given in (settings, factory)
+    )
+    for a, b in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        assert a.equal(b)
+
+
+def test_a_dataset_is_judged_on_its_test_part_by_fit_as_by_sweep() -> None:
+    data = load("digits").flatten()
+    ours = espalier.fit(networks.mlp(), data, epochs=1, penalty=0.0, quiet=True)
+    (theirs,) = espalier.sweep(networks.mlp, data, penalties=[0.0], epochs=1, quiet=True)
+    assert ours.validation is not None
+    assert theirs.validation is not None
+    assert ours.validation.examples == theirs.validation.examples == 450
+    assert ours.history[0].keys() == theirs.history[0].keys()
 
 
 def test_part_of_the_parameters_may_be_left_to_rest() -> None:

@@ -13,8 +13,8 @@ import espalier
 from espalier.search.arguments import ramp_length
 from espalier.space import BadInput, BadType, Space
 from espalier.train import Recipe
-from espalier.train.batched.schedule import of_drops
 from espalier.train.presets import PRESETS, Phases, one_of, ramped, read, settled
+from espalier.train.schedule import of_torch
 
 
 def test_the_paper_is_the_paper() -> None:
@@ -61,11 +61,11 @@ def test_a_straight_line_is_the_same_for_fit_and_sweep() -> None:
     """Up over the first twentieth, then down to nothing; stepped by torch, or computed where the counter lives."""
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=2.0)
-    scheduler = read("default").scheduler(optimizer, 200)
+    scheduler = of_torch(read("default").schedule, optimizer, 200)
     rates = []
     for update in range(200):
         rates.append(optimizer.param_groups[0]["lr"])
-        assert rates[-1] == pytest.approx(2.0 * of_drops(None).factor(torch.tensor(update), 200).item())
+        assert rates[-1] == pytest.approx(2.0 * min((update + 1) / 11, (200 - update) / 190))
         optimizer.step()
         scheduler.step()
     assert rates.index(max(rates)) == 10

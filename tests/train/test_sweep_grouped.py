@@ -16,8 +16,8 @@ from espalier.train.batched.batch import Batch, searched
 from espalier.train.batched.masks import Given
 from espalier.train.batched.optimizers import SGD
 from espalier.train.batched.own_gradient import Own
-from espalier.train.batched.schedule import Steps
 from espalier.train.batched.step import compiled
+from espalier.train.schedule import Steps
 
 
 def together(params: dict[str, Tensor], masks: Tensor, x: Tensor) -> Tensor:

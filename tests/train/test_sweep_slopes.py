@@ -29,8 +29,8 @@ from espalier.train.batched.chain import Chain, Factors, chain_of
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Searched
 from espalier.train.batched.own_gradient import Own
-from espalier.train.batched.schedule import Constant
 from espalier.train.batched.step import Differential, Step, compiled
+from espalier.train.schedule import Constant
 from espalier.train.step import mean_gradient
 
 VECTORS, _ = networks.digit_vectors(256)

@@ -16,8 +16,8 @@ from espalier.data import Stream
 from espalier.train.batched.batch import Compute, searched
 from espalier.train.batched.masks import Given
 from espalier.train.batched.optimizers import SGD, Adam, AdamW
-from espalier.train.batched.schedule import Constant, Cosine, Steps
 from espalier.train.batched.step import compiled
+from espalier.train.schedule import Constant, Cosine, Steps
 
 PENALTIES = [0.0, 0.3, -0.2]
 OPTIMIZERS: dict[str, tuple[Any, Callable[..., torch.optim.Optimizer]]] = {

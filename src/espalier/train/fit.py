@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from espalier.cost import Cost
 from espalier.data import Dataset
@@ -19,6 +20,8 @@ from espalier.search import Search
 from espalier.search.arguments import whole
 from espalier.space import BadInput, BadType, Diverged, EspalierError
 from espalier.train import chance, checks, feed, identity, nested, presets, progress, statistics
+from espalier.train import schedule as schedules
+from espalier.train.batched.optimizers import SGD, Adam, Optimizer
 from espalier.train.callbacks import Callback
 from espalier.train.callbacks import check as callbacks_checked
 from espalier.train.checkpoint import Checkpoint
@@ -28,6 +31,7 @@ from espalier.train.optimizer import StructureOptimizer, check_parameters
 from espalier.train.presets import OptimizerFactory, Recipe, SchedulerFactory
 from espalier.train.record import Records, RunDirectory
 from espalier.train.result import Result
+from espalier.train.schedule import Schedule
 from espalier.train.score import Loss
 from espalier.train.step import Gated
 from espalier.train.stop import Stop
@@ -37,14 +41,15 @@ def fit(
     model: nn.Module | Gated,
     data: Any,
     *,
-    loss: Loss,
     epochs: int,
+    loss: Loss = F.cross_entropy,
     cost: str | Cost | Tensor | Sequence[float] = "weights",
     penalty: float | None = None,
     target: float | None = None,
     batch_size: int = 64,
     samples: int = 2,
-    optimizer: OptimizerFactory | None = None,
+    optimizer: Optimizer | OptimizerFactory | None = None,
+    schedule: str | Schedule | None = None,
     scheduler: SchedulerFactory | None = None,
     settle: float | None = None,
     recipe: str | Recipe | None = None,
@@ -70,15 +75,19 @@ def fit(
     penalty: how strongly cost counts; target: the share of the full cost to end at. One of them, or neither.
     samples: masks per update. Where losses are ranked they share one mini-batch of batch_size examples; where slopes
         are read each has its own. Under one mask, as once settled, an update reads samples times batch_size examples.
-    optimizer: called with the parameters, gives a torch optimiser; default SGD with Nesterov momentum.
-    scheduler: called with that optimiser, gives a torch scheduler, which is stepped after every epoch. Default: the
-        recipe's steps, where the optimizer is the default too; else none.
+    optimizer: called with the parameters, gives a torch optimiser; or settings such as ``SGD(lr=0.1)`` of
+        espalier.train.batched. Default: the recipe's SGD with Nesterov momentum.
+    schedule: of the weights' learning rate: "steps" (a tenth at 1/2 and at 3/4), "cosine", "linear", "constant", or one
+        of their classes in espalier.train.batched. Default: the recipe's, also for an optimizer of one's own.
+    scheduler: instead of a schedule: called with the optimiser, gives a torch scheduler, which is stepped after every
+        epoch.
     settle: the share of the run, at its end, in which the structure is fixed; the ramp to a target ends before it.
         What comes before, by the recipe, is shortened where it has to be.
     recipe: a :class:`espalier.train.Recipe`, or the name of one: "default" (slopes of the gates as the signal),
         "ranked" (the order of losses; the default where there is no target), "paper", "finetune". preset: its old name.
     seed: of the masks, of the order of the examples, and of everything random inside the call.
-    validation: data as above, of a Dataset its test part; evaluated after every epoch under the mask that would ship.
+    validation: data as above, of a Dataset its test part, which is the default where ``data`` is one; evaluated after
+        every epoch under the mask that would ship.
     checkpoint: the folder of the run. The same call goes on where it was stopped, killed, or out of time.
     time_limit: seconds after which this call stops, with a checkpoint.
     callbacks: objects of classes made from :class:`espalier.Callback`, told of epochs, settling and the end.
@@ -96,9 +105,13 @@ def fit(
     horizon = whole(epochs, "epochs", 1) * feeding.updates
     phases = recipe.phases(horizon, target)
     held_out = None
+    validation = data if validation is None and isinstance(data, Dataset) else validation
     if validation is not None:
         beside = data if isinstance(data, Dataset) else None
         held_out = feed.read_held_out(validation, batch_size, nested.dtype(module), beside)
+    if schedule is not None and scheduler is not None:
+        raise BadInput("schedule and scheduler both say how the learning rate goes; give one of them")
+    rates = recipe.schedule if schedule is None else schedules.read(schedule)
     inner = _optimizer(optimizer or recipe.optimizer, module)
     with _attached(model, module, feeding, where) as gated, chance.seeded(seed, where):
         search = Search(
@@ -124,10 +137,10 @@ def fit(
             "device": where.type,
         }
         if scheduler is not None:
-            steps: Scheduler | None = _scheduler(scheduler, inner)
+            steps: Scheduler = _scheduler(scheduler, inner)
         else:
-            steps = recipe.scheduler(inner, horizon) if optimizer is None else None
-        settings["scheduler"] = None if steps is None else type(steps).__name__
+            steps = schedules.of_torch(rates, inner, horizon)
+        settings["scheduler"] = repr(rates) if scheduler is None else type(steps).__name__
         directory = None if folder is None else RunDirectory(folder)
         engine = EagerEngine(
             StructureOptimizer(inner, search, gated),
@@ -232,7 +245,8 @@ def _finite(tensor: Tensor) -> Tensor:
     return tensor.nan_to_num(0.0, 0.0, 0.0) if tensor.is_floating_point() else tensor
 
 
-def _optimizer(factory: OptimizerFactory, module: nn.Module) -> torch.optim.Optimizer:
+def _optimizer(given: Optimizer | OptimizerFactory, module: nn.Module) -> torch.optim.Optimizer:
+    factory = given.torch if isinstance(given, (SGD, Adam)) else given
     if isinstance(factory, torch.optim.Optimizer) or not callable(factory):
         raise BadType(
             f"optimizer is a function that is given the parameters, such as lambda p: torch.optim.AdamW(p, lr=1e-3), "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from espalier.search.arguments import ramp_length
 from espalier.space import BadInput, BadType, Space
+from espalier.train.schedule import Linear, Schedule, Steps
 
 
 @dataclass(frozen=True)
@@ -148,18 +148,10 @@ class Recipe:
             weight_decay=self.weight_decay,
         )
 
-    def scheduler(self, optimizer: torch.optim.Optimizer, updates: int) -> torch.optim.lr_scheduler.LRScheduler:
-        """To be stepped after every update of a run of so many."""
-        if self.drops is None:
-            return torch.optim.lr_scheduler.LambdaLR(optimizer, functools.partial(_straight, updates))
-        milestones = [math.ceil(share * updates) for share in self.drops]
-        return torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
-
-
-def _straight(updates: int, update: int) -> float:
-    """The factor of the weights' learning rate in this update, from 0, of so many."""
-    warm = max(round(0.05 * updates), 1)
-    return min((update + 1) / (warm + 1), max(updates - update, 0) / max(updates - warm, 1), 1.0)
+    @property
+    def schedule(self) -> Schedule:
+        """Of the weights' learning rate."""
+        return Linear() if self.drops is None else Steps(self.drops)
 
 
 # The paper's own settings. With `samples=2` and `batch_size=32` they are its experiment A; B has a rate of 0.1.

@@ -21,8 +21,8 @@ from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given, Searched, Source, Whole
 from espalier.train.batched.optimizers import Optimizer
 from espalier.train.batched.own_gradient import SLOPELESS
-from espalier.train.batched.schedule import Schedule
 from espalier.train.batched.step import Call, Differential, Gradient, Loss, Named, Stacked, Step, compiled
+from espalier.train.schedule import Schedule
 
 Precision = Literal["float32", "tf32", "bf16"]
 AT_ONCE = 50  # updates whose examples are chosen together, and updates in one CUDA graph

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from espalier.space import BadInput
+from espalier.space import BadInput, BadType
 
 Weight = float | Tensor
 
@@ -45,6 +45,10 @@ class Optimizer(Protocol):
         """
         ...
 
+    def torch(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        """torch's own optimiser of these settings."""
+        ...
+
 
 @dataclass(frozen=True)
 class SGD:
@@ -65,6 +69,9 @@ class SGD:
     @property
     def slots(self) -> int:
         return 1 if self.momentum else 0
+
+    def torch(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, **asdict(self))
 
     def pace(self, lr: Tensor, step: Tensor) -> Tensor:
         return lr.unsqueeze(0)
@@ -111,6 +118,10 @@ class Adam:
     def slots(self) -> int:
         return 2
 
+    def torch(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        kind = torch.optim.AdamW if self.decoupled else torch.optim.Adam
+        return kind(parameters, self.lr, self.betas, self.eps, self.weight_decay)
+
     def pace(self, lr: Tensor, step: Tensor) -> Tensor:
         """Learning rate and root of the second moment, each with its bias correction; between them the decay."""
         first, second = ((1 - beta ** step.to(torch.float64)).to(lr.dtype) for beta in self.betas)
@@ -147,6 +158,25 @@ def AdamW(
 ) -> Adam:
     """Adam with decoupled weight decay."""
     return Adam(lr, betas, eps, weight_decay, decoupled=True)
+
+
+def read(given: object) -> Optimizer:
+    """Settings as they are, or those of the torch optimiser that a function gives of parameters."""
+    if hasattr(given, "pace") and not isinstance(given, type):
+        return given  # type: ignore[return-value]
+    example = "such as SGD(lr=0.1) of espalier.train.batched, or lambda p: torch.optim.AdamW(p, lr=1e-3)"
+    if isinstance(given, torch.optim.Optimizer) or not callable(given):
+        raise BadType(f"optimizer is settings, or a function that is given the parameters, {example}, not {given!r}")
+    theirs = given([torch.zeros(1, requires_grad=True)])
+    if type(theirs) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+        raise BadInput(f"a sweep moves many runs at once, by SGD, Adam or AdamW, not by {type(theirs).__name__}")
+    numbers = theirs.param_groups[0]
+    if numbers.get("maximize") or numbers.get("amsgrad") or numbers.get("dampening"):
+        raise BadInput("a sweep knows no maximize, amsgrad or dampening of an optimizer")
+    if isinstance(theirs, torch.optim.SGD):
+        return SGD(numbers["lr"], numbers["momentum"], numbers["weight_decay"], numbers["nesterov"])
+    decoupled = isinstance(theirs, torch.optim.AdamW)
+    return Adam(numbers["lr"], numbers["betas"], numbers["eps"], numbers["weight_decay"], decoupled)
 
 
 def _like(per_run: Tensor, p: Tensor) -> Tensor:

@@ -10,13 +10,12 @@ from torch import Tensor
 
 from espalier.cost import Cost
 from espalier.search.signal import SLOPES
-from espalier.space import BadInput, BadType, Space
+from espalier.space import BadInput, Space
 from espalier.train import checks, identity
-from espalier.train.batched import schedule as schedules
 from espalier.train.batched.optimizers import SGD, Optimizer
 from espalier.train.batched.own_gradient import Own
-from espalier.train.batched.schedule import Schedule
 from espalier.train.presets import Phases, Recipe
+from espalier.train.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -55,11 +54,6 @@ class Plan:
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise BadInput(f"{name} is an integer of at least {least}, not {value!r}")
         checks.loss(self.loss)
-        if self.optimizer is not None and (isinstance(self.optimizer, type) or not hasattr(self.optimizer, "pace")):
-            raise BadType(
-                "optimizer of a sweep is SGD(lr=0.1), Adam() or AdamW() of espalier.train.batched: torch's move one "
-                f"run at a time; not {self.optimizer!r}"
-            )
         known = {"learning_rate", "adaptive", "ramp", "even", "initial", "margin"}
         if unknown := set(self.search or {}) - known:
             raise BadInput(f"search holds some of {sorted(known)}, not {sorted(unknown)}")
@@ -72,7 +66,7 @@ class Plan:
 
     @property
     def rates(self) -> Schedule:
-        return self.schedule or schedules.of_drops(self.recipe.drops)
+        return self.schedule or self.recipe.schedule
 
     def search_arguments(self, space: Space, phases: Phases, targets: Sequence[float | None] | None) -> dict[str, Any]:
         """targets: of the runs. A ramp that is given is in the recipe, as a share of the run."""

@@ -16,7 +16,7 @@ from espalier.train.batched.chain import Chain, Parts
 from espalier.train.batched.feed import Feed, Reading
 from espalier.train.batched.masks import Source
 from espalier.train.batched.optimizers import SGD, Optimizer
-from espalier.train.batched.schedule import Schedule
+from espalier.train.schedule import Schedule
 from espalier.train.score import class_dim
 
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -15,8 +15,9 @@ from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.space import BadInput, BadType
 from espalier.train import chance, checks, presets, progress
+from espalier.train import schedule as schedules
+from espalier.train.batched import optimizers
 from espalier.train.batched import runs as run_list
-from espalier.train.batched import schedule as schedules
 from espalier.train.batched.batch import Compute
 from espalier.train.batched.batch_engine import BatchEngine
 from espalier.train.batched.feed import Pair, check_pair
@@ -24,15 +25,15 @@ from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.optimizers import Optimizer
 from espalier.train.batched.plan import Plan
 from espalier.train.batched.runs import Run
-from espalier.train.batched.schedule import Schedule
 from espalier.train.batched.stack import Factory
 from espalier.train.callbacks import Callback
 from espalier.train.callbacks import check as callbacks_checked
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.loop import Loop, OutOfMemory
-from espalier.train.presets import Recipe
+from espalier.train.presets import OptimizerFactory, Recipe
 from espalier.train.record import Records
 from espalier.train.result import Result
+from espalier.train.schedule import Schedule
 from espalier.train.stop import Stop
 
 
@@ -51,7 +52,7 @@ def sweep(
     samples: int = 2,
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
     cost: str | Cost | Tensor = "weights",
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | OptimizerFactory | None = None,
     schedule: str | Schedule | None = None,
     search: Mapping[str, Any] | None = None,
     settle: float | None = None,
@@ -79,9 +80,11 @@ def sweep(
     validation: (inputs, targets), or a Dataset, its test part; read as ``data`` are.
     batch_size: what each of the ``samples`` masks of an update reads: the same examples where their losses are ranked,
         else its own. Under one mask (a given one, or after settling) an update reads samples times as many examples.
-    optimizer: settings such as ``SGD(lr=0.1)``, ``Adam()``, ``AdamW()``; schedule: "steps" (a tenth at 1/2 and at 3/4),
-        "cosine", "linear", "constant", or one of their classes. search: arguments of :class:`espalier.Search`
-        (learning_rate, adaptive, ramp, even, initial, margin). What is not given comes from the recipe.
+    optimizer: settings such as ``SGD(lr=0.1)``, ``Adam()``, ``AdamW()`` of espalier.train.batched; or a function as in
+        ``fit`` that gives torch's SGD, Adam or AdamW.
+    schedule: "steps" (a tenth at 1/2 and at 3/4), "cosine", "linear", "constant", or one of their classes.
+    search: arguments of :class:`espalier.Search` (learning_rate, adaptive, ramp, even, initial, margin). What is not
+        given comes from the recipe.
     recipe: a :class:`espalier.train.Recipe` or the name of one, as in ``fit``; by default "ranked" for all runs where
         one has a penalty, else "default" (slopes of the gates as the signal).
     settle: the share of the run, at its end, that trains under the structure found.
@@ -105,7 +108,7 @@ def sweep(
         loss=loss,
         cost=cost,
         recipe=recipe,
-        optimizer=optimizer,
+        optimizer=None if optimizer is None else optimizers.read(optimizer),
         schedule=None if schedule is None else schedules.read(schedule),
         search=search,
         pad=pad,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,7 +12,10 @@ from torch import Tensor
 from espalier.space import BadInput
 
 
+@runtime_checkable
 class Schedule(Protocol):
+    """A learning rate over a run, as a factor of the first one."""
+
     def factor(self, done: Tensor, total: int) -> Tensor:
         """done: updates done so far, a scalar int64 tensor. Returns the factor of the next update, float64."""
         ...
@@ -82,14 +85,21 @@ class Constant:
 NAMED: dict[str, Schedule] = {"steps": Steps(), "cosine": Cosine(), "linear": Linear(), "constant": Constant()}
 
 
-def of_drops(drops: tuple[float, ...] | None) -> Schedule:
-    """The schedule that a recipe means."""
-    return Linear() if drops is None else Steps(drops)
-
-
 def read(schedule: str | Schedule) -> Schedule:
-    if isinstance(schedule, str):
-        if schedule not in NAMED:
-            raise BadInput(f"schedule is one of {sorted(NAMED)} or an object with `factor`, not {schedule!r}")
-        return NAMED[schedule]
-    return schedule
+    """A schedule by name, or as it is."""
+    named = NAMED.get(schedule) if isinstance(schedule, str) else schedule
+    if isinstance(named, type) or not isinstance(named, Schedule):
+        raise BadInput(f"schedule is one of {sorted(NAMED)} or an object with `factor`, not {schedule!r}")
+    return named
+
+
+def of_torch(
+    schedule: Schedule, optimizer: torch.optim.Optimizer, updates: int
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """A torch scheduler, to be stepped after every update of a run of so many."""
+    if isinstance(schedule, Steps):
+        milestones = [math.ceil(share * updates) for share in schedule.at]
+        return torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=1 / schedule.by)
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda update: float(schedule.factor(torch.tensor(min(update, updates)), updates))
+    )
