@@ -11,15 +11,13 @@ import pytest
 typer = pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
 
-from espalier.cli.config import configurable  # noqa: E402
+from espalier.cli.command import register  # noqa: E402
 from espalier.space import BadInput  # noqa: E402
 
 CALLS: list[dict[str, object]] = []
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-@app.command()
-@configurable
 def grow(
     out: Annotated[Path, typer.Option()],
     batch_size: int = typer.Option(3, min=1),
@@ -33,11 +31,13 @@ def grow(
     CALLS.append(dict(locals()))
 
 
-@app.command()
-@configurable
 def cut(run: Path, to: Annotated[Path, typer.Option()]) -> None:
     """Cut."""
     CALLS.append(dict(locals()))
+
+
+register(app, grow)
+register(app, cut)
 
 
 def call(*words):

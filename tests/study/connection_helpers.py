@@ -9,7 +9,7 @@ import torch
 
 from espalier.data import Dataset, from_arrays
 from espalier.study.connection_selection import CONNECTION_SELECTION
-from espalier.study.connection_spec import ConnectionSettings
+from espalier.study.settings import ConnectionSettings
 from espalier.study.study import Study
 from espalier.train.batched import Compute
 from espalier.train.progress import Silent

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from espalier.study.spec import Settings
+from espalier.study.settings import Settings
 from espalier.study.study import Study
 from espalier.study.unit_selection import UNIT_SELECTION
 from espalier.train.progress import Silent

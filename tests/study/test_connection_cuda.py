@@ -10,7 +10,7 @@ from connection_helpers import TINY, images, run
 from study_helpers import StopAfter, stories
 
 from espalier.study.connection_selection import CONNECTION_SELECTION
-from espalier.study.connection_spec import ConnectionSettings
+from espalier.study.settings import ConnectionSettings
 from espalier.study.study import Study
 from espalier.train.batched import Compute
 from espalier.train.progress import Silent

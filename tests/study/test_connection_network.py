@@ -18,7 +18,7 @@ from espalier.study import connections as module
 from espalier.study.anatomy import Anatomy
 from espalier.study.batch import StudyBatch
 from espalier.study.connections import Connections
-from espalier.study.spec import RunSpec
+from espalier.study.settings import RunSpec
 from espalier.train.batched.grouped import Grouped, Own
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.step import Differential

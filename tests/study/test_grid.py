@@ -16,8 +16,9 @@ from espalier.space import BadInput, Corrupt, Unreachable
 from espalier.study.alone import alone
 from espalier.study.grid import Grid
 from espalier.study.grid_batch import GridBatch
-from espalier.study.grid_spec import METHODS, GridRun, GridSettings, even_widths
 from espalier.study.network import Network
+from espalier.study.settings import GRID_METHODS as METHODS
+from espalier.study.settings import GridRun, GridSettings, even_widths
 from espalier.train import Recipe
 from espalier.train.batched.batch import Batch
 from espalier.train.batched.losses import cross_entropy

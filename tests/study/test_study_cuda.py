@@ -6,7 +6,7 @@ import pytest
 import torch
 from study_helpers import SMALL, StopAfter, run, stories
 
-from espalier.study.spec import Settings
+from espalier.study.settings import Settings
 from espalier.study.study import Study
 from espalier.study.unit_selection import UNIT_SELECTION
 from espalier.train.progress import Silent

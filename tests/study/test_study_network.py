@@ -12,7 +12,7 @@ from espalier.data import Stream, load
 from espalier.models import MLP
 from espalier.study.batch import StudyBatch
 from espalier.study.network import Network
-from espalier.study.spec import RunSpec
+from espalier.study.settings import RunSpec
 
 WIDTHS = (6, 5, 4, 3, 2)
 

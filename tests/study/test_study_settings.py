@@ -8,7 +8,7 @@ from study_helpers import study
 
 from espalier.space import BadInput
 from espalier.study.batch import StudyBatch
-from espalier.study.spec import RunSpec, Settings
+from espalier.study.settings import RunSpec, Settings
 
 
 def batch_of(tmp_path, method, **changes):

@@ -16,7 +16,7 @@ from espalier.search import Search
 from espalier.space import BadInput
 from espalier.study.course import Course, points, settings_in_lines
 from espalier.study.record import mask_to_hex
-from espalier.study.spec import PAIR, RunSpec
+from espalier.study.settings import PAIR, RunSpec
 from espalier.study.subject import Evaluation, Plan, Row, Subject
 from espalier.train.batched.batch import Batch, Compute, Precision, searched
 from espalier.train.batched.losses import cross_entropy

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from espalier.data import Dataset
-from espalier.study.connection_spec import ConnectionSettings
 from espalier.study.connections import Connections
+from espalier.study.settings import ConnectionSettings
 from espalier.study.study import Experiment
 
 

@@ -18,7 +18,7 @@ from espalier.models import DenseNet
 from espalier.space import BadInput, Space
 from espalier.study.anatomy import Anatomy
 from espalier.study.record import mask_to_hex
-from espalier.study.spec import RunSpec
+from espalier.study.settings import RunSpec
 from espalier.study.subject import Evaluation, Pair, Row
 from espalier.train.batched import stack
 from espalier.train.batched.batch import Batch

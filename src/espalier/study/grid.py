@@ -17,7 +17,8 @@ from espalier.space import BadInput
 from espalier.study import grid_record, record
 from espalier.study.alone import alone
 from espalier.study.grid_batch import GridBatch
-from espalier.study.grid_spec import METHODS, GridRun, GridSettings, even_widths
+from espalier.study.settings import GRID_METHODS as METHODS
+from espalier.study.settings import GridRun, GridSettings, even_widths
 from espalier.train import checks
 from espalier.train.batched.batch import Compute
 from espalier.train.progress import Progress

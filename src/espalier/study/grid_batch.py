@@ -16,8 +16,8 @@ from espalier.data import Dataset
 from espalier.search import Search
 from espalier.space import BadInput, Bits, Space
 from espalier.study.course import Course, points, settings_in_lines
-from espalier.study.grid_spec import PAIR, GridRun, GridSettings
 from espalier.study.network import Network
+from espalier.study.settings import PAIR, GridRun, GridSettings
 from espalier.train.batched import schedule as schedules
 from espalier.train.batched.batch import Batch, Compute, Precision, searched
 from espalier.train.batched.losses import cross_entropy

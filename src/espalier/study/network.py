@@ -13,7 +13,7 @@ from torch.func import vmap
 
 from espalier.cost import Cost, Form
 from espalier.space import Bits, Space
-from espalier.study.spec import RunSpec
+from espalier.study.settings import RunSpec
 from espalier.study.subject import Evaluation, Pair, Row
 from espalier.train.batched.batch import Batch
 from espalier.train.batched.chain import Chain

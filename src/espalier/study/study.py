@@ -20,7 +20,7 @@ from espalier.space import BadInput
 from espalier.study import record
 from espalier.study.alone import alone
 from espalier.study.batch import StudyBatch
-from espalier.study.spec import RunSpec
+from espalier.study.settings import RunSpec
 from espalier.study.subject import Plan, Subject
 from espalier.train import checks
 from espalier.train.batched.batch import Compute

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from espalier.cost import Cost
 from espalier.space import Space
-from espalier.study.spec import RunSpec
+from espalier.study.settings import RunSpec
 from espalier.train.batched.batch import Batch
 from espalier.train.batched.chain import Chain
 from espalier.train.batched.step import Gradient, Loss, Named
@@ -21,7 +21,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 class Plan(Protocol):
-    """The settings that every experiment has; see :class:`espalier.study.spec.Settings`."""
+    """The settings that every experiment has; see :class:`espalier.study.settings.Settings`."""
 
     @property
     def dataset(self) -> str: ...

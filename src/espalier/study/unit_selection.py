@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from espalier.data import Dataset
 from espalier.study.network import Network
-from espalier.study.spec import Settings
+from espalier.study.settings import Settings
 from espalier.study.study import Experiment
 
 
