@@ -157,7 +157,7 @@ def test_a_file_cut_short_is_named(data, tmp_path):
         (["--cost", "units"], "units"),
         (["--step", "quick"], "quick"),
         (["--precision", "fp4"], "fp4"),
-        (["--runs-at-once", "0"], "runs_at_once"),
+        (["--runs-at-once", "0"], "--runs-at-once is at least 1"),
         (["--layers", "0"], "layers"),
         (["--batch-size", "40"], "at most 15"),
     ],

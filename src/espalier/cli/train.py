@@ -17,8 +17,8 @@ from espalier.train.metrics import clean
 
 def train(
     *,
-    training: Training,
     out: Path = typer.Option(..., help="The run directory; the same command goes on with what is in it."),
+    training: Training,
     time_limit: TimeLimit = None,
     quiet: Quiet = False,
     as_json: bool = typer.Option(False, "--json", help="The result as one JSON object, the last line of stdout."),
