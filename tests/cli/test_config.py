@@ -222,7 +222,7 @@ def test_settings_of_a_class_from_a_file_and_back(file, tmp_path):
     ("words", "said"),
     [
         (("--width", 0), "--width is at least 1, not 0"),
-        (("--ground", "send"), "--ground is one of sand, clay, not 'send'; did you mean 'sand'?"),
+        (("--ground", "send"), "--ground is 'sand' or 'clay', not 'send'; did you mean 'sand'?"),
         (("--heights", "2^-6,tall"), "'tall' is not a number"),
     ],
 )

@@ -50,7 +50,7 @@ def test_a_class_below_changes_a_default_and_keeps_the_rest():
         ({"height": -1.0}, "height is a finite number from 0 up, not -1.0"),
         ({"height": math.nan}, "height is a finite number from 0 up, not nan"),
         ({"height": math.inf}, "height is a finite number from 0 up, not inf"),
-        ({"kind": "aple"}, "kind is one of apple, pear, not 'aple'; did you mean 'apple'?"),
+        ({"kind": "aple"}, "kind is 'apple' or 'pear', not 'aple'; did you mean 'apple'?"),
         ({"years": 0}, "years is at least 1, not 0"),
         ({"branches": 1}, "branches is at least 2, not 1"),
     ],

@@ -96,8 +96,11 @@ class Setting:
         if value == self.default or value is None:
             return
         for one in value if self.several else (value,):
+            if self.choices is not None and self.several and one not in self.choices:
+                known = f"{name} are {', '.join(self.choices)}{_near(one, self.choices)}"
+                raise BadInput(f"unknown {self.name.removesuffix('s')} {one!r}; {known}")
             if self.choices is not None:
-                one_of(name, one, self.choices, several=self.several)
+                one_of(name, one, self.choices)
             if self.least is None:
                 continue
             if isinstance(one, float) and not (math.isfinite(one) and one >= self.least):
@@ -148,13 +151,17 @@ def check(settings: Any) -> None:
         one.check(getattr(settings, one.name), one.name)
 
 
-def one_of(name: str, given: str, allowed: Collection[str], more: str = "", *, several: bool = False) -> None:
+def one_of(name: str, given: str, allowed: Collection[str], more: str = "") -> None:
     """Refuse a word that is none of these, with the nearest one; more: what else it may be, in words."""
     if given not in allowed:
-        near = difflib.get_close_matches(given, allowed, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        some = "are some of" if several else "is one of"
-        raise BadInput(f"{name} {some} {', '.join(allowed)}{', ' + more if more else ''}, not {given!r}{hint}")
+        words = f"one of {', '.join(allowed)}{', ' + more if more else ''}"
+        words = " or ".join(map(repr, allowed)) if len(allowed) == 2 and not more else words
+        raise BadInput(f"{name} is {words}, not {given!r}{_near(given, allowed)}")
+
+
+def _near(given: str, allowed: Collection[str]) -> str:
+    near = difflib.get_close_matches(given, allowed, 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def usual_device(device: str) -> str:
