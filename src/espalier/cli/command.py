@@ -18,7 +18,7 @@ import sys
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,9 +40,14 @@ TimeLimit = Annotated[float | None, typer.Option(help="Stop cleanly after so man
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 
 
-def command_line() -> str:
-    """The command as run files have it: without the folders of the machine it ran on."""
-    return shlex.join(["espalier", *[re.sub(r"(?<![^=])/\S*/([^/]*)", r"\1", word) for word in sys.argv[1:]]])
+def command_line(words: Sequence[str] | None = None) -> str:
+    """The command as run files have it: without the folders of the machine it ran on.
+
+    >>> command_line(["paper", "unit-selection", "--out=/home/me/results/units", "--data-dir", "/data/sets"])
+    'espalier paper unit-selection --out=units --data-dir sets'
+    """
+    words = sys.argv[1:] if words is None else words
+    return shlex.join(["espalier", *[re.sub(r"(?<![^=])/\S*/([^/]*)", r"\1", word) for word in words]])
 
 
 class Command(typer.core.TyperCommand):
@@ -84,7 +89,7 @@ def register(app: typer.Typer, function: Callable[..., Any], name: str | None = 
 
     @functools.wraps(function)
     def configured(*, called: typer.Context, config: Path | None, save_config: Path | None, **flags: Any) -> Any:
-        cuda = usual_device(flags.get("device") or "").startswith("cuda")
+        cuda = bool(groups) and usual_device(flags.get("device") or "").startswith("cuda")
         values = {one: value for one, value in flags.items() if one in own}
         for group, (settings_class, settings) in groups.items():
             values[group] = settings_class(**{one.name: one.parse(flags[one.name], cuda) for one in settings})

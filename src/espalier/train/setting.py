@@ -77,10 +77,12 @@ class Setting:
         """What the flag is when it is not given."""
         if self.several:
             return [] if self.repeated else ",".join(map(text, self.default or ()))
-        return self.default if self.flag_type is not str or (isinstance(self.default, str) and not self.on_cuda) else ""
+        if self.read:
+            return "" if self.default is None else text(self.default)
+        return "" if self.on_cuda else self.default
 
     def parse(self, given: Any, cuda: bool = False) -> Any:
-        """The value that a flag gives. Empty text is no value: the setting is its default."""
+        """The value that a flag gives; cuda: on a GPU. Empty text where a value has to be read: the default."""
         if self.repeated:
             return tuple(given or ())
         if self.several:
