@@ -24,7 +24,7 @@ from torch import Tensor
 from espalier.report.statistics import paired_interval
 from espalier.study import record
 from espalier.study.grid import Grid
-from espalier.study.grid_spec import PAIR, GridSettings
+from espalier.study.settings import PAIR, GridSettings
 from espalier.train.batched.batch import Batch
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given

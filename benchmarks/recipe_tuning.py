@@ -22,7 +22,7 @@ from espalier.study.network import Network
 from espalier.data import folds, load
 from espalier.search import Search
 from espalier.space import Bits, Space
-from espalier.study.grid_spec import even_widths
+from espalier.study.settings import even_widths
 from espalier.train.batched.batch import Batch, searched
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.masks import Given

@@ -76,7 +76,7 @@ def test_report_of_what_is_no_study_is_one_clear_line(tmp_path):
 
 
 def test_report_writes_the_tables_of_a_study(tmp_path):
-    small = ["--dataset", "digits", "--device", "cpu", "--hidden", "4,4,4", "--epochs", "1", "--trials", "1"]
+    small = ["--data", "digits", "--device", "cpu", "--hidden", "4,4,4", "--epochs", "1", "--trials", "1"]
     small += ["--methods", "search", "--penalties", "2^-2", "--points", "1", "--quiet", "--no-report"]
     assert invoke("paper", "unit-selection", "--out", tmp_path, *small).exit_code == 0
     assert not (tmp_path / "README.md").exists()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,15 +14,14 @@ import pytest
 typer = pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
 
-from espalier.cli.config import configurable  # noqa: E402
+from espalier.cli.command import register  # noqa: E402
 from espalier.space import BadInput  # noqa: E402
+from espalier.train.setting import check, setting  # noqa: E402
 
 CALLS: list[dict[str, object]] = []
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-@app.command()
-@configurable
 def grow(
     out: Annotated[Path, typer.Option()],
     batch_size: int = typer.Option(3, min=1),
@@ -33,11 +35,13 @@ def grow(
     CALLS.append(dict(locals()))
 
 
-@app.command()
-@configurable
 def cut(run: Path, to: Annotated[Path, typer.Option()]) -> None:
     """Cut."""
     CALLS.append(dict(locals()))
+
+
+register(app, grow)
+register(app, cut)
 
 
 def call(*words):
@@ -164,6 +168,86 @@ def test_a_command_with_arguments_of_its_own_has_an_option(file, tmp_path):
     call("cut", "r", "--to", "b", "--save-config", tmp_path / "s.toml")
     assert call("cut", "--config", tmp_path / "s.toml") == {"run": Path("r"), "to": Path("b")}
     assert "--config s.toml" in (tmp_path / "s.toml").read_text()
+
+
+@dataclass(frozen=True)
+class Pot:
+    """Settings of a command, as a study has them."""
+
+    soil: str = setting(help="What it grows in.", flag="ground", old="dirt", choices=("sand", "clay"))
+    width: int = setting(3, "Of the pot.", least=1)
+    heights: tuple[float, ...] = setting((2**-6, 0.5), "Of the plants.", after="soil")
+    leaves: tuple[int, ...] | None = setting(None, "How many.")
+    light: str = setting("dim", "Of the lamp.", on_cuda="bright")
+    water: bool = setting(True, "Every day.")
+    wild: bool = setting(False, "Without a hedge.")
+    names: tuple[str, ...] = setting((), "Of the plants.", repeated=True, flag="name")
+    note: Path | None = None  # no setting of the command
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def plant(*, out: Annotated[Path, typer.Option()], pot: Pot, device: str = "cpu") -> None:
+    """Plant."""
+    CALLS.append(dict(locals()))
+
+
+register(app, plant)
+NEEDED = ("plant", "--out", "a", "--ground", "clay")
+
+
+def test_a_settings_class_is_a_flag_of_each_field():
+    assert call(*NEEDED) == {"out": Path("a"), "pot": Pot("clay"), "device": "cpu"}
+    words = ("--width", 5, "--heights", "2^-2,1", "--leaves", "3,4", "--light", "soft", "--no-water", "--wild")
+    pot = Pot("clay", 5, (0.25, 1.0), (3, 4), "soft", False, True, ("a", "b"))
+    assert call(*NEEDED, *words, "--name", "a", "--name", "b")["pot"] == pot
+    assert call(*NEEDED, "--device", "cuda:1")["pot"].light == "bright"
+    text = CliRunner().invoke(app, ["plant", "--help"]).output
+    assert text.index("--ground") < text.index("--heights") < text.index("--width")
+    assert "2^-6,0.5" in text
+    assert "--no-water" in text
+    assert "--no-wild" not in text
+    assert "--note" not in text
+
+
+def test_settings_of_a_class_from_a_file_and_back(file, tmp_path):
+    path = file('out = "a"\nground = "sand"\nheights = [0.5, 1]\nleaves = [2]\nname = ["x"]\nwild = true')
+    first = call("plant", path, "--width", 4, "--save-config", tmp_path / "s.toml")
+    assert first["pot"] == Pot("sand", 4, (0.5, 1.0), (2,), wild=True, names=("x",))
+    assert call("plant", tmp_path / "s.toml") == first
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--width", 0), "--width is at least 1, not 0"),
+        (("--ground", "send"), "--ground is 'sand' or 'clay', not 'send'; did you mean 'sand'?"),
+        (("--heights", "2^-6,tall"), "'tall' is not a number"),
+    ],
+)
+def test_a_bad_setting_is_refused_by_the_name_of_its_flag(words, said, tmp_path, file):
+    with pytest.raises(BadInput, match=re.escape(said)):
+        call(*NEEDED, *words, "--save-config", tmp_path / "s.toml")
+    assert not (tmp_path / "s.toml").exists()
+    key, value = words[0].removeprefix("--"), json.dumps(words[1])
+    with pytest.raises(BadInput, match=re.escape(f"config.toml: {key} = {value}: {said}")):
+        call("plant", file(f"{key} = {value}"))
+
+
+def test_an_old_name_is_accepted_with_one_line_of_warning(file):
+    for words in (("--dirt", "sand"), ("--dirt=sand",)):
+        done = CliRunner().invoke(app, ["plant", "--out", "a", *words])
+        assert done.exit_code == 0
+        assert CALLS.pop()["pot"].soil == "sand"
+        assert done.stderr == "espalier: --dirt is now --ground; the old name is accepted in this release only\n"
+    path = file('out = "a"\ndirt = "sand"')
+    done = CliRunner().invoke(app, ["plant", str(path)])
+    assert CALLS.pop()["pot"].soil == "sand"
+    assert done.stderr == f"espalier: {path}: dirt is now ground; the old name is accepted in this release only\n"
+    with pytest.raises(BadInput, match="twice"):
+        call("plant", file('dirt = "sand"\nground = "sand"'))
+    assert "dirt" not in CliRunner().invoke(app, ["plant", "--help"]).output
 
 
 def test_help_names_the_file():

@@ -95,7 +95,7 @@ def test_a_checkpoint_of_other_settings_is_refused_and_both_are_shown(data, tmp_
             self.looks -= 1
             return self.looks < 0
 
-    monkeypatch.setattr("espalier.cli.run_study.Stop", Soon)
+    monkeypatch.setattr("espalier.cli.studies.Stop", Soon)
     words = ("--data-dir", data, "--out", tmp_path / "out")
     assert invoke(*words, "--no-report").exit_code == 0
     assert list(tmp_path.glob("out/state/**/*.safetensors"))
@@ -157,7 +157,7 @@ def test_a_file_cut_short_is_named(data, tmp_path):
         (["--cost", "units"], "units"),
         (["--step", "quick"], "quick"),
         (["--precision", "fp4"], "fp4"),
-        (["--runs-at-once", "0"], "runs_at_once"),
+        (["--runs-at-once", "0"], "--runs-at-once is at least 1"),
         (["--layers", "0"], "layers"),
         (["--batch-size", "40"], "at most 15"),
     ],

@@ -67,6 +67,35 @@ def test_every_flag_says_what_it_is(path):
             assert getattr(parameter, "help", None), (path, parameter.name)
 
 
+@pytest.mark.parametrize(
+    ("path", "old"),
+    [
+        (("train",), {"lr": "learning-rate", "preset": "recipe"}),
+        (("study",), {"dataset": "data", "preset": "recipe", "widths": "hidden", "at-once": "runs-at-once"}),
+        (("paper", "unit-selection"), {"dataset": "data", "at-once": "runs-at-once"}),
+        (("paper", "connection-selection"), {"dataset": "data", "at-once": "runs-at-once"}),
+    ],
+)
+def test_flags_have_one_name_everywhere_and_the_old_ones_are_accepted(path, old):
+    assert ALL[path].callback.old_names == old
+    names = {name for parameter in ALL[path].params for name in parameter.opts}
+    assert {f"--{now}" for now in old.values()} <= names
+    assert not {f"--{before}" for before in old} & names
+
+
+def test_an_old_flag_of_a_command_says_so_in_one_line(espal, tmp_path):
+    done = espal("study", "--dataset", "letters", "--out", tmp_path / "out")
+    assert done.code == 2
+    first, second = done.err.splitlines()
+    assert first == "espalier: --dataset is now --data; the old name is accepted in this release only"
+    assert "letters" in second
+    done = espal("train", "--model", "mpl", "--lr", 0.1, "--preset=paper", "--out", tmp_path / "out")
+    assert [line.split()[1:5] for line in done.err.splitlines()[:-1]] == [
+        ["--lr", "is", "now", "--learning-rate;"],
+        ["--preset", "is", "now", "--recipe;"],
+    ]
+
+
 def test_an_example_that_does_not_parse_is_noticed():
     with pytest.raises(Exception, match="epoch"):
         parse(shlex.split("espalier demo --epoch 3"))

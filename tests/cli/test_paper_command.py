@@ -13,11 +13,11 @@ typer = pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
 
 from espalier.cli.app import app  # noqa: E402
-from espalier.cli.parsing import number  # noqa: E402
 from espalier.space import BadInput  # noqa: E402
+from espalier.train.setting import number  # noqa: E402
 
 SMALL = [
-    "paper", "unit-selection", "--dataset", "digits", "--device", "cpu", "--hidden", "6,6,6", "--epochs", "1",
+    "paper", "unit-selection", "--data", "digits", "--device", "cpu", "--hidden", "6,6,6", "--epochs", "1",
     "--trials", "1", "--penalties", "2^-2,-2^0", "--sizes", "0.5,1", "--points", "2", "--quiet", "--commit", "abc",
 ]  # fmt: skip
 
@@ -59,7 +59,7 @@ def test_a_limit_of_time_stops_it_and_the_same_command_goes_on(tmp_path):
         (["--hidden", "6,six"], "six"),
         (["--device", "abacus"], "abacus"),
         (["--precision", "fp4"], "fp4"),
-        (["--dataset", "mnistt"], "mnistt"),
+        (["--data", "mnistt"], "mnistt"),
         (["--time-limit", "-1"], "time_limit"),
         (["--inductor", "fast"], "--inductor"),
     ],

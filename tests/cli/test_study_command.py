@@ -13,10 +13,10 @@ typer = pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
 
 from espalier.cli.app import app  # noqa: E402
-from espalier.cli.study import recipe  # noqa: E402
+from espalier.cli.studies import RecipeChanges  # noqa: E402
 
 SMALL = [
-    "study", "--dataset", "digits", "--device", "cpu", "--widths", "8,6", "--epochs", "1", "--seeds", "2",
+    "study", "--data", "digits", "--device", "cpu", "--hidden", "8,6", "--epochs", "1", "--seeds", "2",
     "--targets", "0.2,0.6", "--points", "2", "--quiet", "--commit", "abc",
 ]  # fmt: skip
 
@@ -55,7 +55,7 @@ def test_the_command_runs_and_reports(tmp_path):
 
 
 def test_a_study_ranks_losses_unless_it_is_told_to_read_slopes(tmp_path):
-    for preset, words in (("ranked", ()), ("default", ("--preset", "default"))):
+    for preset, words in (("ranked", ()), ("default", ("--recipe", "default"))):
         done = invoke("--out", tmp_path / preset, "--methods", "search,scratch,found,permuted", *words)
         assert done.exit_code == 0, done.output
         signals = {head["settings"].get("signal") for head in heads(tmp_path / preset)}
@@ -107,8 +107,8 @@ def test_settings_from_a_file_and_the_flags_of_the_recipe(tmp_path):
     ],
 )
 def test_what_is_given_is_taken_at_its_word_and_the_rest_fits(given, settle, wanted):
-    found = recipe("ranked", {"begin": None, "ramp": None, "initial": None} | given, settle)
-    assert (found.begin, found.ramp, found.settle) == pytest.approx(wanted)
+    recipe = RecipeChanges(**given, settle=settle).apply()
+    assert (recipe.begin, recipe.ramp, recipe.settle) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(
@@ -117,13 +117,13 @@ def test_what_is_given_is_taken_at_its_word_and_the_rest_fits(given, settle, wan
         (["--targets", "0.2,tiny"], "tiny"),
         (["--targets", "0.001"], "below the smallest reachable share"),
         (["--methods", "search,magic"], "magic"),
-        (["--widths", "6,six"], "six"),
+        (["--hidden", "6,six"], "six"),
         (["--device", "abacus"], "abacus"),
-        (["--preset", "papers"], "did you mean 'paper'"),
+        (["--recipe", "papers"], "did you mean 'paper'"),
         (["--ramp", "0.8", "--settle", "0.5"], "settle of at most 0.2"),
         (["--ramp", "2"], "ramp of a recipe is a share"),
         (["--cost", "joules"], "joules"),
-        (["--dataset", "letters"], "letters"),
+        (["--data", "letters"], "letters"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_trained(tmp_path, words, said):

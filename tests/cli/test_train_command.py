@@ -105,7 +105,18 @@ def test_arrays_in_a_file(espal, tmp_path, monkeypatch):
 
 
 def test_settings_reach_the_training(espal, tmp_path):
-    words = ["--optimizer", "adamw", "--lr", "0.002", "--weight-decay", 0.1, "--schedule", "cosine", "--samples", 4]
+    words = [
+        "--optimizer",
+        "adamw",
+        "--learning-rate",
+        "0.002",
+        "--weight-decay",
+        0.1,
+        "--schedule",
+        "cosine",
+        "--samples",
+        4,
+    ]
     words += ["--settle", 0.25, "--seed", 7, "--batch-size", 100, "--validation", 0.2, "--cost", "parameters"]
     small = ("--model", "mlp", "--model-arg", "hidden=[8]", "--target", 0.5, *FAST)
     done = espal("train", *small, *words, "--out", tmp_path / "a", "--save-config", tmp_path / "c.toml")
@@ -129,8 +140,19 @@ def test_settings_reach_the_training(espal, tmp_path):
     assert story(tmp_path / "a", "call.json")["settings"]["seed"] == 7
 
 
-def test_momentum_and_rate_of_the_preset_s_own_descent(espal, tmp_path):
-    words = ("--model", "mlp", "--model-arg", "hidden=[8]", "--preset", "paper", "--lr", 0.3, "--momentum", 0.5)
+def test_momentum_and_rate_of_the_recipe_s_own_descent(espal, tmp_path):
+    words = (
+        "--model",
+        "mlp",
+        "--model-arg",
+        "hidden=[8]",
+        "--recipe",
+        "paper",
+        "--learning-rate",
+        0.3,
+        "--momentum",
+        0.5,
+    )
     assert espal("train", *words, "--settle", 0.1, *FAST, "--out", tmp_path).code == 0
     found = story(tmp_path, "settings.json")["settings"]
     group = found["optimizer"]["SGD"][0]
@@ -159,7 +181,18 @@ def test_a_trained_network_to_start_from(espal, tmp_path):
     torch.manual_seed(5)
     trained = espalier.models.MLP(64, (16,), 10)
     save_file(trained.state_dict(), tmp_path / "w.safetensors")
-    small = ("train", "--model", "mlp", "--model-arg", "hidden=[16]", "--preset", "finetune", "--lr", 0, *FAST)
+    small = (
+        "train",
+        "--model",
+        "mlp",
+        "--model-arg",
+        "hidden=[16]",
+        "--recipe",
+        "finetune",
+        "--learning-rate",
+        0,
+        *FAST,
+    )
     assert espal(*small, "--target", 0.5, "--weights", tmp_path / "w.safetensors", "--out", tmp_path / "r").code == 0
     cut = espalier.load(tmp_path / "r" / "small", lambda: espalier.models.MLP(64, (16,), 10))
     kept = cut.layers[0].weight

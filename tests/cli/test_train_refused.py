@@ -68,16 +68,16 @@ REFUSED = {
     "a target nobody can reach": (["--target", "1e-6"], ["target"]),
     "both": (["--target", "0.5", "--penalty", "0.1"], ["--target", "--penalty"]),
     "an unknown cost": (["--cost", "weight"], ["'weight'", "weights"]),
-    "an unknown preset": (["--preset", "fintune"], ["'fintune'", "finetune"]),
+    "an unknown recipe": (["--recipe", "fintune"], ["'fintune'", "finetune"]),
     "an unknown optimizer": (["--optimizer", "adamm"], ["'adamm'", "adam"]),
     "an unknown schedule": (["--schedule", "linear"], ["'linear'", "cosine"]),
     "an unknown loss": (["--loss", "mae"], ["'mae'", "mse"]),
     "momentum of adam": (["--optimizer", "adam", "--momentum", "0.9"], ["--momentum", "adam"]),
-    "a negative rate": (["--lr", "-1"], ["--lr", "-1"]),
+    "a negative rate": (["--learning-rate", "-1"], ["--learning-rate", "-1"]),
     "a device that is not there": (["--device", "abacus"], ["abacus"]),
     "a share that is none": (["--validation", "1.5"], ["1.5"]),
     "too large a batch": (["--batch-size", "5000"], ["5000"]),
-    "no epochs": (["--epochs", "0"], ["--epochs"]),
+    "no epochs": (["--epochs", "0"], ["--epochs is at least 1, not 0"]),
     "a flag that does not exist": (["--epoch", "3"], ["--epoch", "--epochs"]),
     "too long a settling": (["--settle", "1.5", "--target", "0.5"], ["settle", "1.5"]),
     "a file that is not there": (["nowhere.toml"], ["nowhere.toml"]),
@@ -120,7 +120,7 @@ def test_code_of_ones_own_that_fails_in_the_training_is_one_line_with_its_place(
         "    return absolute(outputs, targets)\n"
     )
     words = ("train", "--data", "net.py:data", "--target", 0.5, *FAST)
-    line = espal(*words, "--model", "mine.py:Norm", "--batch-size", 1, "--preset", "ranked", "--out", "a").line
+    line = espal(*words, "--model", "mine.py:Norm", "--batch-size", 1, "--recipe", "ranked", "--out", "a").line
     assert "'mine.py:Norm' failed: ValueError: Expected more than 1 value per channel" in line
     assert "(mine.py, line 7)" in line
     line = espal(*words, "--model", "net.py:build", "--loss", "mine:late", "--out", "b").line
@@ -131,7 +131,7 @@ def test_a_fault_of_ours_is_not_blamed_on_the_user(espal, own, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("espalier.fit", broken)
+    monkeypatch.setattr("espalier.study.training.fit", broken)
     monkeypatch.setattr(
         "sys.argv", ["espalier", "train", "--model", "net.py:build", "--data", "net.py:data", "--out", "r"]
     )

@@ -30,7 +30,7 @@ from espalier.cli.app import app
 from espalier.data import load
 from espalier.paper import write
 from espalier.study.grid import Grid
-from espalier.study.grid_spec import GridSettings
+from espalier.study.settings import GridSettings
 from espalier.train import Recipe
 from espalier.train.batched import Run
 from espalier.train.progress import Silent
@@ -145,7 +145,7 @@ def command(*words: object) -> None:
 
 def unit_selection(folder: Path) -> Hashes:
     command(
-        "paper", "unit-selection", "--out", folder, "--dataset", "digits", "--methods", "search,fixed,dropout",
+        "paper", "unit-selection", "--out", folder, "--data", "digits", "--methods", "search,fixed,dropout",
         "--hidden", "12,10,8", "--epochs", 2, "--trials", 2, "--penalties", "0.25,0,-0.5", "--sizes", "0.5,1",
         "--points", 3, "--batch-size", 32, "--learning-rate", 0.05, "--dropout", 0.5, "--samples", 2, "--settle", 0,
         "--cost", "units", "--theta-rate", 0.05, "--device", "cpu", "--precision", "float32", "--commit", "golden",
@@ -164,7 +164,7 @@ def connection_selection(folder: Path) -> Hashes:
             part = b"".join(bytes([label]) + image.tobytes() for label, image in zip(labels, images, strict=True))
             (Path(place) / "cifar10" / f"{name}.bin").write_bytes(part)
         command(
-            "paper", "connection-selection", "--out", folder, "--data-dir", place, "--dataset", "cifar10",
+            "paper", "connection-selection", "--out", folder, "--data-dir", place, "--data", "cifar10",
             "--methods", "search,random,full", "--layers", 2, "--growth", 4, "--epochs", 2, "--trials", 1,
             "--batch-size", 4, "--penalties", "0.25,-1", "--shares", 0.5, "--points", 2, "--pad", 1,
             "--learning-rate", 0.1, "--samples", 2, "--settle", 0, "--cost", "weights", "--theta-rate", 0.1,

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from espalier.study.anatomy import Anatomy
 from torch import nn
 
 import espalier
 from espalier.models import DenseNet
-from espalier.study.anatomy import Anatomy
 from espalier.study.record import mask_to_hex
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from espalier.data import Dataset, from_arrays
-from espalier.study.connection_spec import ConnectionSettings
+from espalier.study.settings import ConnectionSettings
 from espalier.study.study import CONNECTION_SELECTION, Study
 from espalier.train.batched import Compute
 from espalier.train.progress import Silent

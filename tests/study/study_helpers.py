@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from espalier.study.spec import Settings
+from espalier.study.settings import Settings
 from espalier.study.study import UNIT_SELECTION, Study
 from espalier.train.progress import Silent
 from espalier.train.stop import Stop

@@ -9,7 +9,7 @@ import torch
 from connection_helpers import TINY, images, run
 from study_helpers import StopAfter, stories
 
-from espalier.study.connection_spec import ConnectionSettings
+from espalier.study.settings import ConnectionSettings
 from espalier.study.study import CONNECTION_SELECTION, Study
 from espalier.train.batched import Compute
 from espalier.train.progress import Silent

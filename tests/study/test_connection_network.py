@@ -17,7 +17,7 @@ from espalier.study import densenet_graph
 from espalier.study.batches import PaperBatch
 from espalier.study.densenet_graph import DenseNetGraph
 from espalier.study.selection import Connections
-from espalier.study.spec import RunSpec
+from espalier.study.settings import RunSpec
 from espalier.train.batched import Run, batch_engine
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.own_gradient import Own

@@ -15,9 +15,10 @@ from espalier.data import from_arrays, load
 from espalier.space import BadInput, Corrupt, Unreachable
 from espalier.study.batches import GridBatch
 from espalier.study.grid import Grid
-from espalier.study.grid_spec import METHODS, GridRun, GridSettings, even_widths
 from espalier.study.lock import locked
 from espalier.study.selection import Units
+from espalier.study.settings import GRID_METHODS as METHODS
+from espalier.study.settings import GridRun, GridSettings, even_widths
 from espalier.train import Recipe
 from espalier.train.batched.batch import Batch
 from espalier.train.batched.losses import cross_entropy

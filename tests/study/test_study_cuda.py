@@ -6,7 +6,7 @@ import pytest
 import torch
 from study_helpers import SMALL, StopAfter, run, stories
 
-from espalier.study.spec import Settings
+from espalier.study.settings import Settings
 from espalier.study.study import UNIT_SELECTION, Study
 from espalier.train.progress import Silent
 from espalier.train.stop import Stop

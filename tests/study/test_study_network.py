@@ -10,7 +10,7 @@ from torch import nn
 from espalier.data import Stream, load
 from espalier.study.batches import PaperBatch
 from espalier.study.selection import Units
-from espalier.study.spec import RunSpec
+from espalier.study.settings import RunSpec
 from espalier.train.batched import Run
 from espalier.train.stop import Stop
 

@@ -189,7 +189,7 @@ def test_held_out_images_stand_in_for_the_test_set(tmp_path):
 
 
 def test_bad_devices_and_batches_are_refused_at_once(tmp_path):
-    from espalier.study.spec import Settings
+    from espalier.study.settings import Settings
     from espalier.study.study import UNIT_SELECTION, Study
 
     with pytest.raises(BadInput, match="tpu9"):

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import subprocess
+import sys
+
 import pytest
 import torch
 from study_helpers import study
 
 from espalier.space import BadInput
 from espalier.study.batches import PaperBatch
-from espalier.study.spec import RunSpec, Settings
+from espalier.study.settings import ConnectionSettings, GridSettings, RunSpec, Settings
+from espalier.study.training import Training
+from espalier.train.setting import declared
 
 
 def batch_of(tmp_path, method, **changes):
@@ -85,6 +92,40 @@ def test_variants_have_names_of_their_own(changes, name):
 def test_bad_settings_are_named(changes, word):
     with pytest.raises(BadInput, match=word):
         Settings(**changes)
+
+
+@pytest.mark.parametrize("kind", [Settings, ConnectionSettings, GridSettings, Training])
+def test_every_setting_is_defined_once_with_its_help(kind):
+    definitions = {one.name: one for one in declared(kind)}
+    fields = {one.name for one in dataclasses.fields(kind)}
+    assert fields - definitions.keys() <= {"recipe"}
+    assert all(one.help for one in definitions.values())
+    assert len({one.flag for one in definitions.values()}) == len(definitions)
+    for one in definitions.values():  # the flag that is not given gives the default
+        if not one.required:
+            assert one.parse(one.flag_default) == one.default, one.name
+
+
+def test_records_keep_their_keys():
+    shared = ["dataset", "epochs", "batch_size", "learning_rate", "momentum", "weight_decay", "held_out", "points"]
+    search = ["samples", "theta_rate", "initial", "settle", "cost", "adaptive", "permuted"]
+    assert list(Settings().describe("fixed")) == [*shared, "precision"]
+    assert list(Settings().describe("search")) == [*shared, "precision", *search]
+    assert set(ConnectionSettings().describe("search")) == {*shared, "precision", *search, "pad"}
+    first = ["dataset", "epochs", "batch_size", "folds", "held_out", "points", "precision", "cost"]
+    weights = ["learning_rate", "momentum", "weight_decay", "drops"]
+    assert list(GridSettings().describe("scratch")) == [*first, *weights]
+    assert list(GridSettings().describe("search"))[: len(first) + 5] == [*first, *weights, "samples"]
+    record = Training("mlp", learning_rate=0.1, recipe="paper").to_json()
+    assert (record["lr"], record["preset"]) == (0.1, "paper")
+    assert not {"learning_rate", "recipe"} & record.keys()
+    json.dumps(record)
+
+
+def test_settings_need_no_command_line():
+    program = "import sys; import espalier.study.settings, espalier.study.training; print('typer' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_file_names_tell_every_penalty_apart():

@@ -221,10 +221,8 @@ def test_fit_and_sweep_take_an_optimizer_by_the_same_words(settings: object, fac
     ours, theirs = (short(optimizer=given, schedule="cosine") for given in (settings, factory))
     for a, b in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
         assert a.equal(b)
-    several = {"masks": torch.ones(1, 28), "epochs": 2, "batch_size": 32, "quiet": True, "schedule": "cosine"}
-    ours, theirs = (
-        espalier.sweep(networks.mlp, (X, Y), optimizer=given, **several)[0] for given in (settings, factory)
-    )
+    several = {"masks": torch.ones(1, 32), "epochs": 2, "batch_size": 32, "quiet": True, "schedule": "cosine"}
+    ours, theirs = (espalier.sweep(networks.mlp, DATA, optimizer=given, **several)[0] for given in (settings, factory))
     for a, b in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
         assert a.equal(b)
 

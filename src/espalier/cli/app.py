@@ -1,33 +1,33 @@
-"""The commands, one file each."""
+"""The commands: those of one function are here, the others in files of their own."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
 
 import typer
 
 from espalier import __version__
-from espalier.cli.compact import compact
-from espalier.cli.data import data
+from espalier.cli.command import register
 from espalier.cli.demo import demo
-from espalier.cli.paper import paper
-from espalier.cli.report import report
-from espalier.cli.study import study
+from espalier.cli.studies import connection_selection, study, unit_selection
 from espalier.cli.train import train
+from espalier.data import available, get, names, verify
+from espalier.paper import write
+from espalier.ship import Shipped, ship
 
+PLAIN: dict[str, Any] = {"no_args_is_help": True, "add_completion": False, "rich_markup_mode": None}
 app = typer.Typer(
     name="espalier",
     help="Train a neural network and shape it in the same loop: a plain, smaller network at the size you ask for.",
-    no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    **PLAIN,
 )
-app.command()(demo)
-app.command()(train)
-app.command()(compact)
-app.command()(report)
-app.command()(study)
-app.add_typer(paper, name="paper")
-app.add_typer(data, name="data")
+paper = typer.Typer(help="The paper's studies.", **PLAIN)
+data = typer.Typer(help="The data sets known by name: list, get, verify.", **PLAIN)
+
+FOLDER = typer.Option(None, "--data-dir", help="Where to look first; then ESPALIER_DATA and the cache folder.")
 
 
 def _show_version(value: bool) -> None:
@@ -41,3 +41,104 @@ def _common(
     version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
 ) -> None:
     pass
+
+
+def compact(
+    run: Path = typer.Argument(help="The run directory of `espalier train`."),
+    to: Path = typer.Option(..., help="The folder to write."),
+    onnx: bool = typer.Option(False, "--onnx", help="Write model.onnx too, checked with onnxruntime."),
+    model: str = typer.Option("", help="The factory of the uncut network, if it has moved since the run."),
+    as_json: bool = typer.Option(False, "--json", help="What was written and checked as one JSON object."),
+) -> None:
+    """Write the small network of a run, with its plan and a card that says what it is and how to load it.
+
+    Example: espalier compact runs/digits --to digits-small --onnx
+    """
+    shipped = ship(run, to, model=model or None, formats=("torch", *(["onnx"] if onnx else [])))
+    for note in shipped.notes:
+        typer.echo(f"espalier: {note}", err=True)
+    if as_json:
+        written = {"to": str(to), "files": shipped.files, "sizes": shipped.sizes, "checks": shipped.checks}
+        typer.echo(json.dumps(written | {"milliseconds": shipped.speed}))
+    else:
+        _say(shipped, to)
+
+
+def _say(shipped: Shipped, to: Path) -> None:
+    checks, speed = shipped.checks, shipped.speed
+    typer.echo(f"wrote {', '.join(shipped.files)} to {to}")
+    typer.echo(f"checked: saved and loaded, {checks['examples']} real examples give the same outputs bit for bit")
+    if "onnx" in checks:
+        sizes = ", ".join(map(str, checks["onnx"]["batches"]))
+        typer.echo(f"checked: onnxruntime differs by {checks['onnx']['difference']:.1g} at most, batches of {sizes}")
+    for batch, times in speed.items():
+        faster = times["full"] / times["small"]
+        typer.echo(
+            f"{batch} at once: {times['small']:.3f} ms, uncut {times['full']:.3f} ms: {faster:.2f} times as fast"
+        )
+
+
+def report(
+    folder: Path = typer.Argument(help="A study, a sweep or a run: the folder that its runs were written to."),
+    reproduction: Path | None = typer.Option(None, help="A page whose generated part is to be replaced as well."),
+    figures: bool = typer.Option(True, help="Figures as SVG and PNG (needs matplotlib)."),
+    as_json: bool = typer.Option(False, "--json", help="What was written, as one JSON object."),
+    page: bool = typer.Option(True, help="The page report.html (needs plotly and jinja2)."),
+) -> None:
+    """Write report.html, a page that needs no network, and tables and figures beside it.
+
+    Example: espalier report results/unit-selection
+    """
+    written, notes = write(folder, reproduction, figures=figures, page=page)
+    for path in () if as_json else written:
+        typer.echo(f"wrote {path}")
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
+    if as_json:
+        typer.echo(json.dumps({"wrote": [str(path) for path in written], "notes": notes}))
+
+
+@data.command("list")
+def list_sets(data_dir: Path | None = FOLDER) -> None:
+    """Which sets are known, and whether they are on this machine.
+
+    Example: espalier data list --data-dir data
+    """
+    for status in available(data_dir):
+        typer.echo(f"{status.name:<14} {status.state:<11} {status.title}\n{'':<26} {status.detail}")
+
+
+@data.command("get")
+def get_set(name: str, data_dir: Path | None = FOLDER) -> None:
+    """Have a set on this machine, checked: downloaded where it is missing.
+
+    Example: espalier data get mnist --data-dir data
+    """
+    status = get(name, data_dir)
+    typer.echo(f"{status.name}: {status.state}; {status.detail}")
+
+
+@data.command("verify")
+def verify_sets(
+    which: list[str] = typer.Argument(None, help="Sets; default: every one that is here."),
+    data_dir: Path | None = FOLDER,
+) -> None:
+    """Check every byte of sets that are here. Exit code 2 if one is corrupt, or was named and is not usable.
+
+    Example: espalier data verify mnist cifar10 --data-dir data
+    """
+    bad = False
+    for name in which or names():
+        status = verify(name, data_dir)
+        typer.echo(f"{status.name}: {status.state}; {status.detail}")
+        bad |= status.state == "corrupt" or (bool(which) and not status.usable)
+    if bad:
+        raise typer.Exit(2)
+
+
+for command in (demo, train, compact, report, study):
+    register(app, command)
+register(paper, unit_selection, "unit-selection")
+register(paper, connection_selection, "connection-selection")
+app.add_typer(paper, name="paper")
+app.add_typer(data, name="data")

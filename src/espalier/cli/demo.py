@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,14 +17,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from espalier.cli import demo_sweep, flags, training
-from espalier.cli.config import configurable
+from espalier.cli import demo_sweep
+from espalier.cli.command import Quiet, command_line
 from espalier.cli.demo_sweep import Size
-from espalier.cli.parsing import command_line
-from espalier.cli.training import Training
 from espalier.data import load
 from espalier.ship import Shipped, ship
 from espalier.space import BadInput
+from espalier.study import training
+from espalier.study.training import Training
 from espalier.train.checkpoint import write
 
 WIDTHS = (64, 64, 64, 10)  # pixels, two hidden layers, classes
@@ -44,12 +43,11 @@ class Single:
     training: Training
 
 
-@configurable
 def demo(
     epochs: int = typer.Option(40, min=1, help="Passes over the training data; the images take a third of them."),
     seeds: int = typer.Option(3, min=1, help="Networks of each size."),
     out: Path = typer.Option(Path("espalier-demo"), help="Where runs, small networks and the page are written."),
-    quiet: flags.Quiet = False,
+    quiet: Quiet = False,
 ) -> None:
     """See it work: networks on handwritten digits, trained and cut to size in the same loop, on a CPU.
 
@@ -141,7 +139,7 @@ def _sizes(console: Console, out: Path, epochs: int, seeds: range, quiet: bool) 
         "the uncut one, trained from scratch and as long."
     )
     rows = demo_sweep.train(data, WIDTHS, TARGETS, seeds, epochs, out / STATE, quiet)
-    demo_sweep.write(rows, out, WIDTHS, "digits", epochs, command_line(sys.argv[1:]))
+    demo_sweep.write(rows, out, WIDTHS, "digits", epochs, command_line())
     return rows
 
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from espalier.data import Dataset
 from espalier.study import record
+from espalier.study.settings import size as weights
 from espalier.train import Result, sweep
 from espalier.train.batched import Run
 from espalier.train.record import hardware, versions
@@ -149,14 +150,6 @@ def widths_of(model: nn.Module) -> Widths:
     """Inputs, units of each hidden layer, outputs."""
     linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     return (linear[0].in_features, *(layer.out_features for layer in linear))
-
-
-def weights(widths: Widths) -> int:
-    """
-    >>> weights((64, 32, 10))
-    2368
-    """
-    return sum(a * b for a, b in pairwise(widths))
 
 
 def uniform(widths: Widths, share: float) -> Widths:

@@ -98,9 +98,10 @@ def small_network(folder: Path, factory: Callable[[], nn.Module]) -> nn.Module:
     return load_compact(folder / SMALL, factory).eval()
 
 
-def begin(out: Path, settings: Mapping[str, Any], network: Network, command: str) -> None:
+def begin(out: Path, settings: Mapping[str, Any], network: Network, command: str, flags: Mapping[str, str]) -> None:
     """Say in the run directory how it is called; refuse one that was called otherwise, and one of somebody else.
 
+    flags: the names of the settings on the command line.
     A run has begun with its first checkpoint: a call that ended before that leaves nothing to keep to.
     """
     path = out / CALL
@@ -115,7 +116,7 @@ def begin(out: Path, settings: Mapping[str, Any], network: Network, command: str
         write(path, (json.dumps(call, indent=2) + "\n").encode())
         return
     differ = [
-        f"--{name.replace('_', '-')} {json.dumps(theirs.get(name))} there, {json.dumps(value)} here"
+        f"--{flags[name]} {json.dumps(theirs.get(name))} there, {json.dumps(value)} here"
         for name, value in settings.items()
         if name not in FREE and theirs.get(name) != value
     ]

@@ -14,11 +14,9 @@ from torch.func import vmap
 
 from espalier.data import Dataset
 from espalier.space import BadInput
-from espalier.study.connection_spec import ConnectionSettings
-from espalier.study.grid_spec import GridRun, GridSettings
 from espalier.study.record import mask_to_hex
 from espalier.study.selection import Row, Selection, Units
-from espalier.study.spec import PAIR, RunSpec, Settings
+from espalier.study.settings import PAIR, GridRun, GridSettings, PaperSettings, RunSpec
 from espalier.train import chance
 from espalier.train.batched.batch import Compute, Precision
 from espalier.train.batched.batch_engine import BatchEngine
@@ -105,7 +103,7 @@ class PaperBatch(Callback):
 
     def __init__(
         self,
-        settings: Settings | ConnectionSettings,
+        settings: PaperSettings,
         network: Selection,
         data: Dataset,
         specs: Sequence[RunSpec],

@@ -16,8 +16,9 @@ from espalier.data import Dataset, all_digits, folds, load
 from espalier.space import BadInput
 from espalier.study import grid_record, record
 from espalier.study.batches import GridBatch, train
-from espalier.study.grid_spec import METHODS, GridRun, GridSettings, even_widths
 from espalier.study.lock import locked
+from espalier.study.settings import GRID_METHODS as METHODS
+from espalier.study.settings import GridRun, GridSettings, even_widths
 from espalier.train import checks
 from espalier.train.batched.batch import Compute
 from espalier.train.progress import Progress

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from espalier.space import Corrupt
-from espalier.study.grid_spec import GridRun
 from espalier.study.record import refuse_others
+from espalier.study.settings import GridRun
 from espalier.train.checkpoint import write
 
 FORMAT = 1

@@ -20,10 +20,9 @@ from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
 from espalier.models import MLP, DenseNet
 from espalier.space import BadInput
-from espalier.study.connection_spec import ConnectionSettings
 from espalier.study.densenet_graph import DenseNetGraph
 from espalier.study.record import mask_to_hex
-from espalier.study.spec import RunSpec, Settings
+from espalier.study.settings import ConnectionSettings, RunSpec, Settings
 from espalier.train.batched.own_gradient import Own
 from espalier.train.batched.runs import Run
 

@@ -19,11 +19,9 @@ from espalier.data import Dataset, load
 from espalier.space import BadInput
 from espalier.study import record
 from espalier.study.batches import PaperBatch, train
-from espalier.study.connection_spec import ConnectionSettings
 from espalier.study.lock import locked
 from espalier.study.selection import Selection, connections_of, units_of
-from espalier.study.spec import RunSpec
-from espalier.study.spec import Settings as UnitSettings
+from espalier.study.settings import PaperSettings, RunSpec
 from espalier.train import checks
 from espalier.train.batched.batch import Compute
 from espalier.train.checkpoint import write
@@ -33,7 +31,6 @@ from espalier.train.record import hardware, versions
 from espalier.train.stop import Stop
 
 RUNS = "runs.json"  # in the folder of a batch's state: which runs it is made of
-Settings = UnitSettings | ConnectionSettings
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ class Study:
     def __init__(
         self,
         experiment: Experiment,
-        settings: Settings,
+        settings: PaperSettings,
         out: str | os.PathLike[str],
         *,
         data: Dataset | None = None,
@@ -214,7 +211,7 @@ def _told(path: Path) -> list[str]:
 
 
 def _read(
-    settings: Settings,
+    settings: PaperSettings,
     reading: Callable[[Dataset], Dataset],
     data: Dataset | None,
     data_dir: str | os.PathLike[str] | None,

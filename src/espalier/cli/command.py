@@ -1,7 +1,9 @@
-"""Settings of any command as a TOML file of the same names: read beneath the flags, and written to repeat a call.
+"""A function as a command: its flags from its parameters and from settings classes, and all of them from a TOML file.
 
-``@configurable`` over a command function is all a command needs. The file is its first argument (`espalier train
-config.toml`), or the option ``--config`` where the command has arguments of its own; flags override the file.
+:func:`register` is all a command needs. A parameter whose type is a dataclass of settings
+(:mod:`espalier.train.setting`) stands for a flag of each of them, and is given the settings that the flags say. The
+TOML file is the command's first argument (`espalier train config.toml`), or the option ``--config`` where the command
+has arguments of its own; flags override it.
 """
 
 from __future__ import annotations
@@ -10,30 +12,73 @@ import difflib
 import functools
 import inspect
 import json
+import re
+import shlex
+import sys
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+import typer.core
 from typer.models import ArgumentInfo
 
 from espalier.space import BadInput
 from espalier.train.checkpoint import write
+from espalier.train.setting import Setting, declared, usual_device
 
-Command = typing.TypeVar("Command", bound=Callable[..., Any])
 FIRST = "# espalier "  # a saved file begins with the command it is of, and only such files are overwritten
 OURS = ("config", "save_config")
+OLD = "old_names"  # the attribute of a command that holds the names its flags had, and what they are now
+
+DataDir = Annotated[Path | None, typer.Option(help="Where the data sets are.")]
+TimeLimit = Annotated[float | None, typer.Option(help="Stop cleanly after so many seconds; exit code 0, unfinished.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 
 
-def configurable(command: Command) -> Command:
-    """A typer command that also reads its settings from a TOML file, and writes one with ``--save-config``."""
-    signature = inspect.signature(command)
-    hints = typing.get_type_hints(command, include_extras=True)
+def command_line(words: Sequence[str] | None = None) -> str:
+    """The command as run files have it: without the folders of the machine it ran on.
+
+    >>> command_line(["paper", "unit-selection", "--out=/home/me/results/units", "--data-dir", "/data/sets"])
+    'espalier paper unit-selection --out=units --data-dir sets'
+    """
+    words = sys.argv[1:] if words is None else words
+    return shlex.join(["espalier", *[re.sub(r"(?<![^=])/\S*/([^/]*)", r"\1", word) for word in words]])
+
+
+class Command(typer.core.TyperCommand):
+    """A command whose flags are also known by the names they had, with a warning."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        old, words = getattr(self.callback, OLD), list[str]()
+        for word in args:
+            name, equals, value = word.partition("=")
+            now = old.get(name[2:]) if name.startswith("--") else None
+            if now is not None:
+                _warn(name, f"--{now}")
+            words.append(word if now is None else f"--{now}{equals}{value}")
+        return super().parse_args(ctx, words)
+
+
+def register(app: typer.Typer, function: Callable[..., Any], name: str | None = None) -> None:
+    """Make a command of a function: flags, a TOML file beneath them, and ``--save-config`` that writes one."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    own = inspect.signature(function).parameters
     kind = inspect.Parameter.KEYWORD_ONLY
-    given = [p.replace(kind=kind, annotation=hints.get(p.name, str)) for p in signature.parameters.values()]
+    groups = dict[str, tuple[type[Any], list[Setting]]]()
+    given = list[inspect.Parameter]()
+    for parameter in own.values():
+        hint = hints.get(parameter.name, str)
+        if is_dataclass(hint) and isinstance(hint, type):
+            settings = [one for one in declared(hint) if one.name not in own]
+            groups[parameter.name] = hint, settings
+            given += [_flag(one) for one in settings]
+        else:
+            given.append(parameter.replace(kind=kind, annotation=hint))
     about = "A TOML file of the settings below, by their names; flags override it."
     config: Any = typer.Argument(None, metavar="CONFIG", help=about, is_eager=True, callback=_read)
     if any(_positional(p) for p in given):
@@ -42,24 +87,53 @@ def configurable(command: Command) -> Command:
     ours = [inspect.Parameter(n, kind, default=d, annotation=Path | None) for n, d in zip(OURS, (config, saving))]
     context = inspect.Parameter("called", kind, annotation=typer.Context)
 
-    @functools.wraps(command)
-    def configured(*, called: typer.Context, config: Path | None, save_config: Path | None, **settings: Any) -> Any:
+    @functools.wraps(function)
+    def configured(*, called: typer.Context, config: Path | None, save_config: Path | None, **flags: Any) -> Any:
+        cuda = bool(groups) and usual_device(flags.get("device") or "").startswith("cuda")
+        values = {one: value for one, value in flags.items() if one in own}
+        for group, (settings_class, settings) in groups.items():
+            values[group] = settings_class(**{one.name: one.parse(flags[one.name], cuda) for one in settings})
         if save_config is not None:
-            _write(save_config, called, settings)
-        return command(**settings)
+            _write(save_config, called, flags)
+        return function(**values)
 
     del configured.__wrapped__  # typer would look at the signature of what is inside
     parameters = [context, ours[0], *given, ours[1]]
     configured.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     configured.__annotations__ = {p.name: p.annotation for p in parameters}
-    return typing.cast(Command, configured)
+    setattr(configured, OLD, {one.old: one.flag for _, settings in groups.values() for one in settings if one.old})
+    app.command(name, cls=Command)(configured)
+
+
+def _flag(setting: Setting) -> inspect.Parameter:
+    """The option of a setting; its values are read and checked as soon as it is given."""
+    name = f"--{setting.flag}"
+    switch = setting.type is bool and setting.default is not False
+    default = ... if setting.required else setting.flag_default
+
+    def checked(value: Any) -> Any:
+        setting.check(setting.parse(value), name)
+        return value
+
+    option: Any = typer.Option(
+        default,
+        f"{name}/--no-{setting.flag}" if switch else name,
+        help=setting.help,
+        metavar=setting.metavar,
+        callback=checked,
+    )
+    return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=setting.flag_type)
+
+
+def _warn(old: str, now: str) -> None:
+    typer.echo(f"espalier: {old} is now {now}; the old name is accepted in this release only", err=True)
 
 
 def _positional(parameter: inspect.Parameter) -> bool:
     """Whether typer makes an argument of it, not an option."""
-    told = [*getattr(parameter.annotation, "__metadata__", ()), parameter.default]
-    return any(isinstance(one, ArgumentInfo) for one in told) or (
-        len(told) == 1 and parameter.default is parameter.empty
+    infos = [*getattr(parameter.annotation, "__metadata__", ()), parameter.default]
+    return any(isinstance(one, ArgumentInfo) for one in infos) or (
+        len(infos) == 1 and parameter.default is parameter.empty
     )
 
 
@@ -83,28 +157,34 @@ def _settings(path: Path, ctx: typer.Context) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path} is not TOML: {error}") from None
     known = {_key(parameter): parameter for parameter in _parameters(ctx)}
-    found = {}
+    old = getattr(ctx.command.callback, OLD)
+    settings = dict[str, Any]()
     for key, value in table.items():
-        parameter = known.get(key.replace("_", "-"))
+        name = key.replace("_", "-")
+        if name in old:
+            _warn(f"{path}: {key}", old[name])
+        parameter = known.get(old.get(name, name))
         if parameter is None:
-            near = difflib.get_close_matches(key.replace("_", "-"), known, 1, 0.5)
+            near = difflib.get_close_matches(name, known, 1, 0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"
             raise BadInput(f"{path}: {ctx.command_path} has no setting {key!r}; {hint}")
-        if parameter.name in found:
-            raise BadInput(f"{path}: {key} is there twice, with - and with _")
+        if parameter.name in settings:
+            raise BadInput(f"{path}: {key} is there twice, by two spellings of its name")
         read = _as_flag(value, ctx.command.callback, parameter.name)
         if read is None:
             wanted = _allowed(_kind(ctx.command.callback, parameter.name))
             raise BadInput(f"{path}: {key} = {_shown(value)}: {key} is {wanted}")
         try:
             parameter.process_value(ctx, read)
+        except BadInput as error:
+            raise BadInput(f"{path}: {key} = {_shown(value)}: {error}") from None
         except Exception as error:  # click's own, which of two copies of it depends on typer's version
             if not hasattr(error, "format_message"):
                 raise
             why = getattr(error, "message", "") or error.format_message()
             raise BadInput(f"{path}: {key} = {_shown(value)}: {why}") from None
-        found[parameter.name] = read
-    return found
+        settings[parameter.name] = read
+    return settings
 
 
 def _as_flag(value: Any, command: Any, name: str) -> Any:

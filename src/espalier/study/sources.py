@@ -1,4 +1,4 @@
-"""The data of a command: a set known by name, arrays in an ``.npz`` file, or what a function of the user's gives."""
+"""The data of a run: a set known by name, arrays in an ``.npz`` file, or what a function of the user's gives."""
 
 from __future__ import annotations
 

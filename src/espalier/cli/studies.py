@@ -1,0 +1,233 @@
+"""`espalier study` and `espalier paper`: grids of runs, trained as far as time allows, then reported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from espalier.cli.command import DataDir, command_line
+from espalier.space import BadInput
+from espalier.study.grid import Grid
+from espalier.study.settings import ConnectionSettings, GridSettings, Settings
+from espalier.study.study import CONNECTION_SELECTION, UNIT_SELECTION, Experiment, Study
+from espalier.train import presets, progress
+from espalier.train.batched import Compute
+from espalier.train.presets import Recipe
+from espalier.train.setting import changed, setting, usual_device, whole, words
+from espalier.train.stop import Stop
+
+Out = Annotated[Path, typer.Option(help="Folder of the run files; the same command goes on with what is in it.")]
+
+
+@dataclass(frozen=True)
+class Running:
+    """How a study is run, beside its settings: on what, how long, and what is written."""
+
+    device: str = setting("", "cpu or cuda; default: cuda where there is one.")
+    runs_at_once: int | None = setting(
+        None, "The most runs in one batch; batches follow one another.", old="at-once", least=1
+    )
+    updates_at_once: int = setting(50, "Updates recorded as one CUDA graph.", least=1)
+    time_limit: float | None = setting(None, "Stop cleanly after so many seconds.")
+    commit: str = setting("", "The revision to record, where git cannot tell.")
+    report: bool = setting(True, "Write tables and figures of what is in the folder.")
+    as_json: bool = setting(False, "The outcome as one JSON object, the last line of stdout.", flag="json")
+    quiet: bool = setting(False, "No progress.")
+
+    def origin(self) -> dict[str, Any]:
+        """Where the runs are computed, and what their files say of it."""
+        return {"device": usual_device(self.device), "commit": self.commit or None, "command": command_line()}
+
+
+@dataclass(frozen=True)
+class PaperRunning(Running):
+    """Of the paper's studies."""
+
+    compile: bool | None = setting(None, "Compile the update; default: on cuda.", after="device")
+    autotune: bool = setting(False, "Look longer for faster kernels.", after="compile")
+    inductor: str = setting("{}", "Options of torch's compiler, as JSON.", after="autotune")
+    keep_state: bool = setting(
+        False,
+        "Keep the last checkpoints of finished batches, and of connection selection each run's weights.",
+        after="commit",
+    )
+    reproduction: Path | None = setting(None, "A page whose generated part is to be replaced as well.", after="report")
+
+    def compute(self, precision: str) -> Compute:
+        try:
+            options = json.loads(self.inductor)
+        except ValueError as error:
+            example = '{"combo_kernels": true}'
+            raise BadInput(f"--inductor is JSON such as '{example}', not {self.inductor!r}: {error}") from None
+        if not isinstance(options, dict):
+            raise BadInput(f"--inductor is a JSON object, not {self.inductor!r}")
+        given: dict[str, Any] = {"precision": precision, "compile": self.compile, "autotune": self.autotune}
+        return Compute(**given, options=options, updates_at_once=self.updates_at_once)
+
+
+@dataclass(frozen=True)
+class ConnectionRunning(PaperRunning):
+    """Of connection selection: fewer runs and updates at once, for its networks are large."""
+
+    runs_at_once: int | None = changed(Running, "runs_at_once", 8)
+    updates_at_once: int = changed(Running, "updates_at_once", 5)
+
+
+@dataclass(frozen=True)
+class GridRunning(Running):
+    """Of a grid."""
+
+    report: bool = changed(Running, "report", True, help="Write the tables of what is in the folder.")
+    page: Path | None = setting(None, "A page whose generated parts are to be replaced as well.", after="report")
+
+
+@dataclass(frozen=True)
+class RecipeChanges:
+    """What is changed of the recipe of a grid, by the names of its fields; None: as it is."""
+
+    recipe: str = setting("ranked", "The recipe that the flags below change.", old="preset", choices=presets.PRESETS)
+    theta_rate: float | None = setting(None, "Theta's learning rate times the degrees of freedom.")
+    theta_way: float | None = setting(None, "Theta's learning rate times the updates of the search.")
+    initial: float | None = setting(None, "Theta at the start.")
+    begin: float | None = setting(None, "The share of the run, at its start, under the whole network.")
+    ramp: float | None = setting(None, "The share of the run over which the cost is led to the target.")
+    ramp_updates: int | None = setting(None, "The fewest updates of that, where the search can begin earlier.")
+    even: float | None = setting(None, "0: the ramp takes from gates by their cost; 1: from all alike.")
+    settle: float | None = setting(None, "The share of the run, at its end, under the structure found.")
+    adaptive: bool = setting(False, "The step size of theta adapts itself (ASNG).")
+    learning_rate: float | None = setting(None, "Of the weights, of all methods.")
+    drops: tuple[float, ...] | None = setting(
+        None, "After which shares of the run that rate is divided by ten, as 0.75,0.9."
+    )
+
+    def apply(self) -> Recipe:
+        """The recipe with what is given in place of its own.
+
+        Settling alone shortens what is the recipe's own before it, and a ramp alone lets the search begin earlier; what
+        is given is taken at its word.
+        """
+        given = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "recipe"}
+        given = {name: value for name, value in given.items() if value is not None and value is not False}
+        own, ramp, settle = presets.read(self.recipe), given.pop("ramp", None), given.pop("settle", None)
+        if "begin" not in given and ramp is None:
+            return presets.settled(replace(own, **given), settle)
+        recipe = replace(own, **given | ({} if settle is None else {"settle": settle}))
+        if ramp is None:
+            return recipe
+        return replace(recipe, ramp=ramp) if "begin" in given else presets.ramped(recipe, ramp)
+
+
+def unit_selection(*, out: Out, data_dir: DataDir = None, settings: Settings, running: PaperRunning) -> None:
+    """Unit selection: seven penalties, fixed networks of several sizes, and dropout, as two batches of runs.
+
+    Example: espalier paper unit-selection --out results/unit-selection --data-dir data --device cuda
+    """
+    _paper_study(UNIT_SELECTION, settings, out, data_dir, running)
+
+
+def connection_selection(
+    *, out: Out, data_dir: DataDir = None, settings: ConnectionSettings, running: ConnectionRunning
+) -> None:
+    """Connection selection in a DenseNet: eight penalties, random selections of several sizes, the whole network.
+
+    Example: espalier paper connection-selection --out results/connection-selection --data-dir data --device cuda
+    """
+    _paper_study(CONNECTION_SELECTION, settings, out, data_dir, running)
+
+
+def _paper_study(
+    experiment: Experiment, settings: Any, out: Path, data_dir: Path | None, running: PaperRunning
+) -> None:
+    stop, compute = Stop(running.time_limit), running.compute(settings.precision)
+    kept: dict[str, Any] = {"keep_state": running.keep_state, "runs_at_once": running.runs_at_once}
+    study = Study(experiment, settings, out, data_dir=data_dir, compute=compute, **kept, **running.origin())
+
+    def report() -> Written:
+        from espalier.paper import write
+
+        written, notes = write(out, running.reproduction)
+        for path in () if running.as_json else written:
+            typer.echo(f"wrote {path}")
+        return written, notes
+
+    _run([study], out, running, stop, "json", report)
+
+
+def study(
+    *,
+    out: Out,
+    data_dir: DataDir = None,
+    settings: GridSettings,
+    epochs: str = typer.Option(
+        "20", help="Of a search with two masks, one number or several; every method takes as many example-gradients."
+    ),
+    changes: RecipeChanges,
+    running: GridRunning,
+) -> None:
+    """A grid of runs at equal budget: the search, networks of equal and of the found widths from scratch, the control.
+
+    Example: espalier study --data digits --targets 0.1,0.3 --seeds 3 --epochs 20 --out runs/digits
+    """
+    stop, recipe = Stop(running.time_limit), changes.apply()
+    compute = Compute(precision=settings.precision, updates_at_once=running.updates_at_once)  # type: ignore[arg-type]
+    common: dict[str, Any] = {"data_dir": data_dir, "compute": compute, "at_once": running.runs_at_once}
+    lengths = [whole(word, "of epochs") for word in words(epochs)]
+    if not lengths:
+        raise BadInput("epochs is empty, so there is nothing to run")
+    each = [replace(settings, epochs=length, recipe=recipe) for length in lengths]
+    grids = [Grid(one, out, **common, **running.origin()) for one in each]
+
+    def report() -> Written:
+        from espalier.report import grid_tables, read, write
+        from espalier.report.files import PAGES
+
+        runs = read(out)
+        written, notes = write(runs, running.page)
+        if not running.as_json:
+            for section in grid_tables.sections_of(runs):
+                for line in grid_tables.lines(section):
+                    typer.echo(line)
+            readme = next(p for p in written if p.name in PAGES)
+            typer.echo(f"wrote {len(written)} files: tables and figures, see {readme}")
+        return written, notes
+
+    _run(grids, out, running, stop, "jsonl", report)
+
+
+Written = tuple[list[Path], list[str]]  # the files of a report, and notes about it
+
+
+def _run(
+    studies: Sequence[Study | Grid],
+    out: Path,
+    running: Running,
+    stop: Stop,
+    ending: str,
+    report: Callable[[], Written],
+) -> None:
+    """Train what is missing, report what is there, and say how it ended, to people and to scripts.
+
+    Exit code 130 where somebody pressed Ctrl-C; a time limit is no error. ending: of the names of the run files.
+    """
+    shown = progress.choose(running.quiet)
+    with stop.on_interrupt():
+        complete = all(one.run(stop, shown) for one in studies)
+    files = {kind: list(out.glob(f"runs/*/*/*.{kind}")) for kind in ("json", "jsonl")}
+    written, notes = report() if running.report and files[ending] else ([], [])
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
+    if stop.interrupted:
+        typer.echo("espalier: stopped; the same command goes on from the last checkpoint", err=True)
+        raise typer.Exit(130)
+    if complete:
+        shown.say(f"every run is in {out}")
+    if running.as_json:
+        lines = [len(path.read_text(encoding="utf-8").splitlines()) for path in files["jsonl"]]
+        runs = len(files["json"]) + sum(max(count - 1, 0) for count in lines)  # a head, then a line for each run
+        outcome = {"out": str(out), "complete": complete, "runs": runs, "wrote": [str(p) for p in written]}
+        typer.echo(json.dumps(outcome | {"notes": notes}))

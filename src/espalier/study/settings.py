@@ -1,0 +1,489 @@
+"""The settings of the studies, each defined once, and the runs that they stand for.
+
+What the three studies have in common is in :class:`StudySettings`, what the paper's two have in :class:`PaperSettings`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from espalier.space import BadInput
+from espalier.train.presets import PAPER, Recipe
+from espalier.train.setting import changed, check, declared, setting, share
+
+UNIT_METHODS = ("search", "fixed", "dropout")
+CONNECTION_METHODS = ("search", "random", "full")
+GRID_METHODS = ("search", "scratch", "found", "permuted", "penalty")
+COSTS = ("weights", "macs", "units", "parameters")
+BATCH_SIZE = 32
+PAIR = 2  # masks compared in the paper; what "epochs" and "batch_size" are given for, whatever `samples` is
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run of the paper's studies. method: "search" under a penalty, "dropout" at a rate, or with a given mask of
+    this size: "fixed", a share of the units of each layer; "random", a share of the weights; "full", all of it."""
+
+    method: str
+    variant: str
+    seed: int
+    penalty: float | None = None
+    size: float | None = None
+    rate: float | None = None
+
+    @property
+    def setting(self) -> str:
+        """The run's own setting, for file names and messages."""
+        if self.penalty is not None:
+            return f"penalty_{self.penalty}"
+        return f"share_{self.size}" if self.size is not None else f"rate_{self.rate}"
+
+    def describe(self) -> dict[str, Any]:
+        return {k: v for k, v in asdict(self).items() if v is not None}
+
+
+@dataclass(frozen=True)
+class GridRun:
+    """One run of a grid. units: the widths of the hidden layers of a network that is trained as it is, None for a
+    search."""
+
+    method: str
+    seed: int
+    fold: int | None = None
+    target: float | None = None
+    penalty: float | None = None
+    units: tuple[int, ...] | None = None
+
+    @property
+    def searches(self) -> bool:
+        return self.units is None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells the runs of one study apart."""
+        return self.method, self.fold, self.target, self.penalty, self.seed
+
+    def describe(self) -> dict[str, Any]:
+        words = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items() if v is not None}
+        return {"method": self.method, "variant": self.method} | words
+
+
+@dataclass(frozen=True)
+class StudySettings:
+    """What every study has. epochs, batch_size: of the search with two masks, whatever the number of masks is."""
+
+    dataset: str = setting("digits", "digits, mnist or fashion-mnist.", flag="data", old="dataset", recorded="always")
+    methods: tuple[str, ...] = setting((), "What is run.")
+    penalties: tuple[float, ...] = setting((), "For example 2^-6,0,-2^-3.")
+    trials: int = setting(5, "Runs of each setting; trial k has the seed first-seed + k.", least=1)
+    first_seed: int = setting(0, "Seed of the first trial.", least=0)
+    epochs: int = setting(
+        20, "Of the search; the others make as many updates of as many examples.", least=1, recorded="always"
+    )
+    batch_size: int = setting(
+        BATCH_SIZE,
+        "Of the search, under each of two masks; the others read twice as many.",
+        least=1,
+        recorded="always",
+    )
+    held_out: int = setting(
+        0, "For tuning: so many training images stand in for the test set.", least=0, recorded="always"
+    )
+    points: int = setting(8, "Measurements over a run.", least=1, recorded="always")
+    precision: str = setting(
+        "float32",
+        "float32, tf32 or bf16 matrix products; default: tf32 on cuda.",
+        on_cuda="tf32",
+        recorded="always",
+    )
+    samples: int = setting(
+        PAIR, "Masks compared in one update, at equal examples per update; two or more.", least=2, recorded="search"
+    )
+    cost: str = setting("weights", "What is counted.", recorded="search")
+
+    def __post_init__(self) -> None:
+        for one in declared(type(self)):
+            values = getattr(self, one.name)
+            if not one.several or values is None:
+                continue
+            if not values and one.type is one.kind:
+                raise BadInput(f"{one.name} is empty, so there is nothing to run")
+            if one.type is one.kind and len(set(values)) != len(values):
+                raise BadInput(f"{one.name} holds a value twice: {', '.join(map(str, values))}")
+        check(self)
+        if bad := [p for p in self.penalties if not math.isfinite(p)]:
+            raise BadInput(f"a penalty is a finite number, not {bad[0]}")
+        if (PAIR * self.batch_size) % self.samples:
+            raise BadInput(
+                f"samples={self.samples} masks share {PAIR * self.batch_size} examples equally in an update; "
+                "give a divisor of that of at least 2"
+            )
+
+    @property
+    def seeds(self) -> range:
+        return range(self.first_seed, self.first_seed + self.trials)
+
+    @property
+    def folder(self) -> str:
+        """Runs on other data, or of another length, are kept apart."""
+        return f"{self.dataset}{'-held_out' if self.held_out else ''}-{self.epochs}_epochs"
+
+    @property
+    def evaluated_on(self) -> str:
+        return f"{self.held_out} held-out training images" if self.held_out else "test set"
+
+    def updates(self, examples: int) -> int:
+        return self.epochs * examples // self.batch_size
+
+    def recorded(self, where: str) -> dict[str, Any]:
+        """The settings that are recorded there: "always", or of a "search"."""
+        return {one.name: getattr(self, one.name) for one in declared(type(self)) if one.recorded == where}
+
+
+@dataclass(frozen=True)
+class PaperSettings(StudySettings, ABC):
+    """What the paper's two studies have in common.
+
+    Every method makes ``epochs * examples // batch_size`` updates of ``2 * batch_size`` examples; with more masks than
+    two each of them reads fewer. held_out: 0 reports on the test set, which is otherwise not touched.
+    """
+
+    learning_rate: float = setting(
+        0.01,
+        "Of the weights; a tenth at 1/2 and at 3/4 of the run.",
+        least=0,
+        after="batch_size",
+        recorded="always",
+    )
+    momentum: float = setting(0.9, "Of SGD.", least=0, after="learning_rate", recorded="always")
+    weight_decay: float = setting(1e-4, "Of SGD.", least=0, after="momentum", recorded="always")
+    theta_rate: float | None = setting(None, "Learning rate of theta; default 1/d.", after="samples", recorded="search")
+    initial: float = setting(0.5, "Theta at the start.", after="theta_rate", recorded="search")
+    settle: float = setting(
+        0.0, "The share of the run, at its end, under the structure found.", after="initial", recorded="search"
+    )
+    adaptive: bool = setting(False, "The step size of theta adapts itself (ASNG).", recorded="search")
+    permuted: bool = setting(False, "The control: losses shuffled before they are ranked.", recorded="search")
+
+    pad = 0  # images are padded by so much, cropped back and mirrored at random; 0 leaves them as they are
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.settle < 1:
+            raise BadInput(f"settle is a share of the run in [0, 1), not {self.settle}")
+
+    @property
+    def variant(self) -> str:
+        """The name of this form of the search: "search" is the paper's, what differs is added."""
+        parts = ["search"]
+        if self.settle:
+            parts.append(f"settle_{self.settle:g}")
+        if self.cost != type(self).cost:
+            parts.append(f"cost_{self.cost}")
+        if self.adaptive:
+            parts.append("adaptive")
+        if self.samples != PAIR:
+            parts.append(f"samples_{self.samples}")
+        if self.theta_rate is not None:
+            parts.append(f"theta_{self.theta_rate:g}")
+        if self.permuted:
+            parts.append("permuted")
+        return "+".join(parts)
+
+    def describe(self, method: str) -> dict[str, Any]:
+        """What a run of this method depends on, JSON-able: equal for runs that may stand in one table."""
+        return self.recorded("always") | (self.recorded("search") if method == "search" else {})
+
+    @abstractmethod
+    def rivals(self, method: str) -> list[dict[str, float]]:
+        """The size or rate of each setting of a method that does not search."""
+
+    def runs(self, method: str) -> list[RunSpec]:
+        """The runs of one method: every setting with every seed, settings outermost."""
+        if method == "search":
+            return [RunSpec(method, self.variant, s, penalty=p) for p in self.penalties for s in self.seeds]
+        return [RunSpec(method, method, s, **one) for one in self.rivals(method) for s in self.seeds]
+
+
+@dataclass(frozen=True)
+class Settings(PaperSettings):
+    """Of unit selection, the paper's by default."""
+
+    dataset: str = changed(StudySettings, "dataset", "mnist")
+    methods: tuple[str, ...] = setting(UNIT_METHODS, f"Some of {', '.join(UNIT_METHODS)}.", choices=UNIT_METHODS)
+    penalties: tuple[float, ...] = changed(
+        StudySettings, "penalties", (2**-6, 2**-7, 2**-8, 2**-9, 0.0, -(2**-3), -1.0)
+    )
+    epochs: int = changed(StudySettings, "epochs", 500)
+    points: int = changed(StudySettings, "points", 20)
+    cost: str = setting(
+        "units",
+        "What the penalty counts: units (the paper's) or weights.",
+        choices=("units", "weights"),
+        recorded="search",
+    )
+    sizes: tuple[float, ...] = setting(
+        (0.066, 0.13, 0.261, 0.578, 0.777, 1.0),  # where the paper's Table 1 has its search, and one between
+        "Shares of the units of every layer, of fixed networks.",
+        after="penalties",
+    )
+    hidden: tuple[int, ...] | None = setting(
+        None, "Units of the hidden layers, as 784,784,784; default: three as wide as the input.", after="batch_size"
+    )
+    dropout: float = setting(0.5, "The rate of the dropout runs.", after="weight_decay")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bad := [s for s in self.sizes if not 0 < s <= 1]:
+            raise BadInput(f"a size is a share of the units in (0, 1], not {bad[0]}")
+        if not 0 < self.dropout < 1:
+            raise BadInput(f"dropout is a rate in (0, 1), not {self.dropout}")
+        _check_hidden(self.hidden)
+
+    def rivals(self, method: str) -> list[dict[str, float]]:
+        return [{"size": size} for size in self.sizes] if method == "fixed" else [{"rate": self.dropout}]
+
+
+@dataclass(frozen=True)
+class ConnectionSettings(PaperSettings):
+    """Of connection selection, the paper's by default. step: "readable", the network as it is defined, or "fast", the
+    same function computed for many runs at once; it is no part of the record."""
+
+    dataset: str = changed(StudySettings, "dataset", "cifar10", help="A set of images; the paper's is cifar10.")
+    methods: tuple[str, ...] = setting(
+        CONNECTION_METHODS, f"Some of {', '.join(CONNECTION_METHODS)}.", choices=CONNECTION_METHODS
+    )
+    penalties: tuple[float, ...] = changed(
+        StudySettings, "penalties", (2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 0.0, -(2**-3), -1.0)
+    )
+    epochs: int = changed(StudySettings, "epochs", 300)
+    points: int = changed(StudySettings, "points", 12)
+    cost: str = setting(
+        "weights",
+        "What the penalty counts: weights (the paper's) or macs.",
+        choices=("weights", "macs"),
+        recorded="search",
+    )
+    learning_rate: float = changed(PaperSettings, "learning_rate", 0.1)
+    shares: tuple[float, ...] = setting(
+        (0.16, 0.24, 0.42, 0.675, 0.80),  # where the paper's Table 2 has its search
+        "Of the weights, of random selections.",
+        after="penalties",
+    )
+    layers: int = setting(12, "Layers of each of the three blocks.", least=1, after="batch_size")
+    growth: int = setting(12, "Channels that a layer adds.", least=1, after="layers")
+    pad: int = setting(
+        4,
+        "Images are padded by so much, cropped back and mirrored; 0: as they are.",
+        least=0,
+        after="weight_decay",
+        recorded="always",
+    )
+    step: str = setting(
+        "readable",
+        "readable, or fast: the same for many runs at once; default: fast on cuda.",
+        choices=("readable", "fast"),
+        on_cuda="fast",
+        after="precision",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bad := [s for s in self.shares if not 0 < s < 1]:
+            raise BadInput(f"a share of random selection is in (0, 1), not {bad[0]}; the whole network is 'full'")
+
+    @property
+    def depth(self) -> int:
+        """Layers on the longest path: stem, three blocks, two transitions, classifier."""
+        return 4 + 3 * self.layers
+
+    @property
+    def folder(self) -> str:
+        """Runs on other data, of another length or of another network are kept apart."""
+        usual = (self.layers, self.growth) == (12, 12)
+        return super().folder + ("" if usual else f"-depth_{self.depth}-growth_{self.growth}")
+
+    def rivals(self, method: str) -> list[dict[str, float]]:
+        return [{"size": size} for size in (self.shares if method == "random" else (1.0,))]
+
+
+@dataclass(frozen=True)
+class GridSettings(StudySettings):
+    """Of a grid of runs at equal budget.
+
+    methods: "search" with every target; "permuted", the same with its losses shuffled before they are ranked;
+    "scratch", networks of equal layers with at most the search's target; "found", networks of the widths that the
+    search found, from scratch; "penalty", the plain method with every penalty.
+    epochs, batch_size: every run of every method makes ``epochs * (examples // batch_size)`` updates, and each update
+    takes the gradient of ``2 * batch_size`` examples: of the same mini-batch under each of the masks while masks are
+    compared, of as many distinct examples under one mask otherwise.
+    """
+
+    methods: tuple[str, ...] = setting(GRID_METHODS[:4], f"Some of {', '.join(GRID_METHODS)}.", choices=GRID_METHODS)
+    penalties: tuple[float, ...] = changed(
+        StudySettings, "penalties", (2**-4, 2**-6, 2**-8), help="Of the method 'penalty', for example 2^-6,0."
+    )
+    trials: int = changed(StudySettings, "trials", 5, help="Runs of each setting, on each fold.", flag="seeds")
+    first_seed: int = changed(StudySettings, "first_seed", 0, help="The first seed.")
+    batch_size: int = changed(
+        StudySettings,
+        "batch_size",
+        BATCH_SIZE,
+        help="Examples under each of two masks; twice as many where there is one.",
+    )
+    held_out: int = changed(
+        StudySettings,
+        "held_out",
+        0,
+        help="For tuning: so many training examples stand in for the test part (with --folds: each fold of them).",
+    )
+    cost: str = setting(
+        "weights",
+        "What a target counts: weights, macs, units or parameters.",
+        choices=COSTS,
+        recorded="always",
+    )
+    targets: tuple[float, ...] = setting(
+        (0.03, 0.06, 0.12, 0.25, 0.5, 0.75),
+        "Shares of the full cost to end at, as 0.1,0.3 or 10%,30%.",
+        read=partial(share, name="a target"),
+        after="methods",
+    )
+    folds: int = setting(
+        0,
+        "Cross-validation over all examples; 0: the set's own test part.",
+        least=0,
+        after="batch_size",
+        recorded="always",
+    )
+    hidden: tuple[int, ...] | None = setting(
+        None,
+        "Units of the hidden layers, as 64,64,64; default: three as wide as the input.",
+        old="widths",
+        after="batch_size",
+    )
+    recipe: Recipe = field(default_factory=Recipe)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if "found" in self.methods and "search" not in self.methods:
+            raise BadInput("'found' trains the networks that 'search' finds; give both methods")
+        if bad := [t for t in self.targets if not 0 < t <= 1]:
+            raise BadInput(f"a target is a share of the full cost in (0, 1], not {bad[0]}")
+        if self.folds == 1:
+            raise BadInput("folds is at least 2, or 0 for the set's own test part")
+        _check_hidden(self.hidden)
+
+    @property
+    def folder(self) -> str:
+        """Runs on other data, of another length, batch or rate of the weights are kept apart. The usual is unnamed."""
+        held = "-held_out" if self.held_out else ""
+        rate = "" if self.recipe.learning_rate == Recipe().learning_rate else f"-rate_{self.recipe.learning_rate:g}"
+        batch = "" if self.batch_size == BATCH_SIZE else f"-batch_{self.batch_size}"
+        return f"{self.dataset}{held}{rate}{batch}-{self.epochs}_epochs"
+
+    @property
+    def evaluated_on(self) -> str:
+        if self.held_out:
+            parts = f"{self.folds} folds of the training part" if self.folds else f"{self.held_out} training images"
+            return f"held-out training images ({parts})"
+        return f"{self.folds}-fold cross-validation" if self.folds else "test set"
+
+    @property
+    def parts(self) -> list[int | None]:
+        """The folds, or one None."""
+        return list(range(self.folds)) if self.folds else [None]
+
+    def recipe_of(self, method: str) -> Recipe:
+        """The plain method under a penalty is the paper's, with the weights' schedule of all the others."""
+        own = self.recipe
+        if method != "penalty":
+            return own
+        weights = {name: getattr(own, name) for name in ("learning_rate", "momentum", "weight_decay", "drops")}
+        return Recipe(**(asdict(PAPER) | weights))
+
+    def updates(self, examples: int) -> int:
+        return self.epochs * (examples // self.batch_size)
+
+    def describe(self, method: str) -> dict[str, Any]:
+        """What a run of this method depends on, JSON-able: equal for runs that may stand in one table.
+
+        The order counts: the seed of a batch is made of it.
+        """
+        recipe = asdict(self.recipe_of(method))
+        weights = ("learning_rate", "momentum", "weight_decay", "drops")
+        recipe["drops"] = None if recipe["drops"] is None else list(recipe["drops"])
+        record = self.recorded("always") | {name: recipe[name] for name in weights}
+        if method not in ("scratch", "found"):
+            record |= self.recorded("search")
+            record |= {name: value for name, value in recipe.items() if name not in weights}
+            if recipe["signal"] == "ranked":  # as all earlier runs were
+                del record["signal"]
+            if not recipe["begin"]:  # without it there is nothing to begin earlier; and earlier runs are as good
+                del record["begin"], record["ramp_updates"]
+        return record
+
+    def runs(self, method: str, fold: int | None, found: Mapping[tuple[Any, ...], Sequence[int]]) -> list[GridRun]:
+        """The runs of one method on one fold: every setting with every seed, settings outermost.
+
+        found: the widths of hidden layers by key of the run of the search, for "found" and (by target) "scratch".
+        """
+        if method == "penalty":
+            return [GridRun(method, s, fold, penalty=p) for p in self.penalties for s in self.seeds]
+        if method in ("search", "permuted"):
+            return [GridRun(method, s, fold, target=t) for t in self.targets for s in self.seeds]
+        runs = list[GridRun]()
+        for target in self.targets:
+            for seed in self.seeds:
+                key = ("search", fold, target, None, seed) if method == "found" else (target,)
+                if key in found:
+                    runs.append(GridRun(method, seed, fold, target, units=tuple(found[key])))
+        return runs
+
+
+def _check_hidden(hidden: tuple[int, ...] | None) -> None:
+    if hidden is not None and (not hidden or min(hidden) < 1):
+        raise BadInput(f"hidden layers have at least one unit each, not {hidden}")
+
+
+def even_widths(widths: Sequence[int], share: float, cost: str = "weights") -> tuple[int, ...]:
+    """Hidden widths of the network of equal layers with at most this share of the full cost, topped up.
+
+    widths: inputs, hidden layers, classes, of the full network. Where a further unit still fits it is added, to the
+    last layers first, so that what is left of the budget by rounding is small; no two layers differ by more than one
+    unit unless the full network's do. At least one unit in each layer.
+
+    >>> even_widths((64, 64, 64, 64, 10), 0.06)
+    (8, 9, 9)
+    """
+    inputs, *hidden, classes = widths
+    limit = share * size(widths, cost) * (1 + 1e-9)
+
+    def fits(units: Sequence[int]) -> bool:
+        within = all(u <= most for u, most in zip(units, hidden))
+        return within and size((inputs, *units, classes), cost) <= limit
+
+    scale = max(hidden)
+    units = [1] * len(hidden)
+    for step in range(1, scale + 1):
+        wider = [max(round(step * most / scale), 1) for most in hidden]
+        if fits(wider):
+            units = wider
+    for i in reversed(range(len(units))):
+        wider = [u + (i == k) for k, u in enumerate(units)]
+        units = wider if fits(wider) else units
+    return tuple(units)
+
+
+def size(widths: Sequence[int], cost: str = "weights") -> int:
+    """What a fully-connected network costs: its weights (as many multiplications), parameters or hidden units."""
+    if cost == "units":
+        return sum(widths[1:-1])
+    weights = sum(a * b for a, b in pairwise(widths))
+    return weights + sum(widths[1:]) if cost == "parameters" else weights

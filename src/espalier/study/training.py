@@ -1,0 +1,263 @@
+"""One run described by settings: its network, data and loss by name or reference, then `espalier.fit`, then what ships.
+
+`espalier train` is this; Python calls :func:`run` with a :class:`Training`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from espalier.gates import attach
+from espalier.ship import import_spec, run_parts
+from espalier.ship.factories import Network
+from espalier.space import BadInput, EspalierError
+from espalier.study import sources
+from espalier.study.settings import COSTS
+from espalier.train import Recipe, Result, checks, evaluate, feed, fit, nested, presets
+from espalier.train.score import evaluating
+from espalier.train.setting import check, declared, number, one_of, setting, share, usual_device
+
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+SCHEDULES = ("steps", "cosine", "constant")
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross-entropy": F.cross_entropy,
+    "mse": F.mse_loss,
+    "binary-cross-entropy": F.binary_cross_entropy_with_logits,
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    """One run. Empty text and None: the default that the help of the setting states."""
+
+    model: str = setting(help="mlp, cnn, densenet; your own: package.module:function or file.py:function.")
+    data: str = setting(
+        "digits", "A set by name; a file.npz with x, y (or x_train, y_train, x_test, y_test); module:function."
+    )
+    model_arg: tuple[str, ...] = setting(
+        (), "An argument of the network, as hidden=[64,64]; may be repeated.", metavar="NAME=VALUE", repeated=True
+    )
+    target: float | None = setting(
+        None, "The share of the full cost to end at, such as 0.25 or 25%.", read=partial(share, name="--target")
+    )
+    penalty: float | None = setting(
+        None, "Instead of a target: how strongly cost counts, such as 0.1 or 2^-6.", read=number
+    )
+    cost: str = setting("weights", "What is counted: weights, macs, units or parameters.", choices=COSTS)
+    epochs: int = setting(20, "Passes over the training data.", least=1)
+    batch_size: int = setting(64, "Examples of an update, read under each of its masks.", least=1)
+    samples: int = setting(2, "Masks compared in an update; two or more.", least=2)
+    optimizer: str = setting("", "Of the weights: sgd (default, Nesterov), adam or adamw.", choices=OPTIMIZERS)
+    learning_rate: float | None = setting(
+        None, "Of the weights; default: the recipe's, 0.001 for adam.", old="lr", least=0
+    )
+    momentum: float | None = setting(None, "Of sgd; default: the recipe's.", least=0)
+    weight_decay: float | None = setting(None, "Default: the recipe's, or the optimizer's own.", least=0)
+    schedule: str = setting("", "Of that rate: steps (default, the recipe's), cosine or constant.", choices=SCHEDULES)
+    settle: float | None = setting(None, "The share of the run, at its end, under a fixed structure.")
+    recipe: str = setting(
+        "default",
+        "default, ranked, paper, or finetune for a network that is already trained.",
+        old="preset",
+        choices=presets.PRESETS,
+    )
+    loss: str = setting("", "cross-entropy, mse, binary-cross-entropy, module:function; default: by the targets.")
+    weights: str = setting("", "A .safetensors file to start from, with --recipe finetune.", metavar="<path>")
+    validation: str = setting(
+        "", "What to judge by: test, none, or a share to hold out, as 0.1; default: test, else 0.1."
+    )
+    data_dir: str = setting("", "Where the sets known by name are.", metavar="<path>")
+    flatten: bool = setting(False, "Give the network every input as a vector.")
+    scale: float | None = setting(None, "What inputs of a file are multiplied by; uint8: 1/255 by default.")
+    seed: int = setting(0, "Of the weights, the masks and the order of the examples.", least=0)
+    device: str = setting("", "cpu, cuda, cuda:1, mps; default: cuda where there is one.")
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.target is not None and self.penalty is not None:
+            raise BadInput(
+                f"--target {self.target:g} and --penalty {self.penalty:g} exclude each other: a target sets the penalty"
+            )
+        if self.loss and not import_spec.is_reference(self.loss):
+            one_of("--loss", self.loss, LOSSES, "or your own, as file.py:function")
+        if self.momentum is not None and self.optimizer not in ("", "sgd"):
+            raise BadInput(f"--momentum is of sgd; {self.optimizer} has none")
+
+    def numbers(self) -> Recipe:
+        """The recipe of that name, with what was given of SGD's numbers."""
+        given = {name: getattr(self, name) for name in ("learning_rate", "momentum", "weight_decay")}
+        return replace(presets.read(self.recipe), **{name: value for name, value in given.items() if value is not None})
+
+    def descent(self) -> Callable[[Iterable[Tensor]], torch.optim.Optimizer] | None:
+        """The optimiser of the weights where it is not the recipe's SGD."""
+        if self.optimizer in ("", "sgd"):
+            return None
+        numbers = {"lr": 1e-3 if self.learning_rate is None else self.learning_rate}
+        if self.weight_decay is not None:
+            numbers["weight_decay"] = self.weight_decay
+        return partial(OPTIMIZERS[self.optimizer], **numbers)
+
+    def steps(self) -> Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None:
+        """The schedule of the learning rate, stepped after every epoch; None: the recipe's own."""
+        rates = torch.optim.lr_scheduler
+        if self.schedule == "cosine":
+            return lambda inner: rates.CosineAnnealingLR(inner, self.epochs)
+        if self.schedule == "constant":
+            return lambda inner: rates.ConstantLR(inner, factor=1.0)
+        if self.descent() is None:
+            return None
+        drops = self.numbers().drops
+        if drops is None:
+            return lambda inner: rates.LambdaLR(inner, lambda epoch: 1 - epoch / self.epochs)
+        milestones = [math.ceil(share * self.epochs) for share in drops]
+        return lambda inner: rates.MultiStepLR(inner, milestones, gamma=0.1)
+
+    def to_json(self) -> dict[str, Any]:
+        """What a run directory records; what has another name now keeps the key that it had."""
+        record = {one.old or one.name: getattr(self, one.name) for one in declared(Training)}
+        return record | {"model_arg": list(self.model_arg)}
+
+    def place(self) -> torch.device:
+        return checks.device(usual_device(self.device))
+
+
+def run(
+    training: Training, out: Path, command: str, *, time_limit: float | None, quiet: bool
+) -> tuple[Result, dict[str, Any]]:
+    """Train to the end, or as far as time allows; the run directory then holds the small network too.
+
+    Returns the result, and what ships from it: sizes and errors.
+    """
+    source = sources.read(
+        training.data,
+        data_dir=Path(training.data_dir) if training.data_dir else None,
+        validation=training.validation,
+        flatten=training.flatten,
+        scale=training.scale,
+    )
+    arguments = import_spec.arguments(training.model_arg)
+    network = Network(training.model, arguments, source.shape, source.outputs)
+    device = training.place()
+    model = network.build(training.seed)
+    if training.weights:
+        _load(model, Path(training.weights))
+    model.to(device)
+    reading = feed.read(source.train, training.batch_size, training.seed, nested.dtype(model))
+    example = nested.each(lambda t: t.to(device), reading.example())
+    checks.readable(model, example)
+    with torch.no_grad(), evaluating(model):
+        outputs = nested.call(model, example)
+    loss = _loss(training.loss, reading)
+    if loss is F.cross_entropy and isinstance(outputs, Tensor) and outputs.ndim == 2:
+        sources.checked(source, outputs.shape[1])
+    _try(loss, training.loss, outputs, reading, device)
+    flags = {one.old or one.name: one.flag for one in declared(Training)}
+    run_parts.begin(out, training.to_json(), network, command, flags)
+    gated = attach(model, example)
+    if not quiet:
+        count, groups = sum(p.numel() for p in model.parameters()), len(gated.space.slices)
+        parts = f"{count:,} parameters, {gated.d} gates in {groups} groups"
+        judged = f"{_named(loss)}, judged on {source.judged_on}"
+        print(f"{training.model}: {parts}, on {device}; {judged}", file=sys.stderr)
+    try:
+        result = fit(
+            gated,
+            source.train,
+            loss=loss,
+            epochs=training.epochs,
+            cost=training.cost,
+            penalty=training.penalty,
+            target=training.target,
+            batch_size=training.batch_size,
+            samples=training.samples,
+            optimizer=training.descent(),
+            scheduler=training.steps(),
+            settle=training.settle,
+            recipe=training.numbers(),
+            seed=training.seed,
+            validation=source.validation,
+            checkpoint=out,
+            time_limit=time_limit,
+            quiet=quiet,
+        )
+    except EspalierError:
+        raise
+    except Exception as error:  # the network, the loss and the data may be the user's own
+        why = import_spec.blamed(error, (training.model, training.loss, training.data))
+        if not why:
+            raise
+        raise BadInput(f"{why}. What was saved in {out} is intact") from error
+    run_parts.name_origin(out)
+    test = None if source.test is None else evaluate(result.model, source.test, loss=loss)
+    return result, run_parts.save(
+        out, result, gated, reading, judged_on=source.judged_on, prepared=source.prepared, test=test
+    )
+
+
+def _load(model: nn.Module, path: Path) -> None:
+    """The weights of an already trained network, all of them."""
+    if path.suffix in (".pt", ".pth", ".bin", ".ckpt"):
+        raise BadInput(
+            f"--weights {path}: files of pickle are not loaded; write it anew with "
+            "safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')"
+        )
+    try:
+        found = load_file(path)
+    except FileNotFoundError:
+        raise BadInput(f"--weights: there is no file {path}") from None
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"--weights {path} cannot be read: {error}") from None
+    try:
+        model.load_state_dict(found)
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines()[1:]]
+        raise BadInput(f"--weights {path} does not fit the network: {lines[0] if lines else error}") from None
+
+
+def _loss(name: str, reading: feed.Feed) -> Callable[[Any, Any], Tensor]:
+    """By name, the user's own, or what fits the targets: cross entropy for integers, the mean square for numbers."""
+    if import_spec.is_reference(name):
+        return import_spec.function(name, "--loss")
+    if name:
+        return LOSSES[name]
+    targets = next(iter(reading.once(1)))[1]
+    if not isinstance(targets, Tensor):
+        raise BadInput("these targets are several tensors; say what is to be minimised, as --loss file.py:function")
+    return F.mse_loss if targets.is_floating_point() else F.cross_entropy
+
+
+def _named(loss: Callable[..., Any]) -> str:
+    return next((name for name, given in LOSSES.items() if given is loss), getattr(loss, "__name__", "loss"))
+
+
+def _try(loss: Callable[[Any, Any], Tensor], name: str, outputs: Any, reading: feed.Feed, device: Any) -> None:
+    """The loss takes what the network gives, said before anything is trained."""
+    first = next(iter(reading.once(4)))[1]
+    targets = nested.each(lambda t: t[:4].to(device), first)
+    name = name or _named(loss)
+    shapes = [", ".join(str(tuple(t.shape)) for t in nested.tensors(part)) for part in (outputs, targets)]
+    if loss in (F.mse_loss, F.binary_cross_entropy_with_logits) and shapes[0] != shapes[1]:
+        way = "--loss cross-entropy is for classes"
+        if shapes[0] == shapes[1].replace(",)", ", 1)"):
+            way = "give the targets a last dimension of 1, y[:, None]"
+        raise BadInput(
+            f"--loss {name} compares outputs and targets of one shape; here they are {shapes[0]} and {shapes[1]}: {way}"
+        )
+    try:
+        with torch.no_grad():
+            loss(outputs, targets)
+    except Exception as error:  # the user's own function may raise anything
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise BadInput(f"--loss {name} does not take outputs {shapes[0]} and targets {shapes[1]}: {why}") from error
