@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from espalier.report.statistics import paired_interval
+from espalier.report.significance import paired_interval
 from espalier.study import record
 from espalier.study.grid import Grid
 from espalier.study.grid_batch import CHUNK, GridBatch

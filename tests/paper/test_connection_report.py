@@ -10,7 +10,7 @@ from synthetic import as_the_paper_says as unit_study
 from synthetic_connections import TABLE, as_the_paper_says, write
 
 from espalier import paper
-from espalier.paper.connection_claims import random_errors, verdicts
+from espalier.paper.claims import RANDOM, interpolated, on_connections
 from espalier.report import read
 from espalier.report.charts import over_updates
 from espalier.space import BadInput
@@ -23,7 +23,7 @@ def report(folder, reproduction=None, *, figures=True):
 
 def judged(folder):
     (section,) = read(folder).sections
-    return {v.claim: v for v in verdicts(section)}
+    return {v.claim: v for v in on_connections(section)}
 
 
 def rows(path):
@@ -129,9 +129,11 @@ def test_errors_of_random_selection_are_interpolated_trial_by_trial(tmp_path):
             write(tmp_path, "random", share, seed, error=error + 0.01 * seed, share=share)
     write(tmp_path, "full", 1.0, 0, error=0.05, share=1.0)
     (section,) = read(tmp_path).sections
-    assert random_errors(section, 0.3) == pytest.approx([0.08, 0.09])
-    assert random_errors(section, 0.7) == pytest.approx([0.055])  # the second trial has no whole network
-    assert random_errors(section, 0.1) == []
+    assert interpolated(section, 0.3, "weight_share", RANDOM) == pytest.approx([0.08, 0.09])
+    assert interpolated(section, 0.7, "weight_share", RANDOM) == pytest.approx(
+        [0.055]
+    )  # the second trial has no whole network
+    assert interpolated(section, 0.1, "weight_share", RANDOM) == []
 
 
 def test_tables_hold_the_numbers_of_the_files_beside_the_paper_s(tmp_path):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from synthetic import TABLE, as_the_paper_says, write
 
-from espalier.paper.unit_claims import interpolated, verdicts
+from espalier.paper.claims import interpolated, on_units
 from espalier.report import read
 
 
 def judged(folder):
     (section,) = read(folder).sections
-    return {v.claim: v for v in verdicts(section)}
+    return {v.claim: v for v in on_units(section)}
 
 
 def test_where_everything_is_as_the_paper_says_everything_is_confirmed(tmp_path):
@@ -89,5 +89,5 @@ def test_fixed_networks_between_two_sizes_are_interpolated(tmp_path):
         write(tmp_path, "fixed", 0.25, seed, error=0.04 + shift, units=[196] * 3)
         write(tmp_path, "fixed", 0.75, seed, error=0.02 + shift, units=[588] * 3)
     (section,) = read(tmp_path).sections
-    assert interpolated(section, 0.5) == pytest.approx([0.03, 0.04])
-    assert interpolated(section, 0.25) == pytest.approx([0.04, 0.05])
+    assert interpolated(section, 0.5, "unit_share") == pytest.approx([0.03, 0.04])
+    assert interpolated(section, 0.25, "unit_share") == pytest.approx([0.04, 0.05])

@@ -16,7 +16,7 @@ import espalier
 from espalier import picture
 from espalier.models import DenseNet
 from espalier.picture import describe
-from espalier.picture.labels import share_label
+from espalier.picture.describe import share_label
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = sorted(ROOT.glob("results/unit-selection/runs/*/*/*.json"))

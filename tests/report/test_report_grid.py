@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from espalier.files import NotSaved
 from espalier.report import grid_tables, read
-from espalier.report.files import NotWritten
 from espalier.report.grid_tables import BEGIN, END, by_pair, compare, comparisons
 from espalier.report.phrases import made_by
-from espalier.report.statistics import paired_interval
+from espalier.report.significance import paired_interval
 from espalier.space import BadInput, Corrupt
 
 HEAD = {
@@ -180,8 +180,8 @@ def test_what_cannot_be_put_in_place_leaves_the_old_files(tmp_path: Path, monkey
     def full(number: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("espalier.report.files.os.fsync", full)
-    with pytest.raises(NotWritten, match="the disk is full"):
+    monkeypatch.setattr("espalier.files.os.fsync", full)
+    with pytest.raises(NotSaved, match="the disk is full"):
         write(tmp_path)
     assert {path: path.read_bytes() for path in files} == files
 

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from studies import ERRORS, grid, grid_run, run_directory
 
+from espalier import files
 from espalier.cli.main import main
 from espalier.paper import write
-from espalier.report import files, read
+from espalier.report import read
 from espalier.report.page import NAME, render
 from espalier.report.phrases import headline
 from paper import synthetic_connections

@@ -105,7 +105,7 @@ def study(
     written, notes = list[Path](), list[str]()
     if report and any(out.glob("runs/*/*/*.jsonl")):
         from espalier.report import grid_tables, read, write
-        from espalier.report.files import PAGES
+        from espalier.report.tables import PAGES
 
         runs = read(out)
         written, notes = write(runs, page)

@@ -12,13 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from espalier.paper.sections import dataset, note, searches, settings_of, trials
-from espalier.picture.labels import power
+from espalier.paper.paper_tables import MACS, dataset, note, points_of, searches, trials
+from espalier.picture import power
 from espalier.report.charts import over_updates
 from espalier.report.figures import RULES, arms, band, shades, shares_along_x, sign
 from espalier.report.run_reader import Run
-from espalier.report.statistics import median, quartiles
-from espalier.report.study_reader import Section, middle, numbers
+from espalier.report.significance import median, quartiles
+from espalier.report.study_reader import Section, numbers
 
 # Okabe and Ito's colours, told apart by the colour-blind; every series has its own marker besides.
 STYLES = {
@@ -60,9 +60,54 @@ class Names:
     rival: Rival | None = None
 
 
-def figures(section: Section, names: Names) -> dict[str, Figure]:
+def _of_a_block(run: Run) -> int:
+    """Connections of one block of a DenseNet."""
+    layers = (int(run.settings["depth"]) - 4) // 3
+    return (layers + 1) * (layers + 2) // 2
+
+
+NAMES = {
+    "unit-selection": Names(
+        shares=(("unit_share", "Units kept"), ("weight_share", "Weights kept")),
+        column="units kept",
+        labels={"search": "unit selection", "fixed": "fixed, uniform layers", "dropout": "dropout, all units"},
+        full="fixed",
+        gates="units",
+        part="layer",
+        kept=lambda run: [k / w for k, w in zip(run.result["units"], run.settings["widths"][1:-1], strict=True)],
+    ),
+    "connection-selection": Names(
+        shares=(
+            ("weight_share", "Weights kept"),
+            ("canonical.weight_share", "Weights shipped, without dead parts"),
+            ("canonical.mac_share", "MACs shipped"),
+        ),
+        column="weights kept",
+        labels={
+            "search": "connection selection",
+            MACS: "MACs as the cost",
+            "random": "random selection",
+            "full": "whole network",
+        },
+        full="full",
+        gates="connections",
+        part="block",
+        kept=lambda run: [kept / _of_a_block(run) for kept in run.result["connections"]],
+        rival=Rival(
+            variant=MACS,
+            figure="macs",
+            title="Error at equal MACs",
+            share="canonical.mac_share",
+            axis="MACs shipped, share of the full network",
+            costs=("weights as the cost", "MACs as the cost"),
+        ),
+    ),
+}
+
+
+def figures(section: Section) -> dict[str, Figure]:
     """Name and figure, those there are runs for. matplotlib's global state is left alone."""
-    drawn = dict[str, Figure]()
+    drawn, names = dict[str, Figure](), NAMES[section.members[0].study]
     with matplotlib.rc_context(RULES):
         if len(section.points) > 1:  # one point is no curve
             drawn["error"] = trade_off(section, names)
@@ -181,8 +226,8 @@ def _style(section: Section, variant: str) -> tuple[str, str, str]:
 def _series(axes: Axes, section: Section, variant: str, share: str, label: str) -> None:
     """The errors of one variant against a share of the runs: medians with quartiles both ways."""
     colour, marker, line = _style(section, variant)
-    groups = [runs for _, _, runs in settings_of(section, [variant])]
-    x, y = (np.array([quartiles(numbers(runs, name)) for runs in groups]) for name in (share, "error"))
+    points = points_of(section, [variant])
+    x, y = (np.array([quartiles(numbers(p.runs, name)) for p in points]) for name in (share, "error"))
     y = np.maximum(y, 1e-5)  # no error at all has no place on a logarithmic axis
     xerr, yerr = (bars if bars.any() else None for bars in (arms(x), arms(y)))  # the legend would show empty ones
     axes.errorbar(
@@ -193,8 +238,7 @@ def _series(axes: Axes, section: Section, variant: str, share: str, label: str) 
 
 def _penalties(section: Section, variant: str, share: str) -> list[tuple[float, float, str]]:
     """Share, error and penalty of each point of a search."""
-    every = settings_of(section, [variant])
-    return [(middle(runs, share), middle(runs, "error"), _formula(penalty)) for _, penalty, runs in every]
+    return [(p.median(share), p.median("error"), _formula(p.value)) for p in points_of(section, [variant])]
 
 
 def _label_penalties(axes: Axes, section: Section, share: str) -> None:

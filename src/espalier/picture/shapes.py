@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from espalier.picture.block_layout import Heights, arrange
-from espalier.picture.describe import Drawing
-from espalier.picture.labels import share_label
+from espalier.picture.describe import Drawing, share_label
 from espalier.space import BadInput
 
 Point = tuple[float, float]

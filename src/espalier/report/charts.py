@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from espalier.picture.labels import raised
+from espalier.picture import raised
 from espalier.report.phrases import amount, counted, facts, listed, percent, plain, score
 from espalier.report.run_reader import Run
-from espalier.report.statistics import median, quartiles
+from espalier.report.significance import median, quartiles
 from espalier.report.study_reader import Point, Section, Series
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star")

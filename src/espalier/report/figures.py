@@ -14,11 +14,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from espalier.picture.labels import raised
+from espalier import files
+from espalier.picture import raised
 from espalier.report import grid_tables
 from espalier.report.charts import MEASURES, error_axis, over_updates
-from espalier.report.files import put
-from espalier.report.statistics import quartiles
+from espalier.report.significance import quartiles
 from espalier.report.structure_charts import group_label
 from espalier.report.study_reader import Point, Section, Series, numbers
 
@@ -63,7 +63,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
         for kind, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
             buffer = io.BytesIO()
             figure.savefig(buffer, format=kind, dpi=160, metadata=metadata, bbox_inches="tight")
-            written.append(put(stem.with_name(f"{stem.name}.{kind}"), buffer.getvalue()))
+            written.append(files.write(stem.with_name(f"{stem.name}.{kind}"), buffer.getvalue()))
     return written
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from espalier.picture.labels import power
-from espalier.report.files import MARK, put, put_between, readme_of
+from espalier import files
+from espalier.picture import power
 from espalier.report.phrases import made_by
 from espalier.report.run_reader import Run
-from espalier.report.statistics import median, paired_interval
+from espalier.report.significance import median, paired_interval
 from espalier.report.study_reader import Section, Study, numbers
-from espalier.report.tables import Table
+from espalier.report.tables import MARK, Table, put_between, readme_of
 
 RIVALS = {
     "scratch": "equal layers from scratch",
@@ -220,7 +220,7 @@ def write(study: Study, page: str | os.PathLike[str] | None = None) -> list[Path
         commands = [f"    {command}" for command in made_by(run.command for run in section.members)]
         parts[section.folder] = [*(table.markdown() for table in every), "Made by:", "", *commands, ""]
     pieces = [piece for part in parts.values() for piece in part]
-    written.append(put(readme, "\n".join([f"# {', '.join(parts)}", "", MARK, "", *pieces])))
+    written.append(files.write(readme, "\n".join([f"# {', '.join(parts)}", "", MARK, "", *pieces])))
     if page is not None:
         marks = {name: (BEGIN.format(name=name), END.format(name=name)) for name in parts}
         written.append(put_between(Path(page), [(marks[name], "\n".join(part)) for name, part in parts.items()]))

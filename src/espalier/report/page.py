@@ -14,7 +14,7 @@ import jinja2
 import plotly.offline  # type: ignore[import-untyped]
 
 from espalier import picture
-from espalier.picture.labels import raised
+from espalier.picture import raised
 from espalier.report import charts, structure_charts, tables
 from espalier.report.charts import Chart
 from espalier.report.phrases import amount, duration, headline, listed, made_by, percent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 
-from espalier.picture.labels import raised
+from espalier.picture import raised
 from espalier.report.run_reader import Run
 from espalier.report.study_reader import Section, variant_label
 

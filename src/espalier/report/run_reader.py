@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from espalier.picture.labels import power, whole_power
+from espalier.picture import power, whole_power
 from espalier.space import Corrupt
 
 FORMAT = 1

@@ -11,7 +11,7 @@ import numpy as np
 from espalier.report.charts import Chart, Control, View
 from espalier.report.phrases import counted, listed, percent, plain
 from espalier.report.run_reader import Theta
-from espalier.report.statistics import quartiles
+from espalier.report.significance import quartiles
 from espalier.report.study_reader import Point, Section, Series
 
 ROWS = 240  # of a heat map; more are narrower than a pixel

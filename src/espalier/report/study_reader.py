@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from espalier.report.run_reader import AXES, Run, Setting, from_file, from_folder, number
-from espalier.report.statistics import median
+from espalier.report.significance import median
 from espalier.space import BadInput, Corrupt
 
 LABELS = {
@@ -50,6 +50,15 @@ class Point:
     @cached_property
     def done(self) -> tuple[Run, ...]:
         return tuple(run for run in self.runs if run.finished)
+
+    @property
+    def value(self) -> float:
+        """Of its setting; 0 where there is none."""
+        return self.setting.value if self.setting else 0.0
+
+    def median(self, name: str) -> float:
+        """Over its runs, of a number that :meth:`Run.number` knows."""
+        return middle(self.runs, name)
 
     def errors(self, measure: str) -> list[float]:
         scores = [run.error if measure == "error" else run.loss for run in self.done]
@@ -102,7 +111,7 @@ class Section:
             by_setting = grouped(runs, lambda run: run.setting)
             points = [Point(variant, setting, tuple(some)) for setting, some in by_setting.items()]
             # A stronger penalty makes a smaller network.
-            points.sort(key=lambda p: 0.0 if p.setting is None else p.setting.value * (-1 if kind == "penalty" else 1))
+            points.sort(key=lambda point: -point.value if kind == "penalty" else point.value)
             series.append(Series(variant, label, tuple(points)))
         order = {name: i for i, name in enumerate(LABELS)}
         return tuple(sorted(series, key=lambda s: (s.variant != "search", not s.variant.startswith("search"),
