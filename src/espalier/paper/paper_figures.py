@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 from espalier.paper.paper_tables import MACS, dataset, note, points_of, searches, trials
 from espalier.picture import power
 from espalier.report.charts import over_updates
-from espalier.report.figures import RULES, arms, band, shades, shares_along_x, sign
+from espalier.report.figures import RULES, arms, band, bars, crosses, shades, shares_along_x, titled
 from espalier.report.run_reader import Run
 from espalier.report.significance import median, quartiles
 from espalier.report.study_reader import Section, numbers
@@ -25,8 +25,8 @@ STYLES = {
     "search": ("#0072B2", "o", "-"),
     "fixed": ("#D55E00", "s", "--"),
     "random": ("#D55E00", "s", "--"),
-    "full": ("#000000", "*", ""),
-    "dropout": ("#009E73", "D", ""),
+    "full": ("#000000", "*", "none"),
+    "dropout": ("#009E73", "D", "none"),
 }
 OTHERS = (("#CC79A7", "^"), ("#E69F00", "v"), ("#56B4E9", "P"), ("#000000", "X"), ("#8C6D31", "<"), ("#7F7F7F", ">"))
 PARTS = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#CC79A7")
@@ -203,9 +203,7 @@ def kept(section: Section, names: Names) -> Figure:
     for i, colour in zip(range(count), PARTS * 9):
         quarters = np.array([quartiles([share[i] for share in some]) for some in shares.values()])
         at = [k - 0.4 + width * (i + 0.5) for k in range(len(shares))]
-        axes.bar(at, quarters[:, 1], width=width * 0.92, color=colour, label=f"{names.part} {i + 1}")
-        if (bars := arms(quarters)).any():
-            axes.errorbar(at, quarters[:, 1], yerr=bars, fmt="none", ecolor="#333333", elinewidth=1, capsize=2)
+        bars(axes, at, quarters, width, colour, f"{names.part} {i + 1}", spread=bool(arms(quarters).any()))
     axes.set_xticks(range(len(shares)), [f"${_formula(p)[1:-1]}$" for p in shares])
     axes.set_xlabel("penalty $\\epsilon'$")
     axes.set_ylabel(f"{names.gates} kept")
@@ -225,15 +223,11 @@ def _style(section: Section, variant: str) -> tuple[str, str, str]:
 
 def _series(axes: Axes, section: Section, variant: str, share: str, label: str) -> None:
     """The errors of one variant against a share of the runs: medians with quartiles both ways."""
-    colour, marker, line = _style(section, variant)
     points = points_of(section, [variant])
     x, y = (np.array([quartiles(numbers(p.runs, name)) for p in points]) for name in (share, "error"))
     y = np.maximum(y, 1e-5)  # no error at all has no place on a logarithmic axis
-    xerr, yerr = (bars if bars.any() else None for bars in (arms(x), arms(y)))  # the legend would show empty ones
-    axes.errorbar(
-        x[:, 1], y[:, 1], xerr=xerr, yerr=yerr, color=colour, marker=marker, ls=line or "none", ms=5.5, lw=1.6,
-        elinewidth=1.1, capsize=2.5, label=label, zorder=3,
-    )  # fmt: skip
+    xerr, yerr = (ends if ends.any() else None for ends in (arms(x), arms(y)))  # the legend would show empty ones
+    crosses(axes, x, y, _style(section, variant), label=label, zorder=3, xerr=xerr, yerr=yerr)
 
 
 def _penalties(section: Section, variant: str, share: str) -> list[tuple[float, float, str]]:
@@ -304,10 +298,10 @@ def _logarithmic(axes: Axes) -> None:
 
 def _finished(figure: Figure, title: str, section: Section) -> Figure:
     held = "" if section.error_of == "test set" else f" ({section.error_of})"
-    figure.suptitle(f"{title}: {dataset(section)}{held}", x=0.01, ha="left", fontsize=12, fontweight="bold")
     several = max(len(point.runs) for point in section.points) > 1
     words = f"median and quartiles of {trials(section)} trials" if several else "one trial"
-    return sign(figure, textwrap.fill(f"{note(section)}; {words}", int(14 * figure.get_figwidth())))  # what fits
+    wrapped = textwrap.fill(f"{note(section)}; {words}", int(14 * figure.get_figwidth()))  # what fits
+    return titled(figure, f"{title}: {dataset(section)}{held}", wrapped)
 
 
 def _formula(penalty: float) -> str:

@@ -15,11 +15,10 @@ import plotly.offline  # type: ignore[import-untyped]
 
 from espalier import picture
 from espalier.picture import raised
-from espalier.report import charts, structure_charts, tables
-from espalier.report.charts import Chart
+from espalier.report import charts, tables
+from espalier.report.charts import Chart, group_label
 from espalier.report.phrases import amount, duration, headline, listed, made_by, percent
 from espalier.report.run_reader import Run
-from espalier.report.structure_charts import group_label
 from espalier.report.study_reader import Section, Study, grouped, variant_label
 from espalier.report.tables import Table
 from espalier.space import BadInput
@@ -101,7 +100,7 @@ def _template(name: str) -> str:
 
 def _section(section: Section, number: int, styles: Mapping[str, int]) -> dict[str, Any]:
     every: list[Chart | None] = [charts.trade_off(section, styles), charts.learning(section, styles)]
-    every += [structure_charts.theta(section), structure_charts.kept(section, styles)]
+    every += [charts.theta(section), charts.kept(section, styles)]
     examples = [point.example for point in section.points if point.variant.startswith("search") and point.done]
     return {
         "id": f"s{number}",

@@ -9,12 +9,13 @@ from itertools import combinations
 import numpy as np
 
 Numbers = Sequence[float]
+Quartiles = tuple[float, float, float]
 ENUMERATED = 200_000  # at most so many splits are all looked at; beyond, as many are drawn
 DRAWS, PAIRED_DRAWS = 20_000, 10_000  # permutations and bootstraps; bootstraps of pairs
 SEED = 0
 
 
-def quartiles(values: Numbers) -> tuple[float, float, float]:
+def quartiles(values: Numbers) -> Quartiles:
     """The 25% quantile, the median and the 75% quantile, interpolated linearly.
 
     >>> quartiles([4.0, 1.0, 3.0, 2.0, 5.0])

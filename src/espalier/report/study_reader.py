@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from espalier.report.run_reader import AXES, Run, Setting, from_file, from_folder, number
-from espalier.report.significance import median
+from espalier.report.significance import Quartiles, median, quartiles
 from espalier.space import BadInput, Corrupt
 
 LABELS = {
@@ -85,6 +85,11 @@ class Series:
     @property
     def runs(self) -> list[Run]:
         return [run for point in self.points for run in point.runs]
+
+    def curve(self, axis: str, measure: str) -> list[tuple[Point, Quartiles, Quartiles]]:
+        """Points of which both are known, with the quartiles of their size and of their error."""
+        known = [(point, point.shares(axis), point.errors(measure)) for point in self.points]
+        return [(point, quartiles(shares), quartiles(errors)) for point, shares, errors in known if shares and errors]
 
 
 @dataclass(frozen=True)
@@ -183,11 +188,9 @@ class Section:
 
     def front(self, axis: str) -> list[tuple[float, float, Point]]:
         """The Pareto front of the medians: size, error and point of those that no other point beats in both."""
-        measure = self.measure or "error"
-        sized = [(p.shares(axis), p.errors(measure), p) for p in self.points]
-        known = [(median(shares), median(errors), p) for shares, errors, p in sized if shares and errors]
+        curves = [curve for one in self.series for curve in one.curve(axis, self.measure or "error")]
         front = list[tuple[float, float, Point]]()
-        for x, y, point in sorted(known, key=lambda one: one[:2]):
+        for x, y, point in sorted(((x[1], y[1], point) for point, x, y in curves), key=lambda one: one[:2]):
             if not front or y < front[-1][1]:
                 front.append((x, y, point))
         return front
