@@ -215,9 +215,9 @@ def dropout(section: Section) -> Verdict:
     n = len(ours) + len(full)
     if not ours or not full:
         return lacking("C5", words, test, "dropout and the full network", n)
-    errors, whole = numbers(ours, "error"), set(numbers(ours, "unit_share")) == {1.0}
+    errors, all_kept = numbers(ours, "error"), set(numbers(ours, "unit_share")) == {1.0}
     p = smaller(errors, full)
-    verdict = decided(p < LEVEL and whole, smaller(full, errors) < LEVEL or not whole)
+    verdict = decided(p < LEVEL and all_kept, smaller(full, errors) < LEVEL or not all_kept)
     evidence = f"median error {median(errors):.2%} against {median(full):.2%}, difference in points {gap(errors, full)}"
     return Verdict("C5", words, verdict, test, f"{evidence}, p = {p:.2g}; unit share 100% by construction", n)
 
@@ -277,12 +277,12 @@ def once(section: Section) -> Verdict:
     if not runs:
         return lacking("C10", words, test, "search runs", 0)
     budget = max(r.updates or 0 for r in section.members)
-    whole = [r for r in runs if r.updates == budget == r.curve[-1]["update"] and not r.settings["settle"]]
-    evidence = f"{len(whole)} of {len(runs)} runs, {budget:,} updates each"
+    once_trained = [r for r in runs if r.updates == budget == r.curve[-1]["update"] and not r.settings["settle"]]
+    evidence = f"{len(once_trained)} of {len(runs)} runs, {budget:,} updates each"
     if stochastic_errors(runs):
         rises = [r.number("error") - drawn for r in runs for drawn in stochastic_errors([r])]
         evidence += f"; error of the one structure over that of 20 drawn ones: median {points(median(rises))} points"
-    return Verdict("C10", words, decided(len(whole) == len(runs), True), test, evidence, len(runs))
+    return Verdict("C10", words, decided(len(once_trained) == len(runs), True), test, evidence, len(runs))
 
 
 # ---- connection selection --------------------------------------------------------------------------------------------
@@ -392,8 +392,8 @@ def connection_time(section: Section) -> Verdict:
     def nearest(pairs: list[Pair]) -> Pair | None:
         return min(pairs, key=lambda pair: abs(_gap_open(pair)), default=None)
 
-    harder = [pair for pair in every if _runs(pair) <= 0 and _gap_open(pair) >= -APART]
-    easier = [pair for pair in every if _runs(pair) >= 0 and _gap_open(pair) <= APART]
+    harder = [(x, y) for x, y in every if at_once(x) <= at_once(y) and _gap_open((x, y)) >= -APART]
+    easier = [(x, y) for x, y in every if at_once(x) >= at_once(y) and _gap_open((x, y)) <= APART]
     alike = nearest([pair for pair in harder if pair in easier])
     held = nearest([pair for pair in harder if time_ratio(*pair) <= ABOUT])
     failed = nearest([pair for pair in easier if time_ratio(*pair) > ABOUT])
@@ -406,11 +406,6 @@ def connection_time(section: Section) -> Verdict:
     shares = f"open MACs {_open(pair[0]):.0%} and {_open(pair[1]):.0%}"
     evidence = f"{times_in_words(*pair)}; {shares}" + (", not alike" if verdict == UNDECIDED else "")
     return Verdict("C9", words, verdict, test, evidence, len(pair[0]) + len(pair[1]))
-
-
-def _runs(pair: Pair) -> int:
-    """How many more runs the search has at once."""
-    return at_once(pair[0]) - at_once(pair[1])
 
 
 def _gap_open(pair: Pair) -> float:

@@ -33,18 +33,6 @@ PARTS = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#CC79A7")
 
 
 @dataclass(frozen=True)
-class Rival:
-    """A variant of the search that has a figure of its own. share: what it is compared at; costs: what each counts."""
-
-    variant: str
-    figure: str
-    title: str
-    share: str
-    axis: str
-    costs: tuple[str, str]
-
-
-@dataclass(frozen=True)
 class Names:
     """What a study calls things. shares: of the result, with titles, the one that is shown alone first, and its column
     of a curve. full: the method that trains the whole network. gates: in the plural; part: what they are counted by;
@@ -57,7 +45,6 @@ class Names:
     gates: str
     part: str
     kept: Callable[[Run], list[float]]
-    rival: Rival | None = None
 
 
 def _of_a_block(run: Run) -> int:
@@ -93,14 +80,6 @@ NAMES = {
         gates="connections",
         part="block",
         kept=lambda run: [kept / _of_a_block(run) for kept in run.result["connections"]],
-        rival=Rival(
-            variant=MACS,
-            figure="macs",
-            title="Error at equal MACs",
-            share="canonical.mac_share",
-            axis="MACs shipped, share of the full network",
-            costs=("weights as the cost", "MACs as the cost"),
-        ),
     ),
 }
 
@@ -116,8 +95,8 @@ def figures(section: Section) -> dict[str, Figure]:
             drawn["theta"] = thetas(section, names)
         if len(searches(section)) > 1:
             drawn[f"{names.part}s"] = kept(section, names)
-        if names.rival is not None and section.of("search") and section.of(names.rival.variant):
-            drawn[names.rival.figure] = rivals(section, names, names.rival)
+        if section.of("search") and section.of(MACS):
+            drawn["macs"] = macs(section, names)
     return drawn
 
 
@@ -137,19 +116,19 @@ def trade_off(section: Section, names: Names) -> Figure:
     return _finished(figure, "Size against error", section)
 
 
-def rivals(section: Section, names: Names, rival: Rival) -> Figure:
-    """The search and a variant of it at equal shares, each point with its penalty; the other methods beside them."""
+def macs(section: Section, names: Names) -> Figure:
+    """The search under both costs at equal MACs, each point with its penalty; the other methods beside them."""
     figure = Figure(figsize=(7.4, 4.8), layout="constrained")
     axes = figure.subplots()
-    labels = dict(names.labels) | dict(zip(("search", rival.variant), rival.costs))
+    labels, share = dict(names.labels) | {"search": "weights as the cost"}, "canonical.mac_share"
     for variant in section.variants:
-        if variant in ("search", rival.variant) or not variant.startswith("search"):
-            _series(axes, section, variant, rival.share, labels.get(variant, variant))
-    shares_along_x(axes, rival.axis)
+        if variant in ("search", MACS) or not variant.startswith("search"):
+            _series(axes, section, variant, share, labels.get(variant, variant))
+    shares_along_x(axes, "MACs shipped, share of the full network")
     _errors_along_y(axes, section)
-    _label_curves(axes, section, rival.share, ("search", rival.variant))
+    _label_curves(axes, section, share, ("search", MACS))
     axes.legend(loc="upper right")
-    return _finished(figure, rival.title, section)
+    return _finished(figure, "Error at equal MACs", section)
 
 
 def learning(section: Section, names: Names) -> Figure:

@@ -134,12 +134,12 @@ class Report:
 
 def _network(section: Section) -> dict[str, picture.Drawing]:
     """Fig. 3: the first trial's network at 2^-4, or at the penalty that ends nearest to the paper's 42%."""
-    whole = [run for run in section.of("search") if run.number("canonical.depth")]
-    if not whole:
+    connected = [run for run in section.of("search") if run.number("canonical.depth")]
+    if not connected:
         return {}
     share = paper.TABLE_2[2**-4].share
-    nearest = min(whole, key=lambda run: abs(run.number("weight_share") - share))
-    at = [run for run in section.of("search", 2**-4) if run in whole]
+    nearest = min(connected, key=lambda run: abs(run.number("weight_share") - share))
+    at = [run for run in section.of("search", 2**-4) if run in connected]
     return {"network": picture.of_run(min(at, key=lambda run: run.seed or 0, default=nearest).record)}
 
 

@@ -92,7 +92,7 @@ def _trade_off(section: Section, axis: str, styles: Mapping[str, int]) -> View:
         points, x, y = zip(*curve)
         heights += [value for q in y for value in q]
         if any(len(p.done) > 1 for p in points):
-            single = [(run, run.share(axis), _score(run, measure)) for p in points for run in p.done]
+            single = [(run, run.share(axis), run.score(measure)) for p in points for run in p.done]
             known = [(run, size, value) for run, size, value in single if size is not None and value is not None]
             heights += [value for _, _, value in known]
             dots = {"symbol": symbol, "size": 5, "color": f"{colour}/0.4"}
@@ -172,10 +172,6 @@ def _labels(marks: Sequence[tuple[Point, float, float]], most: float, log: bool,
             "showarrow": False, "font": {"color": colour, "size": 12}, "bgcolor": "paper/0.7", "borderpad": 1,
         } | place)  # fmt: skip
     return labels
-
-
-def _score(run: Run, measure: str) -> float | None:
-    return run.error if measure == "error" else run.loss
 
 
 def _hover(run: Run) -> str:
@@ -356,7 +352,10 @@ def _kept(one: Series, section: Section, styles: Mapping[str, int]) -> View | No
     names = list(dict.fromkeys(name for point in points for run in point.done for name in run.kept))
     if not points:
         return None
-    totals = {name: _total(section.points, name) for name in names}
+    totals = dict[str, int | None]()  # gates of each group, as the first run of any method says that knows
+    for name in names:
+        known = (run.kept[name][1] for other in section.points for run in other.done if name in run.kept)
+        totals[name] = next((total for total in known if total), None)
     shares = all(totals.values())
     bars = len(points) * len(names) <= BARS
     traces, legend, words = list[dict[str, Any]](), list[dict[str, Any]](), list[str]()
@@ -394,12 +393,6 @@ def _kept(one: Series, section: Section, styles: Mapping[str, int]) -> View | No
     groups = [group_label(name) + (f" (of {total:,})" if total else "") for name, total in list(totals.items())[:6]]
     summary = f"{one.label}: gates kept in {listed(groups)}{', medians' * several}: {'; '.join(words)}."
     return View(traces, layout, legend, summary)
-
-
-def _total(points: list[Point], name: str) -> int | None:
-    """Gates of a group, as the first run of any method tells that knows."""
-    known = (run.kept[name][1] for point in points for run in point.done if name in run.kept)
-    return next((total for total in known if total), None)
 
 
 Curve = tuple[list[int], list[float], list[float], list[float]]

@@ -36,7 +36,8 @@ def smaller(x: Numbers, y: Numbers) -> float:
     True
     """
     values = np.concatenate([np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)])
-    ranks = _ranks(values)
+    _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[where]
     n, seen = len(x), ranks[: len(x)].sum()
     if math.comb(len(values), n) <= ENUMERATED:
         sums = np.array([ranks[list(chosen)].sum() for chosen in combinations(range(len(values)), n)])
@@ -124,10 +125,3 @@ def paired_interval(differences: Numbers, folds: Sequence[int | None], level: fl
     # Summing in another order moves a last digit: that is no evidence.
     low, high = np.round(np.quantile(means, [(1 - level) / 2, (1 + level) / 2]), 12)
     return float(low), float(high)
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    mean: np.ndarray = (last - (counts - 1) / 2)[where]
-    return mean

@@ -61,8 +61,7 @@ class Point:
         return middle(self.runs, name)
 
     def errors(self, measure: str) -> list[float]:
-        scores = [run.error if measure == "error" else run.loss for run in self.done]
-        return [score for score in scores if score is not None]
+        return [score for run in self.done if (score := run.score(measure)) is not None]
 
     def shares(self, axis: str) -> list[float]:
         return [share for run in self.done if (share := run.share(axis)) is not None]
