@@ -95,9 +95,10 @@ def title(section: Section) -> str:
     return f"{section.title}, {section.members[0].error_of}"
 
 
-def _table(section: Section, name: str, caption: str, columns: Iterable[tuple[str, str]], rows: Any) -> Table:
+def _table(section: Section, name: str, caption: str, columns: Any, rows: Any, words: str = "") -> Table:
+    """words: what its note says first."""
     caption = f"{caption}: {title(section)}"
-    return Table(f"{section.folder}-{name}", caption, tuple(columns), tuple(rows), note(section))
+    return Table(f"{section.folder}-{name}", caption, tuple(columns), tuple(rows), f"{words}{note(section)}")
 
 
 def _against(section: Section) -> Table:
@@ -115,10 +116,9 @@ def _against(section: Section) -> Table:
         rows.append(tuple(row))
     words = (
         "Mean test error in %. Differences over pairs of equal fold and seed, 95% by bootstrap over folds and pairs; "
-        f"won or lost only if 0 is outside. {note(section)}"
+        "won or lost only if 0 is outside. "
     )
-    caption = f"Ours and its rivals: {title(section)}"
-    return Table(f"{section.folder}-recipe", caption, tuple(columns), tuple(rows), words)
+    return _table(section, "recipe", "Ours and its rivals", columns, rows, words)
 
 
 def _medians(section: Section) -> Table:
