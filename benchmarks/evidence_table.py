@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from espalier.report.files import put_between
+from espalier.report.tables import put_between
 from evidence import lines_of
 
 MARKS = ("<!-- generated: evidence -->", "<!-- end of generated: evidence -->")

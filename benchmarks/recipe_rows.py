@@ -21,7 +21,7 @@ from typing import Any
 from espalier.report import Run, Section, read
 from espalier.report.grid_tables import Paired, by_pair, compare
 from espalier.report.grid_tables import sections_of as grids_of
-from espalier.report.statistics import paired_interval
+from espalier.report.significance import paired_interval
 
 
 def by_method(section: Section) -> dict[str, dict[float, list[Run]]]:

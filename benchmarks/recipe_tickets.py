@@ -21,7 +21,7 @@ import torch
 from espalier.study.grid_batch import CHUNK, GridBatch
 from torch import Tensor
 
-from espalier.report.statistics import paired_interval
+from espalier.report.significance import paired_interval
 from espalier.study import record
 from espalier.study.grid import Grid
 from espalier.study.settings import PAIR, GridSettings

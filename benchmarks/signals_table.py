@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from espalier.report.files import put_between
+from espalier.report.tables import put_between
 from evidence_table import deviation, mean, quantile
 
 MARKS = ("<!-- generated: signals -->", "<!-- end of generated: signals -->")

@@ -43,7 +43,7 @@ def write(
         row["theta_histogram"] = [[w - u, *[0] * 18, u] for u, w in zip(units, hidden)]
     name = {"search": "penalty", "fixed": "size", "dropout": "rate"}[method]
     label = variant or method
-    story: dict[str, Any] = {
+    record: dict[str, Any] = {
         "format": 1,
         "study": "unit-selection",
         "run": {"method": method, "variant": label, "seed": seed, name: setting},
@@ -60,11 +60,11 @@ def write(
         "finished": "2026-11-15T12:00:00Z",
     }
     if method == "search":
-        story["result"]["stochastic"] = {"draws": 20, "test_loss": 0.1, "test_error": error * 0.9}
-    story |= changes
+        record["result"]["stochastic"] = {"draws": 20, "test_loss": 0.1, "test_error": error * 0.9}
+    record |= changes
     path = folder / "runs" / f"{dataset}-{epochs}_epochs" / label.replace("/", "_") / f"{setting}-{seed}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(story), encoding="utf-8")
+    path.write_text(json.dumps(record), encoding="utf-8")
     return path
 
 

@@ -42,7 +42,7 @@ def write(
     name = "penalty" if method == "search" else "size"
     label = variant or method
     dead = [] if shipped == share else [5, 9]
-    story: dict[str, Any] = {
+    record: dict[str, Any] = {
         "format": 1,
         "study": "connection-selection",
         "run": {"method": method, "variant": label, "seed": seed, name: setting},
@@ -71,11 +71,11 @@ def write(
         "finished": "2026-11-15T12:00:00Z",
     }  # fmt: skip
     if method == "random":
-        story["result"]["drawn"] = {"draws": 50, "without_path": 10 + seed, "away_from_share": 45}
-    story |= changes
+        record["result"]["drawn"] = {"draws": 50, "without_path": 10 + seed, "away_from_share": 45}
+    record |= changes
     path = folder / "runs" / f"cifar10-{epochs}_epochs" / label / f"{setting}-{seed}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(story), encoding="utf-8")
+    path.write_text(json.dumps(record), encoding="utf-8")
     return path
 
 

@@ -52,5 +52,5 @@ def test_every_pair_is_complete_and_no_run_exceeds_its_target(folder: Path) -> N
             for rival in RIVALS:
                 theirs = by_pair(section.of(rival, target))
                 assert not theirs or theirs.keys() == ours.keys()
-            for pairing, found in by_pair(section.of("found", target)).items():
-                assert found.result["units"] == ours[pairing].result["units"]
+            for pairing, run in by_pair(section.of("found", target)).items():
+                assert run.result["units"] == ours[pairing].result["units"]

@@ -10,7 +10,7 @@ from synthetic import as_the_paper_says as unit_study
 from synthetic_connections import TABLE, as_the_paper_says, write
 
 from espalier import paper
-from espalier.paper.connection_claims import random_errors, verdicts
+from espalier.paper.claims import RANDOM, interpolated, on_connections
 from espalier.report import read
 from espalier.report.charts import over_updates
 from espalier.space import BadInput
@@ -23,7 +23,7 @@ def report(folder, reproduction=None, *, figures=True):
 
 def judged(folder):
     (section,) = read(folder).sections
-    return {v.claim: v for v in verdicts(section)}
+    return {v.claim: v for v in on_connections(section)}
 
 
 def rows(path):
@@ -33,29 +33,29 @@ def rows(path):
 
 def test_every_claim_is_confirmed_where_it_holds(tmp_path):
     as_the_paper_says(tmp_path)
-    found = judged(tmp_path)
-    assert {claim: v.verdict for claim, v in found.items()} == dict.fromkeys(("C6", "C7", "C8", "C9"), "confirmed")
-    assert found["C6"].n == 6 * 5 + 5 * 5
-    assert found["C7"].n == 10
-    assert found["C8"].n == 30
-    assert "ratio 1.03" in found["C9"].evidence
+    verdicts = judged(tmp_path)
+    assert {claim: v.verdict for claim, v in verdicts.items()} == dict.fromkeys(("C6", "C7", "C8", "C9"), "confirmed")
+    assert verdicts["C6"].n == 6 * 5 + 5 * 5
+    assert verdicts["C7"].n == 10
+    assert verdicts["C8"].n == 30
+    assert "ratio 1.03" in verdicts["C9"].evidence
     # 2^-3 ships 0.241 x 0.97 of the weights; random selections ship 0.7 of their 24% and 42%: 16.8 and 29.4%.
     rival = 0.09204 + (0.06704 - 0.09204) * (0.241 * 0.97 - 0.168) / (0.294 - 0.168)
-    shipped = found["C6"].evidence.partition("that ship instead: ")[2]
+    shipped = verdicts["C6"].evidence.partition("that ship instead: ")[2]
     assert f"2^-3 {100 * (0.07102 - rival):+.2f} [" in shipped
 
 
 def test_one_trial_leaves_errors_undecided_and_says_what_it_can(tmp_path):
     as_the_paper_says(tmp_path, trials=1)
-    found = judged(tmp_path)
-    assert {claim: v.verdict for claim, v in found.items()} == {
+    verdicts = judged(tmp_path)
+    assert {claim: v.verdict for claim, v in verdicts.items()} == {
         "C6": "undecided", "C7": "undecided", "C8": "confirmed", "C9": "confirmed",
     }  # fmt: skip
     # 2^-2 at 15.8%: random selection is extrapolated to no further than its smallest share, 16%: 11.5%.
     spread = (0.081 * 0.919 / 1e4 + 0.115 * 0.885 / 1e4) ** 0.5
-    assert f"2^-2 (16%) -3.40 +- {100 * spread:.2f}" in found["C6"].evidence
-    assert "+0.70 +- 0.33 points against the whole network's 5.30%" in found["C7"].evidence
-    assert "3 of 3 runs (p = 0.037)" in found["C8"].evidence
+    assert f"2^-2 (16%) -3.40 +- {100 * spread:.2f}" in verdicts["C6"].evidence
+    assert "+0.70 +- 0.33 points against the whole network's 5.30%" in verdicts["C7"].evidence
+    assert "3 of 3 runs (p = 0.037)" in verdicts["C8"].evidence
 
 
 def test_what_is_refuted(tmp_path):
@@ -75,8 +75,8 @@ def test_what_is_refuted(tmp_path):
             path = next((tmp_path / "runs").glob(f"**/random/{other}-{seed}.json"))
             path.unlink()
         write(tmp_path, "full", 1.0, seed, error=0.053 + 1e-5 * seed, share=1.0, seconds=1000)
-    found = judged(tmp_path)
-    assert {claim: v.verdict for claim, v in found.items()} == dict.fromkeys(("C6", "C7", "C8", "C9"), "refuted")
+    verdicts = judged(tmp_path)
+    assert {claim: v.verdict for claim, v in verdicts.items()} == dict.fromkeys(("C6", "C7", "C8", "C9"), "refuted")
 
 
 def test_times_of_unlike_batches_are_not_compared(tmp_path):
@@ -96,31 +96,31 @@ def test_times_of_unlike_batches_decide_one_way(tmp_path):
     # An update of one run: so many seconds over so many runs at once.
     write(tmp_path, "search", 2**-5, 0, error=0.06, share=0.8, runs_in_batch=4, seconds=4010)
     write(tmp_path, "random", 0.24, 0, error=0.09, share=0.24, runs_in_batch=4, seconds=3410)
-    told = judged(tmp_path)["C9"]
-    assert told.verdict == "confirmed"
-    assert "ratio 1.18" in told.evidence
-    assert "open MACs 80% and 24%" in told.evidence
+    timing = judged(tmp_path)["C9"]
+    assert timing.verdict == "confirmed"
+    assert "ratio 1.18" in timing.evidence
+    assert "open MACs 80% and 24%" in timing.evidence
     write(tmp_path, "random", 0.24, 0, error=0.09, share=0.24, runs_in_batch=4, seconds=2010)
-    told = judged(tmp_path)["C9"]
-    assert told.verdict == "undecided"
-    assert "ratio 2.00" in told.evidence
-    assert "not alike" in told.evidence
+    timing = judged(tmp_path)["C9"]
+    assert timing.verdict == "undecided"
+    assert "ratio 2.00" in timing.evidence
+    assert "not alike" in timing.evidence
     write(tmp_path, "random", 0.24, 0, error=0.09, share=0.9, runs_in_batch=2, seconds=1010)
     assert judged(tmp_path)["C9"].verdict == "refuted"  # 1000 us against 500 us, with more runs at once
     write(tmp_path, "random", 0.24, 0, error=0.09, share=0.9, runs_in_batch=2, seconds=1910)
     assert judged(tmp_path)["C9"].verdict == "undecided"  # about the same, but it had the easier part
     like = {"variant": "search+cost_macs", "mac_share": 0.8, "runs_in_batch": 2, "seconds": 2000}
     write(tmp_path, "search", 2**-4, 0, error=0.06, share=0.9, **like)
-    told = judged(tmp_path)["C9"]
-    assert told.verdict == "confirmed"  # the same search under another cost, in a batch as large
-    assert "2 search+cost_macs runs and as many of random" in told.evidence
+    timing = judged(tmp_path)["C9"]
+    assert timing.verdict == "confirmed"  # the same search under another cost, in a batch as large
+    assert "2 search+cost_macs runs and as many of random" in timing.evidence
 
 
 def test_what_lacks_runs_is_undecided(tmp_path):
     write(tmp_path, "search", 2**-4, 0, error=0.06, share=0.42)
-    found = judged(tmp_path)
-    assert {v.verdict for v in found.values()} == {"undecided"}
-    assert all("not enough runs" in v.evidence for v in found.values())
+    verdicts = judged(tmp_path)
+    assert {v.verdict for v in verdicts.values()} == {"undecided"}
+    assert all("not enough runs" in v.evidence for v in verdicts.values())
 
 
 def test_errors_of_random_selection_are_interpolated_trial_by_trial(tmp_path):
@@ -129,9 +129,11 @@ def test_errors_of_random_selection_are_interpolated_trial_by_trial(tmp_path):
             write(tmp_path, "random", share, seed, error=error + 0.01 * seed, share=share)
     write(tmp_path, "full", 1.0, 0, error=0.05, share=1.0)
     (section,) = read(tmp_path).sections
-    assert random_errors(section, 0.3) == pytest.approx([0.08, 0.09])
-    assert random_errors(section, 0.7) == pytest.approx([0.055])  # the second trial has no whole network
-    assert random_errors(section, 0.1) == []
+    assert interpolated(section, 0.3, "weight_share", RANDOM) == pytest.approx([0.08, 0.09])
+    assert interpolated(section, 0.7, "weight_share", RANDOM) == pytest.approx(
+        [0.055]
+    )  # the second trial has no whole network
+    assert interpolated(section, 0.1, "weight_share", RANDOM) == []
 
 
 def test_tables_hold_the_numbers_of_the_files_beside_the_paper_s(tmp_path):
@@ -196,9 +198,9 @@ def test_one_trial_is_told_as_one_and_the_docs_hold_error_at_equal_macs(tmp_path
     assert float(table["2^-2"]["standard error by the test images"]) == pytest.approx(spread)
     # A search that ends without a path from image to classes is no network to compare with.
     path = next((tmp_path / "runs").glob("cifar10-60_epochs/search/0.125-0.json"))
-    story = json.loads(path.read_text())
-    story["result"]["canonical"] |= {"depth": 0, "mac_share": 0.0, "block_depths": [None] * 3}
-    path.write_text(json.dumps(story))
+    record = json.loads(path.read_text())
+    record["result"]["canonical"] |= {"depth": 0, "mac_share": 0.0, "block_depths": [None] * 3}
+    path.write_text(json.dumps(record))
     report(tmp_path, figures=False)
     table = {row["penalty eps'"]: row for row in rows(tmp_path / "tables" / "cifar10-60_epochs-macs.csv")}
     low = 0.158 * 0.97

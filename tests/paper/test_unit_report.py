@@ -36,18 +36,20 @@ def digits(tmp_path_factory):
 
 def test_the_numbers_of_a_real_study_are_those_of_its_files(digits):
     out, written = digits
-    stories = [json.loads(path.read_text()) for path in out.glob("runs/**/*.json")]
+    records = [json.loads(path.read_text()) for path in out.glob("runs/**/*.json")]
     (table,) = [path for path in written if path.name.endswith("table-1.csv")]
-    found = {row["penalty eps'"]: row for row in rows(table)}
-    assert set(found) == {"2^-2", "0", "-2^-1"}
+    by_penalty = {row["penalty eps'"]: row for row in rows(table)}
+    assert set(by_penalty) == {"2^-2", "0", "-2^-1"}
     for penalty, name in ((0.25, "2^-2"), (0.0, "0"), (-0.5, "-2^-1")):
-        results = [s["result"] for s in stories if s["run"].get("penalty") == penalty]
-        assert int(found[name]["runs"]) == len(results) == 3
+        results = [s["result"] for s in records if s["run"].get("penalty") == penalty]
+        assert int(by_penalty[name]["runs"]) == len(results) == 3
         for layer in range(3):
             median = statistics.median(r["units"][layer] for r in results)
-            assert float(found[name][f"layer {layer + 1}"]) == median
-        assert float(found[name]["unit share"]) == pytest.approx(statistics.median(r["unit_share"] for r in results))
-        assert float(found[name]["weight share"]) == pytest.approx(
+            assert float(by_penalty[name][f"layer {layer + 1}"]) == median
+        assert float(by_penalty[name]["unit share"]) == pytest.approx(
+            statistics.median(r["unit_share"] for r in results)
+        )
+        assert float(by_penalty[name]["weight share"]) == pytest.approx(
             statistics.median(r["weight_share"] for r in results)
         )
     (table,) = [path for path in written if path.name.endswith("trade-off.csv")]
@@ -55,12 +57,12 @@ def test_the_numbers_of_a_real_study_are_those_of_its_files(digits):
     assert [line["variant"] for line in lines] == ["search"] * 3 + ["fixed"] * 2 + ["dropout"]
     for line in lines[3:5]:
         size = {"50.0% of the units": 0.5, "100.0% of the units": 1.0}[line["setting"]]
-        errors = sorted(s["result"]["test_error"] for s in stories if s["run"].get("size") == size)
+        errors = sorted(s["result"]["test_error"] for s in records if s["run"].get("size") == size)
         assert float(line["error, median"]) == pytest.approx(errors[1])
         assert float(line["error, 25%"]) == pytest.approx((errors[0] + errors[1]) / 2)
         assert float(line["error, 75%"]) == pytest.approx((errors[1] + errors[2]) / 2)
     (table,) = [path for path in written if path.name.endswith("time.csv")]
-    seconds = {s["seconds"]["batch"] for s in stories}
+    seconds = {s["seconds"]["batch"] for s in records}
     assert {float(line["seconds"]) for line in rows(table)} == seconds
     assert len(rows(table)) == 2  # two batches, which may take equally long
 
@@ -95,14 +97,14 @@ def test_table_1_stands_beside_the_paper_s(tmp_path):
     for seed in range(5):  # 2^-7: layer 1 is 15% and a unit off, layer 2 within, layer 3 12 units off, not more
         write(tmp_path, "search", 2**-7, seed, error=0.0119, units=(392, 141, 138))
     report(tmp_path, figures=False)
-    found = {row["penalty eps'"]: row for row in rows(tmp_path / "tables/mnist-500_epochs-table-1.csv")}
-    row = found["2^-7"]
+    by_penalty = {row["penalty eps'"]: row for row in rows(tmp_path / "tables/mnist-500_epochs-table-1.csv")}
+    row = by_penalty["2^-7"]
     assert (row["layer 1"], row["layer 1, paper"], row["layer 1, difference"]) == ("392.0", "340", "52.0")
     assert row["further than 15% and 12 units"] == "layer 1"
     assert float(row["unit share, paper"]) == 0.261
     assert float(row["unit share"]) == pytest.approx((392 + 141 + 138) / 2352)
-    assert found["-2^0"]["layer 1, paper"] == ""  # the paper prints no such row
-    assert {name for name in found if found[name]["further than 15% and 12 units"]} == {"2^-7"}
+    assert by_penalty["-2^0"]["layer 1, paper"] == ""  # the paper prints no such row
+    assert {name for name in by_penalty if by_penalty[name]["further than 15% and 12 units"]} == {"2^-7"}
     page = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "further than 15% and 12 units from the paper's: 2^-7: layer 1." in page
     assert "Partial" not in page
@@ -163,10 +165,10 @@ def test_a_run_called_script_is_text(tmp_path):
 def test_a_diverged_run_counts_as_an_error_of_one(tmp_path):
     for seed in range(3):
         path = write(tmp_path, "search", 0.0, seed, error=0.02)
-        story = json.loads(path.read_text())
-        story["result"]["test_error"] = None
-        story["curve"][-1]["test_error"] = None
-        path.write_text(json.dumps(story))
+        record = json.loads(path.read_text())
+        record["result"]["test_error"] = None
+        record["curve"][-1]["test_error"] = None
+        path.write_text(json.dumps(record))
     report(tmp_path)
     (row,) = rows(tmp_path / "tables/mnist-500_epochs-trade-off.csv")
     assert float(row["error, median"]) == 1.0
@@ -189,9 +191,9 @@ def test_folders_without_runs_and_broken_files_are_refused(tmp_path):
 def test_a_mixed_study_is_refused(tmp_path):
     for seed, rate in enumerate((0.01, 0.05)):
         path = write(tmp_path, "search", 0.0, seed, error=0.02)
-        story = json.loads(path.read_text())
-        story["settings"]["learning_rate"] = rate
-        path.write_text(json.dumps(story))
+        record = json.loads(path.read_text())
+        record["settings"]["learning_rate"] = rate
+        path.write_text(json.dumps(record))
     with pytest.raises(BadInput, match=r"learning_rate is 0.01 in .* and 0.05 in "):
         report(tmp_path)
 

@@ -19,11 +19,11 @@ def block(count: int, shape: str, layers: int, draw: random.Random) -> set[tuple
     alive = sorted(draw.sample(range(1, LAYERS + 1), layers))
     line = [0, *alive, LAYERS + 1]
     if shape == "chain":
-        found = set(pairwise(line))
+        chosen = set(pairwise(line))
     else:
-        found = {(0, layer) for layer in alive} | {(layer, LAYERS + 1) for layer in alive}
-    rest = [(a, b) for i, a in enumerate(line) for b in line[i + 1 :] if (a, b) not in found]
-    return found | set(draw.sample(rest, count - len(found)))
+        chosen = {(0, layer) for layer in alive} | {(layer, LAYERS + 1) for layer in alive}
+    rest = [(a, b) for i, a in enumerate(line) for b in line[i + 1 :] if (a, b) not in chosen]
+    return chosen | set(draw.sample(rest, count - len(chosen)))
 
 
 def mask(*blocks: tuple[int, str, int], seed: int = 0) -> list[int]:

@@ -16,7 +16,7 @@ import espalier
 from espalier import picture
 from espalier.models import DenseNet
 from espalier.picture import describe
-from espalier.picture.labels import share_label
+from espalier.picture.describe import share_label
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = sorted(ROOT.glob("results/unit-selection/runs/*/*/*.json"))
@@ -147,7 +147,7 @@ def test_masks_are_read_from_numbers_tensors_and_hexadecimal_digits():
 
 
 @pytest.mark.parametrize(
-    ("mask", "told"),
+    ("mask", "words"),
     [
         ([1] * 272, "273 entries, not 272"),
         ([1] * 272 + [0.5], "0 and 1 only, not 0.5"),
@@ -156,8 +156,8 @@ def test_masks_are_read_from_numbers_tensors_and_hexadecimal_digits():
         ("g" + "f" * 68, "other signs"),
     ],
 )
-def test_a_wrong_mask_is_refused(mask, told):
-    with pytest.raises(espalier.BadMask, match=told):
+def test_a_wrong_mask_is_refused(mask, words):
+    with pytest.raises(espalier.BadMask, match=words):
         picture.densenet(mask)
 
 
@@ -200,7 +200,7 @@ def test_a_choice_says_which_option():
     assert "note" not in cells[0]
 
 
-def told(path):
+def words_of(path):
     """What a picture says, wherever its lines run: connections and words."""
     svg = ET.fromstring(path.read_text(encoding="utf-8"))
     ends = sorted((int(e.get("data-from")), int(e.get("data-to"))) for e in svg.iter() if e.get("data-from"))
@@ -211,12 +211,12 @@ def test_the_pictures_of_the_docs_are_what_they_say(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ran = doctest.testfile(str(ROOT / "docs" / "pictures.md"), module_relative=False)
     assert ran.attempted > 5
-    assert told(tmp_path / "densenet.svg") == told(ROOT / "docs" / "pictures" / "densenet.svg")
-    story = (
+    assert words_of(tmp_path / "densenet.svg") == words_of(ROOT / "docs" / "pictures" / "densenet.svg")
+    record = (
         ROOT / re.search(r'Path\("(results/[^"]*)"\)', (ROOT / "docs" / "pictures.md").read_text(encoding="utf-8"))[1]
     )
-    picture.save(picture.of_run(json.loads(story.read_text(encoding="utf-8"))), "perceptron.svg")
-    assert told(tmp_path / "perceptron.svg") == told(ROOT / "docs" / "pictures" / "perceptron.svg")
+    picture.save(picture.of_run(json.loads(record.read_text(encoding="utf-8"))), "perceptron.svg")
+    assert words_of(tmp_path / "perceptron.svg") == words_of(ROOT / "docs" / "pictures" / "perceptron.svg")
 
 
 def test_no_group_is_refused():
@@ -227,24 +227,24 @@ def test_no_group_is_refused():
 def test_every_committed_run_can_be_drawn():
     assert len(RUNS) > 50
     for path in RUNS:
-        story = json.loads(path.read_text(encoding="utf-8"))
-        drawing = picture.of_run(story)
+        record = json.loads(path.read_text(encoding="utf-8"))
+        drawing = picture.of_run(record)
         kept = [cell["kept"] for cell in drawing["cells"][1:-1]]
-        assert kept == story["result"]["canonical"]["units"]
-        told = share_label(story["result"]["canonical"]["weight_share"])
-        assert drawing["facts"][1] == f"{told} of the weights"
+        assert kept == record["result"]["canonical"]["units"]
+        share = share_label(record["result"]["canonical"]["weight_share"])
+        assert drawing["facts"][1] == f"{share} of the weights"
     assert describe.run_title(json.loads(RUNS[0].read_text(encoding="utf-8"))) == "mnist, search, penalty -2⁻³, seed 0"
 
 
 def test_runs_of_connection_selection_and_of_fit():
     bits = drawn_masks.TABLE_2["2^-2"]
-    story = {
+    record = {
         "run": {"method": "search", "variant": "search", "seed": 3, "penalty": 0.25},
         "settings": {"dataset": "cifar10", "network": "DenseNet", "depth": 40, "growth": 12},
         "result": {"mask": f"{int(''.join(map(str, bits)) + '000', 2):069x}"},
     }
     title = "cifar10, search, penalty 2⁻², seed 3"
-    assert picture.of_run(story) == picture.densenet(bits, title=title)
+    assert picture.of_run(record) == picture.densenet(bits, title=title)
     x = torch.rand(8, 5)
     model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
     result = espalier.fit(model, (x, (x[:, 0] > 0.5).long()), loss=nn.functional.cross_entropy, epochs=1, batch_size=4)

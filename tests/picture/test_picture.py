@@ -39,12 +39,12 @@ def attributes(element, *names):
 
 
 def boxes(svg):
-    found = [
+    result = [
         (int(r.get("data-cell")), attributes(r, "x", "y", "width", "height"))
         for r in svg.iter(f"{SVG}rect")
         if r.get("data-cell")
     ]
-    return found
+    return result
 
 
 def shown(text):
@@ -54,13 +54,13 @@ def shown(text):
 
 def words(svg):
     """Text with the box it takes in DejaVu Sans, which is wider than most fonts for reading."""
-    found = []
+    result = []
     for text in svg.iter(f"{SVG}text"):
         x, y, size = attributes(text, "x", "y", "font-size")
         width = TextPath((0, 0), shown(text), size, FONTS[text.get("font-weight") is not None]).get_extents().x1
         x -= {"middle": width / 2, "end": width}.get(text.get("text-anchor"), 0)
-        found.append((text, (x, y - 0.75 * size, width, 0.95 * size)))
-    return found
+        result.append((text, (x, y - 0.75 * size, width, 0.95 * size)))
+    return result
 
 
 def overlap(one, other):
@@ -70,11 +70,11 @@ def overlap(one, other):
 
 def points(path):
     """Many points along a path of lines and cubic curves."""
-    found, here = [], None
+    result, here = [], None
     for command, numbers in re.findall(r"([MLC])([^MLCZ]*)", path.get("d")):
         values = [float(n) for n in numbers.split()]
         if command == "M":
-            found.append(here := tuple(values))
+            result.append(here := tuple(values))
             continue
         corners = [here, *zip(values[::2], values[1::2])]
         a, *middle, b = corners
@@ -82,9 +82,9 @@ def points(path):
         for i in range(1, 25):
             t = i / 24
             weights = (1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t * t * (1 - t), t**3
-            found.append(tuple(sum(w * c[k] for w, c in zip(weights, (a, p, q, b))) for k in (0, 1)))
+            result.append(tuple(sum(w * c[k] for w, c in zip(weights, (a, p, q, b))) for k in (0, 1)))
         here = b
-    return found
+    return result
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -175,7 +175,7 @@ def test_all_273_connections_are_at_most_12_lines_a_block(graphs):
     assert len(level) <= 3 * 13 + 2  # with the spine, and the lines between bands
 
 
-def crossings(found, columns, edges):
+def crossings(result, columns, edges):
     """Counted in every gap between columns, from the heights."""
     total = 0
     for gap in range(max(columns.values())):
@@ -183,8 +183,8 @@ def crossings(found, columns, edges):
         for a, b in edges:
             if columns[a] <= gap < columns[b]:
                 near = columns[b] == columns[a] + 1
-                start = found.cells[a] if columns[a] == gap else found.lanes[a]
-                end = found.cells[b] if columns[b] == gap + 1 else found.lanes[a]
+                start = result.cells[a] if columns[a] == gap else result.lanes[a]
+                end = result.cells[b] if columns[b] == gap + 1 else result.lanes[a]
                 lines.add((a if columns[a] == gap else -a, start, b if columns[b] == gap + 1 else -a, end, near))
         for (a, p, b, q, _), (c, r, d, s, _) in combinations(lines, 2):
             total += a != c and b != d and (p - r) * (q - s) < 0
@@ -203,21 +203,21 @@ def test_heights_keep_their_distance_and_the_crossings_are_as_told(seed):
             continue
         first = min(columns.values())
         columns = {cell: column - first for cell, column in columns.items()}
-        found = block_layout.arrange(columns, edges, room)
-        assert found.crossings == crossings(found, columns, edges)
+        result = block_layout.arrange(columns, edges, room)
+        assert result.crossings == crossings(result, columns, edges)
         for column in range(max(columns.values()) + 1):
-            here = [("cell", y) for cell, y in found.cells.items() if columns[cell] == column]
-            reach = {cell: max(columns[b] for a, b in edges if a == cell) for cell in found.lanes}
-            here += [("lane", y) for cell, y in found.lanes.items() if columns[cell] < column < reach[cell]]
+            here = [("cell", y) for cell, y in result.cells.items() if columns[cell] == column]
+            reach = {cell: max(columns[b] for a, b in edges if a == cell) for cell in result.lanes}
+            here += [("lane", y) for cell, y in result.lanes.items() if columns[cell] < column < reach[cell]]
             for (kind, p), (other, q) in pairwise(sorted(here, key=lambda item: item[1])):
                 least = {"cell cell": 30, "lane lane": 9}.get(f"{kind} {other}", 20)
                 assert q - p > least - 2.1, "up to a slight step that was levelled"
 
 
 def test_cells_alone_in_their_column_stand_on_one_line():
-    found = block_layout.arrange({i: i for i in range(6)}, [(a, b) for b in range(6) for a in range(b)])
-    assert set(found.cells.values()) == {0.0}
-    assert len(set(found.lanes.values())) == 4
+    result = block_layout.arrange({i: i for i in range(6)}, [(a, b) for b in range(6) for a in range(b)])
+    assert set(result.cells.values()) == {0.0}
+    assert len(set(result.lanes.values())) == 4
 
 
 def test_what_may_stand_in_any_order_stands_in_its_own():
@@ -237,14 +237,14 @@ def test_what_may_stand_in_any_order_stands_in_its_own():
 def test_layers_are_bars_to_scale(name):
     drawing = LAYERS[name]
     svg = ET.fromstring(picture.draw(drawing))
-    whole = dict(boxes(svg))
-    assert list(whole) == [cell["id"] for cell in drawing["cells"]]
+    bars = dict(boxes(svg))
+    assert list(bars) == [cell["id"] for cell in drawing["cells"]]
     most = max(cell["total"] for cell in drawing["cells"])
     kept = [attributes(r, "x", "y", "width") for r in svg.iter(f"{SVG}rect") if r.get("class") == "ep-kept"]
     groups = [cell for cell in drawing["cells"] if cell["role"] == "group" and cell["kept"]]
     assert len(kept) == len(groups)
     for cell, (x, y, width) in zip(groups, kept):
-        left, top, full, _ = whole[cell["id"]]
+        left, top, full, _ = bars[cell["id"]]
         assert full == pytest.approx(max(300 * cell["total"] / most, 16), abs=0.01)
         assert width == pytest.approx(max(full * cell["kept"] / cell["total"], 1), abs=0.01)
         assert left - 0.01 <= x
@@ -252,7 +252,7 @@ def test_layers_are_bars_to_scale(name):
         assert y == top
     flows = [path for path in svg.iter(f"{SVG}path") if path.get("class") == "ep-flow"]
     assert len(flows) == (4 if name == "perceptron" else 0)
-    for (_, one), (_, other) in combinations(whole.items(), 2):
+    for (_, one), (_, other) in combinations(bars.items(), 2):
         assert not overlap(one, other)
     for (one, a), (other, b) in combinations(words(svg), 2):
         assert not overlap(a, b), (one.text, other.text)

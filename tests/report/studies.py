@@ -38,7 +38,7 @@ def grid_run(folder: Path, method: str, target: float, seed: int, **changes: Any
         }
         for i in (1, 2, 3, 4)
     ]
-    story: dict[str, Any] = {
+    record: dict[str, Any] = {
         "format": 1, "study": "digits-grid",
         "run": {"method": method, "variant": method, "seed": seed, "target": target},
         "settings": {"dataset": "digits", "epochs": 4, "batch_size": 32}, "result": result, "curve": rows,
@@ -46,11 +46,11 @@ def grid_run(folder: Path, method: str, target: float, seed: int, **changes: Any
         "commit": "0123456789abcdef", "command": f"espalier study --methods {method}",
         "finished": "2026-11-15T12:00:00Z",
     }  # fmt: skip
-    story |= changes
-    place = folder / "runs" / "digits-4_epochs" / str(story["run"]["variant"]).replace("/", "_")
+    record |= changes
+    place = folder / "runs" / "digits-4_epochs" / str(record["run"]["variant"]).replace("/", "_")
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"target_{target}-seed_{seed}.json"
-    path.write_text(json.dumps(story), encoding="utf-8")
+    path.write_text(json.dumps(record), encoding="utf-8")
     return path
 
 
@@ -66,13 +66,13 @@ def run_directory(
 ) -> Path:
     """A run directory as espalier.fit writes it: 6 gates in two groups, five epochs."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = {
+    usual = {
         "model": "Sequential 0123456789abcdef", "space": json.dumps([["bits", "0", 4, 1], ["bits", "2", 2, 1]]),
         "data": {"examples": 100}, "epochs": 5, "batch_size": 20, "cost": "macs", "penalty": None, "target": target,
         "seed": seed, "recipe": {"initial": 0.5},
     }  # fmt: skip
-    story = {"settings": told | settings, "versions": VERSIONS, "hardware": HARDWARE}
-    (folder / "settings.json").write_text(json.dumps(story))
+    record = {"settings": usual | settings, "versions": VERSIONS, "hardware": HARDWARE}
+    (folder / "settings.json").write_text(json.dumps(record))
     scored = error is not None
     rows = [
         {"epoch": i, "update": 5 * i, "loss": 2 / i, "error": 0.5 / i, "weight_share": 0.3, "seconds": 0.1 * i}

@@ -31,8 +31,8 @@ def address(tmp_path_factory):
     root = tmp_path_factory.mktemp("study")
     grid(root)
     for target in TARGETS:
-        told = {"method": NAME, "variant": NAME, "seed": 0, "target": target}
-        path = grid_run(root, "search", target, 0, run=told)
+        described = {"method": NAME, "variant": NAME, "seed": 0, "target": target}
+        path = grid_run(root, "search", target, 0, run=described)
         path.rename(path.with_name(f"{NAME.replace('/', '_')}-{target}.json"))
     for seed in range(3):
         run_directory(root / "cnn" / f"run-{seed:03d}", seed=seed, error=0.05 + 0.01 * seed)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from espalier.files import NotSaved
 from espalier.report import grid_tables, read
-from espalier.report.files import NotWritten
 from espalier.report.grid_tables import BEGIN, END, by_pair, compare, comparisons
 from espalier.report.phrases import made_by
-from espalier.report.statistics import paired_interval
+from espalier.report.significance import paired_interval
 from espalier.space import BadInput, Corrupt
 
 HEAD = {
@@ -25,16 +25,16 @@ HEAD = {
 }  # fmt: skip
 
 
-def story(method: str, target: float, fold: int, seed: int, error: float | None, **more: Any) -> dict[str, Any]:
+def record(method: str, target: float, fold: int, seed: int, error: float | None, **more: Any) -> dict[str, Any]:
     result = {"test_error": error, "weight_share": target * 0.99, "units": [4], "reached_before": target + 0.01}
     result |= {"reached_after": target * 0.99, "gap": 0.01} | more
     return {"run": {"method": method, "seed": seed, "fold": fold, "target": target}, "result": result, "curve": []}
 
 
-def save(folder: Path, method: str, stories: list[dict[str, Any]], **head: Any) -> Path:
+def save(folder: Path, method: str, records: list[dict[str, Any]], **head: Any) -> Path:
     path = folder / "runs" / "digits-20_epochs" / method / "fold_0.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [HEAD | {"runs_in_batch": len(stories)} | head, *stories]
+    lines = [HEAD | {"runs_in_batch": len(records)} | head, *records]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -49,18 +49,18 @@ def study(folder: Path) -> None:
     small = np.random.default_rng(2).normal(0, 0.001, (5, 4))
     for method, gain in (("search", 0.0), ("scratch", 1.0), ("permuted", 2.0)):
         shift = {0.1: 0.004 * gain, 0.3: 0.0, 0.5: -0.004 * gain}
-        stories = [
-            story(method, target, fold, seed, 0.1 + noise[fold, seed] + shift[target] + small[fold, seed] * (gain > 0))
+        records = [
+            record(method, target, fold, seed, 0.1 + noise[fold, seed] + shift[target] + small[fold, seed] * (gain > 0))
             for target in shift for fold in range(5) for seed in range(4)
         ]  # fmt: skip
-        save(folder, method, stories)
+        save(folder, method, records)
 
 
 def test_verdicts_are_of_pairs(tmp_path: Path) -> None:
     study(tmp_path)
     (section,) = read(tmp_path).sections
-    found = {target: cell.verdict for target, cell in comparisons(section, "scratch").items()}
-    assert found == {0.1: "won", 0.3: "level", 0.5: "lost"}
+    verdicts = {target: cell.verdict for target, cell in comparisons(section, "scratch").items()}
+    assert verdicts == {0.1: "won", 0.3: "level", 0.5: "lost"}
     cell = compare(by_pair(section.of("search", 0.1)), by_pair(section.of("scratch", 0.1)))
     assert cell is not None
     assert cell.pairs == 20
@@ -102,13 +102,13 @@ def test_the_tables(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_finite_error_counts_as_all_wrong(tmp_path: Path) -> None:
-    save(tmp_path, "search", [story("search", 0.1, 0, seed, None) for seed in range(2)])
+    save(tmp_path, "search", [record("search", 0.1, 0, seed, None) for seed in range(2)])
     (section,) = read(tmp_path).sections
     assert [run.error for run in section.runs] == [1.0, 1.0]
 
 
 def test_a_run_above_its_target_is_counted(tmp_path: Path) -> None:
-    over = [story("search", 0.1, 0, seed, 0.1, reached_after=0.1 + 0.01 * seed) for seed in range(3)]
+    over = [record("search", 0.1, 0, seed, 0.1, reached_after=0.1 + 0.01 * seed) for seed in range(3)]
     save(tmp_path, "search", over)
     write(tmp_path)
     target = (tmp_path / "tables" / "digits-20_epochs-target.csv").read_text().splitlines()
@@ -116,7 +116,7 @@ def test_a_run_above_its_target_is_counted(tmp_path: Path) -> None:
 
 
 def test_fixed_penalties_without_a_search_have_no_target_beside_them(tmp_path: Path) -> None:
-    plain = [story("penalty", 0.1, 0, seed, 0.2) for seed in range(3)]
+    plain = [record("penalty", 0.1, 0, seed, 0.2) for seed in range(3)]
     for one in plain:
         del one["run"]["target"]
         one["run"]["penalty"] = 0.25
@@ -175,19 +175,19 @@ def test_what_cannot_be_put_in_place_leaves_the_old_files(tmp_path: Path, monkey
     study(tmp_path)
     write(tmp_path)
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    save(tmp_path, "found", [story("found", 0.1, fold, 0, 0.5) for fold in range(5)])
+    save(tmp_path, "found", [record("found", 0.1, fold, 0, 0.5) for fold in range(5)])
 
     def full(number: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("espalier.report.files.os.fsync", full)
-    with pytest.raises(NotWritten, match="the disk is full"):
+    monkeypatch.setattr("espalier.files.os.fsync", full)
+    with pytest.raises(NotSaved, match="the disk is full"):
         write(tmp_path)
     assert {path: path.read_bytes() for path in files} == files
 
 
 def test_what_is_not_whole_is_refused(tmp_path: Path) -> None:
-    path = save(tmp_path, "search", [story("search", 0.1, 0, 0, 0.1)], runs_in_batch=2)
+    path = save(tmp_path, "search", [record("search", 0.1, 0, 0, 0.1)], runs_in_batch=2)
     with pytest.raises(Corrupt, match=path.name):
         read(tmp_path)
     path.write_text("{")
@@ -237,7 +237,7 @@ def test_the_legend_of_three_rivals_lies_above_the_bars_and_takes_them_no_room(t
     from espalier.report.figures import rivals
 
     for method, error in (("search", 0.1), ("scratch", 0.12), ("found", 0.11), ("permuted", 0.1)):
-        save(tmp_path, method, [story(method, 0.1, 0, seed, error + 0.01 * seed) for seed in range(3)])
+        save(tmp_path, method, [record(method, 0.1, 0, seed, error + 0.01 * seed) for seed in range(3)])
     (section,) = read(tmp_path).sections
     figure = rivals(section)
     assert figure is not None
@@ -252,5 +252,5 @@ def test_the_legend_of_three_rivals_lies_above_the_bars_and_takes_them_no_room(t
 
 
 def only_ours(folder: Path) -> Path:
-    save(folder, "search", [story("search", 0.1, 0, seed, 0.1) for seed in range(3)])
+    save(folder, "search", [record("search", 0.1, 0, seed, 0.1) for seed in range(3)])
     return folder

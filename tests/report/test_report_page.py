@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from studies import ERRORS, grid, grid_run, run_directory
 
+from espalier import files
 from espalier.cli.main import main
 from espalier.paper import write
-from espalier.report import files, read
+from espalier.report import read
 from espalier.report.page import NAME, render
 from espalier.report.phrases import headline
 from paper import synthetic_connections
@@ -162,22 +163,22 @@ def test_the_same_runs_give_the_same_page(written):
 
 
 def test_what_runs_are_called_is_text_wherever_it_stands(tmp_path):
-    told = {"method": EVIL, "variant": EVIL, "seed": 0, "target": 0.25}
+    described = {"method": EVIL, "variant": EVIL, "seed": 0, "target": 0.25}
     settings = {"dataset": EVIL, "epochs": 4, EVIL: EVIL}
     changes = {"study": EVIL, "hardware": {EVIL: EVIL, "cpu": EVIL}, "versions": {EVIL: EVIL}, "evaluated_on": EVIL}
-    path = grid_run(tmp_path, "search", 0.25, 0, run=told, settings=settings, command=EVIL, commit=EVIL, **changes)
-    story = json.loads(path.read_text())
-    story["result"]["kept"] = {EVIL: [1, 2]}
-    path.write_text(json.dumps(story))
+    path = grid_run(tmp_path, "search", 0.25, 0, run=described, settings=settings, command=EVIL, commit=EVIL, **changes)
+    record = json.loads(path.read_text())
+    record["result"]["kept"] = {EVIL: [1, 2]}
+    path.write_text(json.dumps(record))
     run_directory(tmp_path / "d<script>alert(3)<")
     text = render(read(tmp_path))
     plain = render(read(run_directory(tmp_path / "plain")))
-    found, usual = Outline(text), Outline(plain)
-    assert len(found.scripts) == len(usual.scripts) == 4
-    assert (found.scripts[0], found.scripts[2:]) == (usual.scripts[0], usual.scripts[2:])
-    assert not [attrs for tag, attrs in found.tags if tag == "img" or any(name.startswith("on") for name in attrs)]
+    outlined, usual = Outline(text), Outline(plain)
+    assert len(outlined.scripts) == len(usual.scripts) == 4
+    assert (outlined.scripts[0], outlined.scripts[2:]) == (usual.scripts[0], usual.scripts[2:])
+    assert not [attrs for tag, attrs in outlined.tags if tag == "img" or any(name.startswith("on") for name in attrs)]
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
-    data = found.scripts[1]
+    data = outlined.scripts[1]
     assert "<" not in data
     assert "alert(1)" in data
     for chart in views(text).values():
@@ -186,7 +187,7 @@ def test_what_runs_are_called_is_text_wherever_it_stands(tmp_path):
             assert "<script" not in shown
             assert "<img" not in shown
             assert not [
-                found for found in re.findall(r"%\{(\w+)", shown) if found not in {"customdata", "x", "y", "z", "text"}
+                name for name in re.findall(r"%\{(\w+)", shown) if name not in {"customdata", "x", "y", "z", "text"}
             ]
 
 
@@ -207,9 +208,9 @@ def test_the_headline_saves_nothing_that_it_cannot_show(small, enough):
     """99.99% of the weights are no news beside 100% of them."""
     front = [(small, 0.067, []), (1.0, 0.063, [])]
     section = SimpleNamespace(axes=["weights"], measure="error", middle="", runs=[1, 2], front=lambda _: front)
-    told = headline(section)
-    assert told.startswith("The lowest error is 6.30%, at 100% of the weights")
-    assert ("40.0% of them are enough" in told) == ("are enough" in told) == enough
+    described = headline(section)
+    assert described.startswith("The lowest error is 6.30%, at 100% of the weights")
+    assert ("40.0% of them are enough" in described) == ("are enough" in described) == enough
 
 
 def test_an_unfinished_run_is_on_the_page_but_in_no_median(tmp_path):
@@ -240,9 +241,9 @@ def test_theta_is_a_heat_map_of_the_snapshots(tmp_path):
 
 def test_long_curves_are_thinned(tmp_path):
     path = grid_run(tmp_path, "search", 0.25, 0)
-    story = json.loads(path.read_text())
-    story["curve"] = [{"update": i, "test_error": 1 / i} for i in range(1, 5001)]
-    path.write_text(json.dumps(story))
+    record = json.loads(path.read_text())
+    record["curve"] = [{"update": i, "test_error": 1 / i} for i in range(1, 5001)]
+    path.write_text(json.dumps(record))
     (trace,) = views(render(read(tmp_path)))["s0-learning"]["0|error"]["traces"]
     assert (trace["x"][0], trace["x"][-1]) == (1, 5000)
     assert len(trace["x"]) <= 120

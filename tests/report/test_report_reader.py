@@ -65,10 +65,10 @@ def test_a_sweep_is_a_section_of_points_with_their_seeds(tmp_path):
     ]
     results = espalier.sweep(network, data(), runs=asked, epochs=2, batch_size=32, checkpoint=tmp_path, quiet=True)
     (section,) = read(tmp_path).sections
-    found = {
+    summary = {
         (one.variant, point.label): [run.seed for run in point.runs] for one in section.series for point in one.points
     }
-    assert found == {
+    assert summary == {
         ("search", "penalty 2^-1"): [0, 1], ("search", "penalty 0"): [0, 1], ("fixed", "size 100%"): [1],
         ("dropout", "rate 0.25"): [0],
     }  # fmt: skip
@@ -93,14 +93,14 @@ def test_a_grid_has_a_series_for_each_method_and_a_front(tmp_path):
 
 def as_lines(folder, paths):
     """The run files as one file of a batch: what they share first."""
-    stories = [json.loads(path.read_text()) for path in paths]
-    own = [{key: story.pop(key) for key in ("run", "result", "curve")} for story in stories]
+    records = [json.loads(path.read_text()) for path in paths]
+    own = [{key: record.pop(key) for key in ("run", "result", "curve")} for record in records]
     for i, line in enumerate(own):
         line["run"]["fold"] = i % 2
     for path in paths:
         path.unlink()
     batch = paths[0].with_name("batch.jsonl")
-    head = stories[0] | {"runs_in_batch": len(own)}
+    head = records[0] | {"runs_in_batch": len(own)}
     batch.write_text("".join(json.dumps(line) + "\n" for line in [head, *own]))
     return batch
 
@@ -109,14 +109,14 @@ def test_a_batch_of_short_runs_is_one_file_of_lines(tmp_path):
     batch = as_lines(tmp_path, [grid_run(tmp_path, "search", 0.25, seed) for seed in range(4)])
     grid_run(tmp_path, "scratch", 0.25, 0)
     (section,) = read(tmp_path).sections
-    found = [(run.name, run.fold, run.seed, run.error) for run in section.runs]
-    assert found[:2] == [
+    summary = [(run.name, run.fold, run.seed, run.error) for run in section.runs]
+    assert summary[:2] == [
         ("digits-4_epochs/search/fold_0-target_0.25-seed_0", 0, 0, 0.03),
         ("digits-4_epochs/search/fold_1-target_0.25-seed_1", 1, 1, 0.031),
     ]
     assert [len(point.runs) for point in section.points] == [4, 1]
-    whole = batch.read_text()
-    for cut in (whole[:-40], "\n".join(whole.splitlines()[:-1]), whole.splitlines()[1]):
+    complete = batch.read_text()
+    for cut in (complete[:-40], "\n".join(complete.splitlines()[:-1]), complete.splitlines()[1]):
         batch.write_text(cut)
         with pytest.raises(Corrupt, match=r"batch.jsonl is not a"):
             read(tmp_path)
@@ -147,16 +147,16 @@ def test_the_paper_s_studies_tell_layers_by_lists(tmp_path):
     assert run.theta.values.shape == (2, 3 * 784)
     assert np.count_nonzero(run.theta.values[-1] > 0.5) == 340 + 141 + 126
     path = synthetic.write(tmp_path / "blocks", "search", 2**-7, 0, error=0.02)
-    story = json.loads(path.read_text())
-    story["result"] = {"test_error": 0.1, "connections": [36, 6, 20], "weight_share": 0.158, "mac_share": 0.2}
-    story["result"]["theta_histogram"] = [[55, 36], [85, 6], [71, 20]]
-    story["settings"] = {"dataset": "cifar10", "epochs": 300}
-    path.write_text(json.dumps(story))
+    record = json.loads(path.read_text())
+    record["result"] = {"test_error": 0.1, "connections": [36, 6, 20], "weight_share": 0.158, "mac_share": 0.2}
+    record["result"]["theta_histogram"] = [[55, 36], [85, 6], [71, 20]]
+    record["settings"] = {"dataset": "cifar10", "epochs": 300}
+    path.write_text(json.dumps(record))
     (run,) = read(tmp_path / "blocks").runs
     assert run.kept == {"block 1": (36, 91), "block 2": (6, 91), "block 3": (20, 91)}
     assert run.shares == {"weights": 0.158, "MACs": 0.2}
-    story["result"]["canonical"] = {"weight_share": 0.1, "mac_share": 0.2}
-    path.write_text(json.dumps(story))
+    record["result"]["canonical"] = {"weight_share": 0.1, "mac_share": 0.2}
+    path.write_text(json.dumps(record))
     (section,) = read(tmp_path / "blocks").sections
     assert section.runs[0].shares == {"weights": 0.158, "live weights": 0.1, "MACs": 0.2}
     assert section.axes == ["weights", "MACs", "live weights"]
@@ -205,9 +205,9 @@ def test_a_run_without_its_settings_is_named_and_left_out(tmp_path):
 def test_theta_of_other_gates_is_not_shown(tmp_path):
     folder = run_directory(tmp_path)
     assert read(tmp_path).runs[0].theta.values.shape == (6, 6)
-    story = json.loads((folder / "settings.json").read_text())
-    story["settings"]["space"] = json.dumps([["bits", "0", 4, 1]])
-    (folder / "settings.json").write_text(json.dumps(story))
+    record = json.loads((folder / "settings.json").read_text())
+    record["settings"]["space"] = json.dumps([["bits", "0", 4, 1]])
+    (folder / "settings.json").write_text(json.dumps(record))
     assert read(tmp_path).runs[0].theta is None
     (folder / "theta.safetensors").write_bytes(b"no tensors")
     assert read(tmp_path).runs[0].theta is None
@@ -215,18 +215,18 @@ def test_theta_of_other_gates_is_not_shown(tmp_path):
 
 def test_a_diverged_run_counts_as_an_error_of_one_and_says_so(tmp_path):
     path = grid_run(tmp_path, "search", 0.25, 0)
-    story = json.loads(path.read_text())
-    story["result"] |= {"test_error": None, "test_loss": None, "diverged_at": 7}
-    path.write_text(json.dumps(story))
+    record = json.loads(path.read_text())
+    record["result"] |= {"test_error": None, "test_loss": None, "diverged_at": 7}
+    path.write_text(json.dumps(record))
     (run,) = read(tmp_path).runs
     assert (run.state, run.error, run.loss) == ("diverged", 1.0, None)
 
 
 def test_a_diverged_run_that_ended_with_an_error_counts_with_it(tmp_path):
     path = grid_run(tmp_path, "search", 0.25, 0)
-    story = json.loads(path.read_text())
-    story["result"] |= {"test_error": 0.4, "diverged_at": 7}
-    path.write_text(json.dumps(story))
+    record = json.loads(path.read_text())
+    record["result"] |= {"test_error": 0.4, "diverged_at": 7}
+    path.write_text(json.dumps(record))
     (run,) = read(tmp_path).runs
     assert (run.state, run.error) == ("diverged", 0.4)
 
@@ -249,9 +249,9 @@ def folded(folder, pairs):
     """A run of search at 0.25 for each fold and seed."""
     for fold, seed in pairs:
         path = grid_run(folder, "search", 0.25, seed)
-        story = json.loads(path.read_text())
-        story["run"]["fold"] = fold
-        path.write_text(json.dumps(story))
+        record = json.loads(path.read_text())
+        record["run"]["fold"] = fold
+        path.write_text(json.dumps(record))
         path.rename(path.with_name(f"fold_{fold}-{path.name}"))
 
 
@@ -276,11 +276,11 @@ def test_seeds_and_folds_are_counted_apart(tmp_path, pairs, trials, over):
 
 def test_values_of_the_wrong_kind_are_not_known(tmp_path):
     path = grid_run(tmp_path, "search", 0.25, 0)
-    story = json.loads(path.read_text())
-    story["result"] |= {"test_error": "0.1", "weight_share": True, "kept": [1, 2], "updates": None}
-    story["run"] |= {"seed": "x"}
-    story["curve"] = [{"update": "never"}, 7]
-    path.write_text(json.dumps(story))
+    record = json.loads(path.read_text())
+    record["result"] |= {"test_error": "0.1", "weight_share": True, "kept": [1, 2], "updates": None}
+    record["run"] |= {"seed": "x"}
+    record["curve"] = [{"update": "never"}, 7]
+    path.write_text(json.dumps(record))
     (run,) = read(tmp_path).runs
     assert (run.error, run.kept, run.updates, run.seed, run.curve) == (None, {}, None, None, [{}])
     assert set(run.shares) == {"MACs", "units"}

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import espalier
+from espalier import files
 from espalier.train import checkpoint, tree
 from espalier.train.checkpoint import Checkpoint, NotSaved
 
@@ -224,7 +225,7 @@ def test_a_full_disk_leaves_the_previous_one_intact(tmp_path: Path, monkeypatch:
 
             return Full()
 
-        monkeypatch.setattr(checkpoint, "open", opened, raising=False)
+        monkeypatch.setattr(files, "open", opened, raising=False)
     else:
         monkeypatch.setattr(os, call, full)
     with pytest.raises(NotSaved, match=r"the disk is full.*intact.*same call again") as caught:

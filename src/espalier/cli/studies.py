@@ -184,7 +184,7 @@ def study(
 
     def report() -> Written:
         from espalier.report import grid_tables, read, write
-        from espalier.report.files import PAGES
+        from espalier.report.tables import PAGES
 
         runs = read(out)
         written, notes = write(runs, running.page)

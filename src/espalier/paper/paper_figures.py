@@ -12,36 +12,24 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from espalier.paper.sections import dataset, note, searches, settings_of, trials
-from espalier.picture.labels import power
+from espalier.paper.paper_tables import MACS, dataset, note, points_of, searches, trials
+from espalier.picture import power
 from espalier.report.charts import over_updates
-from espalier.report.figures import RULES, arms, band, shades, shares_along_x, sign
+from espalier.report.figures import RULES, arms, band, bars, crosses, shades, shares_along_x, titled
 from espalier.report.run_reader import Run
-from espalier.report.statistics import median, quartiles
-from espalier.report.study_reader import Section, middle, numbers
+from espalier.report.significance import median, quartiles
+from espalier.report.study_reader import Section, numbers
 
 # Okabe and Ito's colours, told apart by the colour-blind; every series has its own marker besides.
 STYLES = {
     "search": ("#0072B2", "o", "-"),
     "fixed": ("#D55E00", "s", "--"),
     "random": ("#D55E00", "s", "--"),
-    "full": ("#000000", "*", ""),
-    "dropout": ("#009E73", "D", ""),
+    "full": ("#000000", "*", "none"),
+    "dropout": ("#009E73", "D", "none"),
 }
 OTHERS = (("#CC79A7", "^"), ("#E69F00", "v"), ("#56B4E9", "P"), ("#000000", "X"), ("#8C6D31", "<"), ("#7F7F7F", ">"))
 PARTS = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#CC79A7")
-
-
-@dataclass(frozen=True)
-class Rival:
-    """A variant of the search that has a figure of its own. share: what it is compared at; costs: what each counts."""
-
-    variant: str
-    figure: str
-    title: str
-    share: str
-    axis: str
-    costs: tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -57,12 +45,48 @@ class Names:
     gates: str
     part: str
     kept: Callable[[Run], list[float]]
-    rival: Rival | None = None
 
 
-def figures(section: Section, names: Names) -> dict[str, Figure]:
+def _of_a_block(run: Run) -> int:
+    """Connections of one block of a DenseNet."""
+    layers = (int(run.settings["depth"]) - 4) // 3
+    return (layers + 1) * (layers + 2) // 2
+
+
+NAMES = {
+    "unit-selection": Names(
+        shares=(("unit_share", "Units kept"), ("weight_share", "Weights kept")),
+        column="units kept",
+        labels={"search": "unit selection", "fixed": "fixed, uniform layers", "dropout": "dropout, all units"},
+        full="fixed",
+        gates="units",
+        part="layer",
+        kept=lambda run: [k / w for k, w in zip(run.result["units"], run.settings["widths"][1:-1], strict=True)],
+    ),
+    "connection-selection": Names(
+        shares=(
+            ("weight_share", "Weights kept"),
+            ("canonical.weight_share", "Weights shipped, without dead parts"),
+            ("canonical.mac_share", "MACs shipped"),
+        ),
+        column="weights kept",
+        labels={
+            "search": "connection selection",
+            MACS: "MACs as the cost",
+            "random": "random selection",
+            "full": "whole network",
+        },
+        full="full",
+        gates="connections",
+        part="block",
+        kept=lambda run: [kept / _of_a_block(run) for kept in run.result["connections"]],
+    ),
+}
+
+
+def figures(section: Section) -> dict[str, Figure]:
     """Name and figure, those there are runs for. matplotlib's global state is left alone."""
-    drawn = dict[str, Figure]()
+    drawn, names = dict[str, Figure](), NAMES[section.members[0].study]
     with matplotlib.rc_context(RULES):
         if len(section.points) > 1:  # one point is no curve
             drawn["error"] = trade_off(section, names)
@@ -71,8 +95,8 @@ def figures(section: Section, names: Names) -> dict[str, Figure]:
             drawn["theta"] = thetas(section, names)
         if len(searches(section)) > 1:
             drawn[f"{names.part}s"] = kept(section, names)
-        if names.rival is not None and section.of("search") and section.of(names.rival.variant):
-            drawn[names.rival.figure] = rivals(section, names, names.rival)
+        if section.of("search") and section.of(MACS):
+            drawn["macs"] = macs(section, names)
     return drawn
 
 
@@ -92,19 +116,19 @@ def trade_off(section: Section, names: Names) -> Figure:
     return _finished(figure, "Size against error", section)
 
 
-def rivals(section: Section, names: Names, rival: Rival) -> Figure:
-    """The search and a variant of it at equal shares, each point with its penalty; the other methods beside them."""
+def macs(section: Section, names: Names) -> Figure:
+    """The search under both costs at equal MACs, each point with its penalty; the other methods beside them."""
     figure = Figure(figsize=(7.4, 4.8), layout="constrained")
     axes = figure.subplots()
-    labels = dict(names.labels) | dict(zip(("search", rival.variant), rival.costs))
+    labels, share = dict(names.labels) | {"search": "weights as the cost"}, "canonical.mac_share"
     for variant in section.variants:
-        if variant in ("search", rival.variant) or not variant.startswith("search"):
-            _series(axes, section, variant, rival.share, labels.get(variant, variant))
-    shares_along_x(axes, rival.axis)
+        if variant in ("search", MACS) or not variant.startswith("search"):
+            _series(axes, section, variant, share, labels.get(variant, variant))
+    shares_along_x(axes, "MACs shipped, share of the full network")
     _errors_along_y(axes, section)
-    _label_curves(axes, section, rival.share, ("search", rival.variant))
+    _label_curves(axes, section, share, ("search", MACS))
     axes.legend(loc="upper right")
-    return _finished(figure, rival.title, section)
+    return _finished(figure, "Error at equal MACs", section)
 
 
 def learning(section: Section, names: Names) -> Figure:
@@ -158,9 +182,7 @@ def kept(section: Section, names: Names) -> Figure:
     for i, colour in zip(range(count), PARTS * 9):
         quarters = np.array([quartiles([share[i] for share in some]) for some in shares.values()])
         at = [k - 0.4 + width * (i + 0.5) for k in range(len(shares))]
-        axes.bar(at, quarters[:, 1], width=width * 0.92, color=colour, label=f"{names.part} {i + 1}")
-        if (bars := arms(quarters)).any():
-            axes.errorbar(at, quarters[:, 1], yerr=bars, fmt="none", ecolor="#333333", elinewidth=1, capsize=2)
+        bars(axes, at, quarters, width, colour, f"{names.part} {i + 1}", spread=bool(arms(quarters).any()))
     axes.set_xticks(range(len(shares)), [f"${_formula(p)[1:-1]}$" for p in shares])
     axes.set_xlabel("penalty $\\epsilon'$")
     axes.set_ylabel(f"{names.gates} kept")
@@ -180,21 +202,16 @@ def _style(section: Section, variant: str) -> tuple[str, str, str]:
 
 def _series(axes: Axes, section: Section, variant: str, share: str, label: str) -> None:
     """The errors of one variant against a share of the runs: medians with quartiles both ways."""
-    colour, marker, line = _style(section, variant)
-    groups = [runs for _, _, runs in settings_of(section, [variant])]
-    x, y = (np.array([quartiles(numbers(runs, name)) for runs in groups]) for name in (share, "error"))
+    points = points_of(section, [variant])
+    x, y = (np.array([quartiles(numbers(p.runs, name)) for p in points]) for name in (share, "error"))
     y = np.maximum(y, 1e-5)  # no error at all has no place on a logarithmic axis
-    xerr, yerr = (bars if bars.any() else None for bars in (arms(x), arms(y)))  # the legend would show empty ones
-    axes.errorbar(
-        x[:, 1], y[:, 1], xerr=xerr, yerr=yerr, color=colour, marker=marker, ls=line or "none", ms=5.5, lw=1.6,
-        elinewidth=1.1, capsize=2.5, label=label, zorder=3,
-    )  # fmt: skip
+    xerr, yerr = (ends if ends.any() else None for ends in (arms(x), arms(y)))  # the legend would show empty ones
+    crosses(axes, x, y, _style(section, variant), label=label, zorder=3, xerr=xerr, yerr=yerr)
 
 
 def _penalties(section: Section, variant: str, share: str) -> list[tuple[float, float, str]]:
     """Share, error and penalty of each point of a search."""
-    every = settings_of(section, [variant])
-    return [(middle(runs, share), middle(runs, "error"), _formula(penalty)) for _, penalty, runs in every]
+    return [(p.median(share), p.median("error"), _formula(p.value)) for p in points_of(section, [variant])]
 
 
 def _label_penalties(axes: Axes, section: Section, share: str) -> None:
@@ -260,10 +277,10 @@ def _logarithmic(axes: Axes) -> None:
 
 def _finished(figure: Figure, title: str, section: Section) -> Figure:
     held = "" if section.error_of == "test set" else f" ({section.error_of})"
-    figure.suptitle(f"{title}: {dataset(section)}{held}", x=0.01, ha="left", fontsize=12, fontweight="bold")
     several = max(len(point.runs) for point in section.points) > 1
     words = f"median and quartiles of {trials(section)} trials" if several else "one trial"
-    return sign(figure, textwrap.fill(f"{note(section)}; {words}", int(14 * figure.get_figwidth())))  # what fits
+    wrapped = textwrap.fill(f"{note(section)}; {words}", int(14 * figure.get_figwidth()))  # what fits
+    return titled(figure, f"{title}: {dataset(section)}{held}", wrapped)
 
 
 def _formula(penalty: float) -> str:

@@ -1,37 +1,245 @@
-"""The tables of both studies: Tables 1 and 2 beside the paper's, the trade-off, variants, random draws, MACs, time."""
+"""The tables of the paper's two studies beside what the paper printed, and what they say of a section of runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from espalier.paper import printed_values
-from espalier.paper.sections import (
-    batches,
-    dataset,
-    network,
-    searches,
-    setting_label,
-    settings_of,
-    single,
-    table,
-    update_time,
-    updating,
-    widths,
-)
-from espalier.picture.labels import power
+from espalier.picture import power
 from espalier.report.run_reader import Run
-from espalier.report.statistics import difference_interval, median, quartiles, smaller
-from espalier.report.study_reader import Section, middle, numbers
-from espalier.report.tables import COUNT, ERROR, SHARE, Table
+from espalier.report.significance import difference_interval, median, quartiles, smaller
+from espalier.report.study_reader import Point, Section, Study, check_alike, check_same, grouped, middle, numbers
+from espalier.report.tables import COUNT, ERROR, SHARE, Column, Table
+
+# ---- what the paper printed ------------------------------------------------------------------------------------------
+
+NETWORK, EPOCHS = (784, 784, 784, 784, 10), 500
+DENSENET, DENSENET_EPOCHS = ("DenseNet", 40, 12), 300
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A row, of medians. Of Table 1: the "weight usage rate", which is the share of kept units, and the units of the
+    three layers; of Table 2: the share of the weights of all connections, and the connections of the three blocks, of
+    91 each."""
+
+    share: float
+    counts: tuple[int, int, int]
+
+
+TABLE_1 = {
+    2**-6: Printed(0.066, (92, 31, 24)),
+    2**-7: Printed(0.261, (340, 141, 126)),
+    2**-8: Printed(0.578, (599, 380, 379)),
+    2**-9: Printed(0.777, (704, 544, 567)),
+    0.0: Printed(0.937, (770, 717, 724)),
+    -(2**-3): Printed(1.0, (784, 784, 784)),
+}
+TABLE_2 = {
+    2**-2: Printed(0.158, (36, 6, 20)),
+    2**-3: Printed(0.241, (45, 8, 49)),
+    2**-4: Printed(0.423, (57, 39, 67)),
+    2**-5: Printed(0.675, (59, 61, 76)),
+    2**-6: Printed(0.803, (65, 64, 80)),
+    -1.0: Printed(1.0, (91, 91, 91)),
+}
+
+
+# ---- sections --------------------------------------------------------------------------------------------------------
+
+SHARED = ("batch_size", "learning_rate", "momentum", "pad", "weight_decay")  # by all methods of one table
+FREE = {"precision", "points", "device"}
+
+
+def sections_of(study: Study) -> list[Section]:
+    """By data, the longest training first; what differs in more than its tables show is refused."""
+    sections = [section for section in study.sections if section.folder]
+    for section in sections:
+        check_same(section.members, SHARED)
+        check_alike(section.members, FREE)
+    return sorted(sections, key=lambda s: (dataset(s), s.error_of, -epochs(s), network(s)))
+
+
+def dataset(section: Section) -> str:
+    return str(section.members[0].settings["dataset"])
+
+
+def epochs(section: Section) -> int:
+    return int(section.members[0].settings["epochs"])
+
+
+def widths(section: Section) -> tuple[int, ...]:
+    """Of a fully-connected network."""
+    return tuple(section.members[0].settings["widths"])
+
+
+def network(section: Section) -> tuple[Any, ...]:
+    """What tells its network from another: its widths, or its name, depth and growth."""
+    settings = section.members[0].settings
+    return widths(section) if "widths" in settings else tuple(settings[k] for k in ("network", "depth", "growth"))
+
+
+def stem(section: Section) -> str:
+    """Of its files: the folder of its runs, and the hidden layers where they are not three as wide as the input."""
+    inputs, *hidden, _ = network(section)
+    given = isinstance(inputs, int) and hidden != [inputs] * 3
+    return "-".join([section.folder, "_".join(map(str, hidden))] if given else [section.folder])
+
+
+def title(section: Section) -> str:
+    net = network(section)
+    shape = "-".join(map(str, net[:2] if isinstance(net[0], str) else net))
+    return f"{dataset(section)}, {epochs(section)} epochs of the search, {shape}, errors on the {section.error_of}"
+
+
+def note(section: Section) -> str:
+    """What every table and figure says of itself."""
+    count = len(section.members)
+    counts = ", ".join(f"{len(section.of(variant))} {variant}" for variant in section.variants)
+    return f"{count} run{'s' * (count != 1)} ({counts}), {epochs(section)} epochs, {section.machines}"
+
+
+def single(section: Section) -> bool:
+    """Whether there is one trial of every setting: no number is then a median."""
+    return all(len(point.runs) == 1 for point in section.points)
+
+
+def trials(section: Section) -> str:
+    """The fewest and the most runs of a setting."""
+    counts = {len(point.runs) for point in section.points}
+    return f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
+
+
+def points_of(section: Section, variants: Iterable[str]) -> list[Point]:
+    """Variant by variant, from the smallest structures to the largest."""
+    return [point for variant in variants for point in section.points if point.variant == variant and point.setting]
+
+
+def searches(section: Section) -> dict[float, list[Run]]:
+    """The runs of the paper's form of the search, by penalty, the strongest first."""
+    return {point.value: list(point.runs) for point in points_of(section, ["search"])}
+
+
+def compared(section: Section) -> bool:
+    """Whether the paper has numbers for these runs: its networks and data, on the test set."""
+    known = {NETWORK: "mnist", DENSENET: "cifar10"}
+    return known.get(network(section)) == dataset(section) and section.error_of == "test set"
+
+
+def counts(runs: Sequence[Run], name: str) -> list[float]:
+    """The medians of "units" by layer, or of "connections" by block."""
+    return [median(list(column)) for column in zip(*(run.result[name] for run in runs), strict=True)]
+
+
+def stochastic_errors(runs: Sequence[Run]) -> list[float]:
+    """Of networks drawn from theta at the end, where they were measured."""
+    drawn = [run.result.get("stochastic") for run in runs]
+    return [one["test_error"] for one in drawn if one is not None and one["test_error"] is not None]
+
+
+def sampling_error(run: Run, *errors: float) -> float:
+    """The standard error of a difference of errors, by the number of test images alone."""
+    return math.sqrt(sum(e * (1 - e) / run.record["examples"]["test"] for e in errors))
+
+
+def batches(section: Section) -> list[list[Run]]:
+    """Runs that were trained as one batch."""
+    groups = grouped(
+        section.members, lambda r: (r.variant if r.method == "search" else "given", str(r.record["seconds"]))
+    )
+    return sorted(groups.values(), key=lambda runs: section.variants.index(runs[0].variant))
+
+
+def updating(run: Run) -> float:
+    """Seconds of its batch without compilation, measurements and checkpoints."""
+    parts = run.record["seconds"]["parts"]
+    return float(parts["updates"] or parts["first_updates"])
+
+
+def update_time(run: Run) -> float:
+    """Seconds for one update of one run."""
+    return updating(run) / int(run.result["updates"]) / int(run.record["runs_in_batch"])
+
+
+# ---- columns: what a point, the runs of one setting, shows -----------------------------------------------------------
 
 BLOCKS = 3
 MACS = "search+cost_macs"
+FAR = {"units": 12, "connections": 8}  # a median may be so far from the paper's, or 15%
+FAR_SHARE = 0.05  # of the weights
 SHIPPED = "Shipped: without dead parts"
-Rows = list[tuple[Any, ...]]
+
+
+def median_of(heading: str, name: str, form: str = SHARE) -> Column:
+    """The median of a number of the runs."""
+    return heading, form, lambda point: point.median(name)
+
+
+def setting_label(point: Point) -> str:
+    words = {
+        "fixed": f"{point.value:.1%} of the units", "random": f"{point.value:.1%} of the weights",
+        "full": "all connections", "dropout": f"rate {point.value:g}",
+    }  # fmt: skip
+    return words.get(point.variant, f"eps' = {power(point.value)}")
+
+
+PENALTY: Column = ("penalty eps'", "", lambda point: power(point.value))
+VARIANT: Column = ("variant", "", lambda point: point.variant)
+SETTING: Column = ("setting", "", setting_label)
+RUNS: Column = ("runs", COUNT, lambda point: len(point.runs))
+UNITS, WEIGHTS = median_of("unit share", "unit_share"), median_of("weight share", "weight_share")
+SHIPPED_WEIGHTS = median_of("shipped weight share", "canonical.weight_share")
+SHIPPED_MACS = median_of("shipped MAC share", "canonical.mac_share")
+DEPTH = median_of("depth", "canonical.depth", COUNT)
+QUARTILES: list[Column] = [
+    ("error, median", ERROR, lambda point: point.median("error")),
+    ("error, 25%", ERROR, lambda point: quartiles(numbers(point.runs, "error"))[0]),
+    ("error, 75%", ERROR, lambda point: quartiles(numbers(point.runs, "error"))[2]),
+]
+
+
+def beside(printed: Mapping[float, Printed], heading: str, form: str, value: Any) -> Column:
+    """A column about the paper's row; empty where the paper has none. value: of the point and that row."""
+    return heading, form, lambda p: value(p, printed[p.value]) if p.value in printed else None
+
+
+def part(label: str, i: int, name: str, printed: Mapping[float, Printed] | None) -> list[Column]:
+    """What one layer or block keeps, and the paper's. i: its place in the counts of a result, which have this name."""
+
+    def kept(point: Point) -> float:
+        return counts(point.runs, name)[i]
+
+    if printed is None:
+        return [(label, COUNT, kept)]
+    paper = beside(printed, f"{label}, paper", COUNT, lambda _, row: row.counts[i])
+    difference = beside(printed, f"{label}, difference", "+g", lambda point, row: kept(point) - row.counts[i])
+    return [(label, COUNT, kept), paper, difference]
+
+
+def far_cells(runs: Sequence[Run], penalty: float, name: str) -> list[str]:
+    """What is further from the paper's row than it may be without a reason. name: "units" or "connections"."""
+    table, part = (TABLE_1, "layer") if name == "units" else (TABLE_2, "block")
+    if (printed := table.get(penalty)) is None:
+        return []
+    pairs = enumerate(zip(counts(runs, name), printed.counts, strict=True), 1)
+    cells = [f"{part} {i}" for i, (ours, theirs) in pairs if abs(ours - theirs) > max(0.15 * theirs, FAR[name])]
+    far = name == "connections" and abs(middle(runs, "weight_share") - printed.share) > FAR_SHARE
+    return [*cells, "weight share"] if far else cells
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def table(
+    section: Section, name: str, caption: str, columns: Iterable[Column], items: Iterable[Any], *more: str
+) -> Table:
+    """more: sentences that its note has beside those of every table."""
+    return Table.of(name, f"{caption}: {title(section)}", columns, items, ". ".join([note(section), *more]))
 
 
 def unit_tables(section: Section) -> list[Table]:
@@ -51,117 +259,62 @@ def _variants(section: Section) -> list[Table]:
     return [variants(section)] if any(variant.startswith("search+") for variant in section.variants) else []
 
 
-def compared(section: Section) -> bool:
-    """Whether the paper has numbers for these runs: its networks and data, on the test set."""
-    known = {printed_values.NETWORK: "mnist", printed_values.DENSENET: "cifar10"}
-    return known.get(network(section)) == dataset(section) and section.error_of == "test set"
-
-
-def counts(runs: Sequence[Run], name: str) -> list[float]:
-    """The medians of "units" by layer, or of "connections" by block."""
-    return [median(list(column)) for column in zip(*(run.result[name] for run in runs), strict=True)]
-
-
-def units(section: Section) -> Table:
-    """Table 1: median kept units of each layer under each penalty; the paper's beside, where it has the setting."""
-    beside = compared(section)
-    columns = [("penalty eps'", ""), ("runs", COUNT), ("unit share", SHARE)]
-    columns += [("unit share, paper", SHARE)] if beside else []
-    columns += [("weight share", SHARE), *_part_columns("layer", len(widths(section)) - 2, beside)]
-    columns += [("further than 15% and 12 units", "")] if beside else []
-    rows = Rows()
-    for penalty, runs in searches(section).items():
-        printed = printed_values.TABLE_1.get(penalty)
-        row: list[Any] = [power(penalty), len(runs), middle(runs, "unit_share")]
-        row += [printed.share if printed else None] if beside else []
-        row += [middle(runs, "weight_share"), *_part_cells(counts(runs, "units"), printed, beside)]
-        row += [", ".join(far_cells(runs, penalty))] if beside else []
-        rows.append(tuple(row))
-    return table(section, "table-1", "Table 1. Units kept by the search (medians over trials)", columns, rows)
-
-
-def _part_columns(part: str, count: int, beside: bool) -> list[tuple[str, str]]:
-    names = [f"{part} {i}" for i in range(1, count + 1)]
-    kinds = (("", COUNT), (", paper", COUNT), (", difference", "+g")) if beside else (("", COUNT),)
-    return [(name + kind, form) for name in names for kind, form in kinds]
-
-
-def _part_cells(kept: Sequence[float], printed: printed_values.Printed | None, beside: bool) -> list[Any]:
-    if not beside:
-        return list(kept)
-    theirs = printed.counts if printed else [None] * len(kept)
-    return [c for k, p in zip(kept, theirs) for c in (k, p, None if p is None else k - p)]
-
-
-def far_cells(runs: Sequence[Run], penalty: float) -> list[str]:
-    """The layers whose median is further from the paper's than it may be without a reason: 15% and 12 units."""
-    printed = printed_values.TABLE_1.get(penalty)
-    pairs = zip(counts(runs, "units"), printed.counts, strict=True) if printed else ()
-    return [f"layer {i}" for i, (k, p) in enumerate(pairs, 1) if abs(k - p) > max(0.15 * p, 12)]
-
-
-def connections(section: Section) -> Table:
-    """Table 2: median kept connections of each block under each penalty; the paper's beside, where it has them."""
-    beside = compared(section)
-    columns = [("penalty eps'", ""), ("runs", COUNT), ("weight share", SHARE)]
-    columns += [("weight share, paper", SHARE), ("weight share, difference", "+.1%")] if beside else []
-    columns += _part_columns("block", BLOCKS, beside)
-    columns += [("shipped weight share", SHARE), ("shipped connections", ""), ("depth", COUNT), ("dead layers", COUNT)]
-    rows = Rows()
-    for penalty, runs in searches(section).items():
-        printed = printed_values.TABLE_2.get(penalty)
-        share = middle(runs, "weight_share")
-        row: list[Any] = [power(penalty), len(runs), share]
-        if beside:
-            row += [printed.share, share - printed.share] if printed else [None, None]
-        row += _part_cells(counts(runs, "connections"), printed, beside)
-        blocks = [median([r.result["canonical"]["connections"][i] for r in runs]) for i in range(BLOCKS)]
-        dead = median([len(r.result["canonical"]["dead_layers"]) for r in runs])
-        row += [middle(runs, "canonical.weight_share"), " / ".join(f"{block:g}" for block in blocks)]
-        rows.append((*row, middle(runs, "canonical.depth"), dead))
-    caption = f"Table 2. Connections kept by the search ({over(section)})"
-    return table(section, "table-2", caption, columns, rows, f"{SHIPPED} (the canonical mask)")
-
-
 def over(section: Section, several: str = "medians over trials") -> str:
     return "one trial of each" if single(section) else several
 
 
+def units(section: Section) -> Table:
+    """Table 1: median kept units of each layer under each penalty; the paper's beside, where it has the setting."""
+    printed = TABLE_1 if compared(section) else None
+    columns = [PENALTY, RUNS, UNITS, WEIGHTS]
+    for i in range(len(widths(section)) - 2):
+        columns += part(f"layer {i + 1}", i, "units", printed)
+    if printed is not None:
+        columns.insert(3, beside(printed, "unit share, paper", SHARE, lambda _, row: row.share))
+        columns.append(("further than 15% and 12 units", "", lambda p: ", ".join(far_cells(p.runs, p.value, "units"))))
+    caption = "Table 1. Units kept by the search (medians over trials)"
+    return table(section, "table-1", caption, columns, points_of(section, ["search"]))
+
+
+def connections(section: Section) -> Table:
+    """Table 2: median kept connections of each block under each penalty; the paper's beside, where it has them."""
+    printed = TABLE_2 if compared(section) else None
+    columns = [PENALTY, RUNS, WEIGHTS]
+    if printed is not None:
+        columns.append(beside(printed, "weight share, paper", SHARE, lambda _, row: row.share))
+        difference = "weight share, difference"
+        columns.append(beside(printed, difference, "+.1%", lambda p, row: p.median("weight_share") - row.share))
+
+    def shipped(point: Point, name: str) -> list[Any]:
+        return [run.result["canonical"][name] for run in point.runs]
+
+    def blocks(point: Point) -> str:
+        return " / ".join(f"{median(list(block)):g}" for block in zip(*shipped(point, "connections"), strict=True))
+
+    for i in range(BLOCKS):
+        columns += part(f"block {i + 1}", i, "connections", printed)
+    columns += [SHIPPED_WEIGHTS, ("shipped connections", "", blocks), DEPTH]
+    columns.append(("dead layers", COUNT, lambda p: median([len(dead) for dead in shipped(p, "dead_layers")])))
+    caption = f"Table 2. Connections kept by the search ({over(section)})"
+    points = points_of(section, ["search"])
+    return table(section, "table-2", caption, columns, points, f"{SHIPPED} (the canonical mask)")
+
+
 def unit_trade_off(section: Section) -> Table:
-    columns = (
-        ("variant", ""), ("setting", ""), ("runs", COUNT), ("unit share", SHARE), ("weight share", SHARE),
-        ("error, median", ERROR), ("error, 25%", ERROR), ("error, 75%", ERROR), ("error, stochastic", ERROR),
-    )  # fmt: skip
-    rows = Rows()
-    for variant, setting, runs in settings_of(section, section.variants):
-        low, mid, high = quartiles(numbers(runs, "error"))
-        drawn = stochastic_errors(runs)
-        shares = middle(runs, "unit_share"), middle(runs, "weight_share")
-        errors = mid, low, high, median(drawn) if drawn else None
-        rows.append((variant, setting_label(variant, setting), len(runs), *shares, *errors))
-    return table(section, "trade-off", "Size against error (Fig. 2a in numbers; shares are medians)", columns, rows)
+    def stochastic(point: Point) -> float | None:
+        drawn = stochastic_errors(point.runs)
+        return median(drawn) if drawn else None
 
-
-def stochastic_errors(runs: Sequence[Run]) -> list[float]:
-    """Of networks drawn from theta at the end, where they were measured."""
-    drawn = [run.result.get("stochastic") for run in runs]
-    return [one["test_error"] for one in drawn if one is not None and one["test_error"] is not None]
+    columns = [VARIANT, SETTING, RUNS, UNITS, WEIGHTS, *QUARTILES, ("error, stochastic", ERROR, stochastic)]
+    caption = "Size against error (Fig. 2a in numbers; shares are medians)"
+    return table(section, "trade-off", caption, columns, points_of(section, section.variants))
 
 
 def connection_trade_off(section: Section) -> Table:
-    columns = (
-        ("variant", ""), ("setting", ""), ("runs", COUNT), ("weight share", SHARE), ("shipped weight share", SHARE),
-        ("shipped MAC share", SHARE), ("depth", COUNT),
-    )  # fmt: skip
-    quarters = ["error"] if single(section) else ["error, median", "error, 25%", "error, 75%"]
-    rows = Rows()
-    for variant, setting, runs in settings_of(section, section.variants):
-        low, mid, high = quartiles(numbers(runs, "error"))
-        names = ("weight_share", "canonical.weight_share", "canonical.mac_share", "canonical.depth")
-        cells = [*(middle(runs, name) for name in names), mid, *([] if single(section) else [low, high])]
-        rows.append((variant, setting_label(variant, setting), len(runs), *cells))
+    errors = [median_of("error", "error", ERROR)] if single(section) else QUARTILES
+    columns = [VARIANT, SETTING, RUNS, WEIGHTS, SHIPPED_WEIGHTS, SHIPPED_MACS, DEPTH, *errors]
     caption = f"Size against error (Fig. 2b in numbers; {over(section, 'shares are medians')})"
-    return table(section, "trade-off", caption, (*columns, *((name, ERROR) for name in quarters)), rows, SHIPPED)
+    return table(section, "trade-off", caption, columns, points_of(section, section.variants), SHIPPED)
 
 
 def variants(section: Section) -> Table:
@@ -171,11 +324,11 @@ def variants(section: Section) -> Table:
         ("error", ERROR), ("error, plain", ERROR), ("difference", "+.2%"), ("95% from", "+.2%"), ("95% to", "+.2%"),
         ("p, two-sided", ".3f"),
     )  # fmt: skip
-    rows = Rows()
-    for variant, penalty, runs in settings_of(section, [v for v in section.variants if v.startswith("search+")]):
-        plain = section.of("search", penalty)
-        errors, theirs = numbers(runs, "error"), numbers(plain, "error")
-        row: list[Any] = [variant, power(penalty), len(runs), middle(runs, "weight_share")]
+    rows = list[tuple[Any, ...]]()
+    for point in points_of(section, [v for v in section.variants if v.startswith("search+")]):
+        plain = section.of("search", point.value)
+        errors, theirs = numbers(point.runs, "error"), numbers(plain, "error")
+        row: list[Any] = [point.variant, power(point.value), len(errors), point.median("weight_share")]
         row += [middle(plain, "weight_share") if plain else None, median(errors)]
         row += [median(theirs), median(errors) - median(theirs)] if plain else [None] * 2
         if min(len(errors), len(theirs)) > 1:  # one run alone has no spread
@@ -185,37 +338,45 @@ def variants(section: Section) -> Table:
             rows.append((*row, *[None] * 3))
     caption = f"Variants of the search against the paper's form at the same penalty ({over(section, 'medians')})"
     words = "Interval: bootstrap of the difference of medians. p: exact Mann-Whitney test"
-    return table(section, "variants", caption, columns, rows, words)
+    return table(section, "variants", caption, _cells(columns), rows, words)
+
+
+def _cells(columns: Iterable[tuple[str, str]]) -> list[Column]:
+    """Columns of rows that are there already."""
+    return [(heading, form, itemgetter(i)) for i, (heading, form) in enumerate(columns)]
 
 
 def times(section: Section) -> Table:
     """One row for each batch of runs."""
-    columns = (
-        ("methods", ""), ("runs in the batch", COUNT), ("updates of each", ",d"), ("seconds", ",.1f"),
-        ("of these updating", ",.1f"), ("seconds per run", ",.2f"), ("us per update of a run", ",.2f"),
-        ("hardware", ""),
-    )  # fmt: skip
-    rows = Rows()
-    for runs in batches(section):
-        first, seconds = runs[0], runs[0].record["seconds"]
-        methods = ", ".join(dict.fromkeys(r.variant for r in runs))
-        row = (methods, first.record["runs_in_batch"], first.result["updates"], seconds["batch"], updating(first))
-        rows.append((*row, seconds["per_run"], 1e6 * update_time(first), first.machine))
-    return table(section, "time", "Time of the batches", columns, rows)
+    columns: list[Column] = [
+        ("methods", "", lambda runs: ", ".join(dict.fromkeys(run.variant for run in runs))),
+        ("runs in the batch", COUNT, lambda runs: runs[0].record["runs_in_batch"]),
+        ("updates of each", ",d", lambda runs: runs[0].result["updates"]),
+        ("seconds", ",.1f", lambda runs: runs[0].record["seconds"]["batch"]),
+        ("of these updating", ",.1f", lambda runs: updating(runs[0])),
+        ("seconds per run", ",.2f", lambda runs: runs[0].record["seconds"]["per_run"]),
+        ("us per update of a run", ",.2f", lambda runs: 1e6 * update_time(runs[0])),
+        ("hardware", "", lambda runs: runs[0].machine),
+    ]
+    return table(section, "time", "Time of the batches", columns, batches(section))
 
 
 def draws(section: Section) -> Table:
     """What was drawn until each share of the weights was hit."""
-    columns = (
-        ("share asked for", SHARE), ("runs", COUNT), ("draws", COUNT), ("of these without a path", SHARE),
-        ("weight share", SHARE), ("shipped weight share", SHARE),
-    )  # fmt: skip
-    rows = Rows()
-    for _, share, runs in settings_of(section, ["random"]):
-        drawn, pathless = (sum(r.result["drawn"][name] for r in runs) for name in ("draws", "without_path"))
-        shares = middle(runs, "weight_share"), middle(runs, "canonical.weight_share")
-        rows.append((share, len(runs), drawn, pathless / drawn, *shares))
-    return table(section, "random", "Random selections: what was drawn, and what it ships", columns, rows)
+
+    def drawn(point: Point, name: str) -> int:
+        return sum(run.result["drawn"][name] for run in point.runs)
+
+    columns: list[Column] = [
+        ("share asked for", SHARE, lambda point: point.value),
+        RUNS,
+        ("draws", COUNT, lambda point: drawn(point, "draws")),
+        ("of these without a path", SHARE, lambda point: drawn(point, "without_path") / drawn(point, "draws")),
+        WEIGHTS,
+        SHIPPED_WEIGHTS,
+    ]
+    caption = "Random selections: what was drawn, and what it ships"
+    return table(section, "random", caption, columns, points_of(section, ["random"]))
 
 
 def macs(section: Section) -> Table:
@@ -225,27 +386,19 @@ def macs(section: Section) -> Table:
         ("error", ERROR), ("error with weights as the cost", ERROR), ("at a shipped MAC share of", SHARE),
         ("difference", "+.2%"), ("standard error by the test images", ERROR),
     )  # fmt: skip
-    line = sorted(
-        (middle(runs, "canonical.mac_share"), middle(runs, "error"))
-        for runs in searches(section).values()
-        if middle(runs, "canonical.depth")  # 0: no path is left
-    )
-    rows = Rows()
-    for _, penalty, runs in settings_of(section, [MACS]):
-        share, error = middle(runs, "canonical.mac_share"), middle(runs, "error")
-        row = (power(penalty), len(runs), share, middle(runs, "canonical.weight_share"), error)
+    others = [p for p in points_of(section, ["search"]) if p.median("canonical.depth")]  # 0: no path is left
+    line = sorted((p.median("canonical.mac_share"), p.median("error")) for p in others)
+    rows = list[tuple[Any, ...]]()
+    for point in points_of(section, [MACS]):
+        share, error = point.median("canonical.mac_share"), point.median("error")
+        row = (power(point.value), len(point.runs), share, point.median("canonical.weight_share"), error)
         if line and share <= line[-1][0]:
             at = max(share, line[0][0])  # below that the other search shipped nothing: its smallest network is larger
             other = float(np.interp(at, [s for s, _ in line], [e for _, e in line]))
-            rows.append((*row, other, at, error - other, sampling_error(runs[0], error, other)))
+            rows.append((*row, other, at, error - other, sampling_error(point.runs[0], error, other)))
         else:
             rows.append((*row, *[None] * 4))
     how = f"{over(section)}; errors with weights as the cost interpolated between its penalties"
     caption = f"Error at equal MACs: MACs as the cost against weights as the cost ({how})"
     smallest = "Where the other search shipped no network as small, its smallest stands"
-    return table(section, "macs", caption, columns, rows, SHIPPED, smallest)
-
-
-def sampling_error(run: Run, *errors: float) -> float:
-    """The standard error of a difference of errors, by the number of test images alone."""
-    return math.sqrt(sum(e * (1 - e) / run.record["examples"]["test"] for e in errors))
+    return table(section, "macs", caption, _cells(columns), rows, SHIPPED, smallest)

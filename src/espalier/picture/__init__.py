@@ -5,7 +5,18 @@ svg = picture.draw(drawing)              # text for a page
 picture.save(drawing, "network.svg")     # or .png
 """
 
-from espalier.picture.describe import Drawing, connections, densenet, layers, mlp, of_run, of_space
+from espalier.picture.describe import (
+    Drawing,
+    connections,
+    densenet,
+    layers,
+    mlp,
+    of_run,
+    of_space,
+    power,
+    raised,
+    whole_power,
+)
 from espalier.picture.render import DARK, LIGHT, draw, encoded, figure, save
 
 __all__ = [
@@ -21,5 +32,8 @@ __all__ = [
     "mlp",
     "of_run",
     "of_space",
+    "power",
+    "raised",
     "save",
+    "whole_power",
 ]

@@ -10,7 +10,7 @@ import hashlib
 import io
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 from espalier.picture.describe import Drawing
@@ -53,6 +53,8 @@ LOOKS: dict[str, tuple[str, str, float, float]] = {
     "fixed": ("fixed", "", 0.0, 1.0),
 }
 INKS = {"ink": "ink", "muted": "muted", "faint": "faint", "on cell": "ink", "on end": "on-end"}
+ALIGN = {"start": "left", "middle": "center", "end": "right"}
+NARROWER = 0.92  # DejaVu Sans, which matplotlib brings along, is wider than what browsers use
 LEAST = 0.66  # of its size: below that a picture in a page is not shrunk
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 
@@ -172,6 +174,7 @@ def figure(drawing: Drawing, *, dark: bool = False) -> Figure:
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Outline
 
     scene = lay_out(drawing)
     palette = DARK if dark else LIGHT
@@ -190,32 +193,19 @@ def figure(drawing: Drawing, *, dark: bool = False) -> Figure:
                 )  # fmt: skip
                 continue
             outline = shape if isinstance(shape, Curve) else rounded(shape)
-            axes.add_patch(PathPatch(_matplotlib_path(outline), zorder=order, **_patch_look(shape.style, palette)))
+            points, codes = [outline.start], [Outline.MOVETO]
+            for step in outline.steps:
+                points += step
+                codes += [Outline.CURVE4] * 3 if len(step) == 3 else [Outline.LINETO]
+            if outline.closed:
+                points.append(outline.start)
+                codes.append(Outline.CLOSEPOLY)
+            fill, stroke, width, opacity = LOOKS[shape.style]
+            look = {
+                "facecolor": (palette[fill], opacity) if fill else "none",
+                "edgecolor": palette[stroke] if stroke else "none",
+                "linewidth": width * 0.72,
+                "capstyle": "butt",
+            }
+            axes.add_patch(PathPatch(Outline(points, codes), zorder=order, **look))
     return result
-
-
-ALIGN = {"start": "left", "middle": "center", "end": "right"}
-NARROWER = 0.92  # DejaVu Sans, which matplotlib brings along, is wider than what browsers use
-
-
-def _patch_look(style: str, palette: dict[str, str]) -> dict[str, Any]:
-    fill, stroke, width, opacity = LOOKS[style]
-    return {
-        "facecolor": (palette[fill], opacity) if fill else "none",
-        "edgecolor": palette[stroke] if stroke else "none",
-        "linewidth": width * 0.72,
-        "capstyle": "butt",
-    }
-
-
-def _matplotlib_path(curve: Curve) -> Any:
-    from matplotlib.path import Path as Outline
-
-    points, codes = [curve.start], [Outline.MOVETO]
-    for step in curve.steps:
-        points += step
-        codes += [Outline.CURVE4] * 3 if len(step) == 3 else [Outline.LINETO]
-    if curve.closed:
-        points.append(curve.start)
-        codes.append(Outline.CLOSEPOLY)
-    return Outline(points, codes)

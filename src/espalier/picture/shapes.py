@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from espalier.picture.block_layout import Heights, arrange
-from espalier.picture.describe import Drawing
-from espalier.picture.labels import share_label
+from espalier.picture.describe import Drawing, share_label
 from espalier.space import BadInput
 
 Point = tuple[float, float]
@@ -201,18 +200,14 @@ class _Band:
         if readers:
             hover += f"; read by {', '.join(map(str, readers))}"
         style = "cell" if layer else "end"
-        box = Box(x - width / 2, y - height / 2, width, height, style, 5.0 if layer else 12.0, cell["id"], hover)
-        scene.add(box)
-        label = Text(x, y + 4.5, cell["label"], f"on {style}", 12.5, "middle", cell=cell["id"], bold=not layer)
-        scene.add(label)
+        radius = 5.0 if layer else 12.0
+        scene.add(Box(x - width / 2, y - height / 2, width, height, style, radius, cell["id"], hover))
+        scene.add(Text(x, y + 4.5, cell["label"], f"on {style}", 12.5, "middle", cell=cell["id"], bold=not layer))
         if not layer:
-            self._name(scene, at, cell["name"], first=self.at[cell["id"]] == 0)
-
-    def _name(self, scene: Scene, at: Point, name: str, *, first: bool) -> None:
-        """Above a cell that begins or ends a band, on the side where no connection runs."""
-        side = CELL[0] / 2 - 3.0
-        x, anchor = (at[0] + side, "end") if first else (at[0] - side, "start")
-        scene.add(Text(x, at[1] - CELL[1] / 2 - 6.0, name, "muted", 10.5, anchor))
+            # Its name above a cell that begins or ends a band, on the side where no connection runs.
+            first, side = self.at[cell["id"]] == 0, width / 2 - 3.0
+            x, anchor = (x + side, "end") if first else (x - side, "start")
+            scene.add(Text(x, y - height / 2 - 6.0, cell["name"], "muted", 10.5, anchor))
 
     def _enter(self, scene: Scene, at: Point, came_from: Point | None, cell: dict[str, Any]) -> None:
         """The line from the band above, where the cell itself stands, to this one's beginning."""
@@ -293,11 +288,8 @@ def _layers(scene: Scene, drawing: Drawing) -> None:
         _bar(scene, cell, start, inner, y + pitch * i, full, kept)
         baseline = y + pitch * i + BAR / 2 + 4.3
         text = shortened(cell["label"], names - 12, 12.0)
-        scene.add(
-            Text(
-                EDGE, baseline, text, "ink", 12.0, cell=cell["id"], hover=cell["label"] if text != cell["label"] else ""
-            )
-        )
+        hover = cell["label"] if text != cell["label"] else ""
+        scene.add(Text(EDGE, baseline, text, "ink", 12.0, cell=cell["id"], hover=hover))
         fixed = cell["role"] == "fixed"
         count = str(cell["kept"]) if fixed else f"{cell['kept']} of {cell['total']}"
         scene.add(Text(left + bars + 16, baseline, cell.get("note", count), "ink" if not fixed else "muted", 12.0))

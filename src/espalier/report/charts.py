@@ -1,20 +1,23 @@
-"""The charts of the page in plotly's words: size against error, and learning curves. Colours are named by tokens.
+"""The charts of the page in plotly's words: size against error, learning curves, theta over time, what is kept.
 
-A token such as ``series:0`` or ``ramp:0.5/0.2`` (with an opacity) is a place in a palette; the page knows the palettes
-of its light and its dark form.
+Colours are named by tokens: ``series:0`` or ``ramp:0.5/0.2`` (with an opacity) is a place in a palette, and the page
+knows the palettes of its light and its dark form.
 """
 
 from __future__ import annotations
 
+import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from espalier.picture.labels import raised
+import numpy as np
+
+from espalier.picture import raised
 from espalier.report.phrases import amount, counted, facts, listed, percent, plain, score
-from espalier.report.run_reader import Run
-from espalier.report.statistics import median, quartiles
+from espalier.report.run_reader import Run, Theta
+from espalier.report.significance import Quartiles, median, quartiles
 from espalier.report.study_reader import Point, Section, Series
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star")
@@ -24,6 +27,9 @@ MEASURES = (
     "parameters kept", "expected share of the cost", "entropy of the mask", "penalty", "learning rate of the weights",
 )  # fmt: skip
 MOST = 120  # points of a curve: more cannot be told apart
+ROWS = 240  # of a heat map; more are narrower than a pixel
+MOST_RUNS = 16  # with a heat map: they are the largest part of the page
+BARS = 48  # in one chart; more are drawn as lines
 Trace = dict[str, Any]
 
 
@@ -78,16 +84,15 @@ def _trade_off(section: Section, axis: str, styles: Mapping[str, int]) -> View:
     traces, legend, heights = list[Trace](), list[dict[str, Any]](), list[float]()
     labelled = list[tuple[Point, float, float]]()
     for i, one in enumerate(section.series):
-        points = [p for p in one.points if p.shares(axis) and p.errors(measure)]
-        if not points:
+        curve = one.curve(axis, measure)
+        if not curve:
             continue
         style = styles[one.variant]
         colour, symbol, dash = f"series:{style}", SYMBOLS[style % len(SYMBOLS)], DASHES[style % len(DASHES)]
-        x = [quartiles(p.shares(axis)) for p in points]
-        y = [quartiles(p.errors(measure)) for p in points]
+        points, x, y = zip(*curve)
         heights += [value for q in y for value in q]
         if any(len(p.done) > 1 for p in points):
-            single = [(run, run.share(axis), _score(run, measure)) for p in points for run in p.done]
+            single = [(run, run.share(axis), run.score(measure)) for p in points for run in p.done]
             known = [(run, size, value) for run, size, value in single if size is not None and value is not None]
             heights += [value for _, _, value in known]
             dots = {"symbol": symbol, "size": 5, "color": f"{colour}/0.4"}
@@ -97,12 +102,12 @@ def _trade_off(section: Section, axis: str, styles: Mapping[str, int]) -> View:
         marker = {"symbol": symbol, "size": 9, "color": colour}
         traces.append(_marks([q[1] for q in x], [q[1] for q in y], i, marker, texts) | {
             "mode": "lines+markers" if len(points) > 1 else "markers", "name": plain(one.label),
-            "line": {"color": colour, "width": 2, "dash": dash}, "error_x": _arms(x, colour),
-            "error_y": _arms(y, colour),
+            "line": {"color": colour, "width": 2, "dash": dash}, "error_x": _arms(x, f"{colour}/0.8", 1.2, 3),
+            "error_y": _arms(y, f"{colour}/0.8", 1.2, 3),
         })  # fmt: skip
-        legend.append({"label": one.label, "color": colour, "symbol": symbol, "dash": dash, "group": i})
+        legend.append(_entry(one.label, colour, symbol, i, dash))
         if not i:
-            labelled = [(p, q[1], r[1]) for p, q, r in zip(points, x, y)]
+            labelled = [(p, q[1], r[1]) for p, q, r in curve]
     front = section.front(axis)
     most = max((share for point in section.points for share in point.shares(axis)), default=1.0) or 1.0
     group = len(section.series)
@@ -112,7 +117,7 @@ def _trade_off(section: Section, axis: str, styles: Mapping[str, int]) -> View:
         "line": {"color": "ink/0.55", "width": 1, "dash": "dot", "shape": "hv"},
         "marker": {"symbol": "circle-open", "size": 17, "color": "ink/0.75", "line": {"width": 1.4}},
     })  # fmt: skip
-    legend.append({"label": "Pareto front", "color": "ink", "symbol": "ring", "dash": "dot", "group": group})
+    legend.append(_entry("Pareto front", "ink", "ring", group, "dot"))
     height = error_axis(heights) if measure == "error" else loss_axis(heights)
     layout = {
         "xaxis": {"title": f"{axis} kept", "tickformat": ".0%", "range": [0, 1.1 * most]},
@@ -130,10 +135,20 @@ def _marks(x: Sequence[float], y: Sequence[float], group: int, marker: dict[str,
     }  # fmt: skip
 
 
-def _arms(quarters: Sequence[tuple[float, float, float]], colour: str) -> dict[str, Any]:
-    up, down = [_short(q[2] - q[1]) for q in quarters], [_short(q[1] - q[0]) for q in quarters]
+def _arms(quarters: Iterable[Quartiles], colour: str, thickness: float, width: float) -> dict[str, Any]:
+    up, down = zip(*((_short(q[2] - q[1]), _short(q[1] - q[0])) for q in quarters))
     arms = {"type": "data", "symmetric": False, "array": up, "arrayminus": down}
-    return arms | {"thickness": 1.2, "width": 3, "color": f"{colour}/0.8"}
+    return arms | {"thickness": thickness, "width": width, "color": colour}
+
+
+def _entry(label: str, colour: str, symbol: str, group: int, dash: str = "solid") -> dict[str, Any]:
+    """Of a legend. group: of the traces that it shows or hides."""
+    return {"label": label, "color": colour, "symbol": symbol, "dash": dash, "group": group}
+
+
+def _colour(one: Series, k: int, count: int, styles: Mapping[str, int]) -> str:
+    """Of the k-th of so many settings of one variant: dark to light, or the variant's own where there is one."""
+    return f"series:{styles[one.variant]}" if count == 1 else f"ramp:{k / (count - 1):.3f}"
 
 
 def _labels(marks: Sequence[tuple[Point, float, float]], most: float, log: bool, colour: str) -> list[dict[str, Any]]:
@@ -157,10 +172,6 @@ def _labels(marks: Sequence[tuple[Point, float, float]], most: float, log: bool,
             "showarrow": False, "font": {"color": colour, "size": 12}, "bgcolor": "paper/0.7", "borderpad": 1,
         } | place)  # fmt: skip
     return labels
-
-
-def _score(run: Run, measure: str) -> float | None:
-    return run.error if measure == "error" else run.loss
 
 
 def _hover(run: Run) -> str:
@@ -217,8 +228,7 @@ def _learning(one: Series, name: str, error_of: str, styles: Mapping[str, int]) 
         updates, low, middle, high = over_updates(point.runs, name)
         if len(updates) < 2:
             continue
-        single = len(one.points) == 1
-        colour = f"series:{styles[one.variant]}" if single else f"ramp:{k / max(len(one.points) - 1, 1):.3f}"
+        colour = _colour(one, k, len(one.points), styles)
         if len(point.runs) > 1:
             traces.append({
                 "type": "scatter", "mode": "lines", "hoverinfo": "skip", "legendgroup": str(k), "fill": "toself",
@@ -232,7 +242,7 @@ def _learning(one: Series, name: str, error_of: str, styles: Mapping[str, int]) 
             "hovertemplate": f"{plain(point.label)}<br>update %{{x:,}}<br>{plain(name)} {form}<extra></extra>",
         })  # fmt: skip
         heights += [*low, *high]
-        legend.append({"label": point.label, "color": colour, "symbol": "line", "dash": "solid", "group": k})
+        legend.append(_entry(point.label, colour, "line", k))
         ends.append(f"{percent(middle[-1]) if shares else amount(middle[-1])} ({point.label})")
     if not traces:
         return None
@@ -247,6 +257,142 @@ def _learning(one: Series, name: str, error_of: str, styles: Mapping[str, int]) 
         "yaxis": {"title": plain(title)} | axis,
     }
     return View(traces, layout, legend, f"{one.label}: {of_runs}{name} at the end of the training: {listed(ends)}.")
+
+
+def group_label(name: str) -> str:
+    """Modules of a Sequential are numbers.
+
+    >>> group_label("2"), group_label("fc1")
+    ('layer 2', 'fc1')
+    """
+    return f"layer {name}" if name.isdigit() else name
+
+
+def theta(section: Section) -> Chart | None:
+    """One run of each setting: the probability of every gate, update by update."""
+    options, views, ranked = dict[str, str](), dict[str, View](), False
+    for i, one in enumerate(section.series):
+        for point in one.points:
+            snapshots = point.example.theta if len(views) < MOST_RUNS else None
+            if snapshots is not None:
+                key = f"{i}-{len(views)}"
+                options[key] = f"{one.label}, {point.label}"
+                views[key] = _heat(snapshots, options[key])
+                ranked = ranked or snapshots.ranked
+    if not views:
+        return None
+    order = "at every update in the order of their probability" if ranked else "in the order they ended in"
+    lead = (
+        f"Theta is the probability of each gate to be open. Rows are the gates of a layer, {order}. Of each setting "
+        "one run is shown, that of the middle error."
+    )
+    return Chart("theta", "Theta over time", lead, (Control("Run", "select", tuple(options.items())),), views)
+
+
+def _heat(theta: Theta, label: str) -> View:
+    blocks, centres, edges = list[np.ndarray](), list[float](), list[float]()
+    row, start, total = 0, 0, sum(theta.sizes.values())
+    for size in theta.sizes.values():
+        part = theta.values[:, start : start + size]
+        if not theta.ranked:
+            part = part[:, np.argsort(part[-1], kind="stable")]
+        part = part[:, ::-1]  # the open ones above
+        rows = min(size, max(1, round(ROWS * size / max(total, ROWS))))
+        means = np.stack([piece.mean(1) for piece in np.array_split(part, rows, axis=1)])  # (rows, snapshots)
+        blocks.append(means)
+        centres.append(row + (rows - 1) / 2)
+        row, start = row + rows, start + size
+        edges.append(row - 0.5)
+    z = np.concatenate(blocks)
+    data = np.rint(100 * z).astype(np.uint8)
+    packed = {"dtype": "u1", "bdata": base64.b64encode(data.tobytes()).decode(), "shape": f"{z.shape[0]}, {z.shape[1]}"}
+    names = [plain(f"{group_label(name)} ({size:,})") for name, size in theta.sizes.items()]
+    some = range(0, len(names), max(1, -(-len(names) // 16)))
+    trace = {
+        "type": "heatmap", "x": theta.updates, "z": packed, "zmin": 0, "zmax": 100, "colorscale": "Cividis",
+        "hovertemplate": "theta %{z}%<br>update %{x:,}<extra></extra>", "zsmooth": False,
+        "colorbar": {"title": {"text": "theta"}, "tickvals": [0, 50, 100], "ticktext": ["0", "0.5", "1"],
+                     "thickness": 10, "outlinewidth": 0, "len": 0.9},
+    }  # fmt: skip
+    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "line": {"color": "paper", "width": 2}}
+    layout = {
+        "xaxis": {"title": "updates", "showgrid": False, "tickformat": "~s"},
+        "yaxis": {"tickvals": [centres[i] for i in some], "ticktext": [names[i] for i in some], "showgrid": False,
+                  "autorange": "reversed"},
+        "shapes": [line | {"y0": edge, "y1": edge} for edge in edges[:-1]],
+    }  # fmt: skip
+    last = theta.values[-1]
+    decided = float(((last < 0.1) | (last > 0.9)).mean())
+    words = (
+        f"{label}: {counted(total, 'gate')}. At the end {percent(decided)} have a theta below 0.1 or above 0.9, and "
+    )
+    words += f"{percent(float((last >= 0.5).mean()))} are more likely open than closed."
+    return View([trace], layout, [], words)
+
+
+def kept(section: Section, styles: Mapping[str, int]) -> Chart | None:
+    """What each group of gates keeps under each setting: medians and quartiles."""
+    views, methods = dict[str, View](), dict[str, str]()
+    for i, one in enumerate(section.series):
+        view = _kept(one, section, styles)
+        if view is not None:
+            views[str(i)], methods[str(i)] = view, one.label
+    if not views:
+        return None
+    how = f": medians over {section.over}, with quartiles." if section.middle else "."
+    part, what = "layer", "gates that ship"
+    if any("connections" in run.result for run in section.runs):  # Table 2's numbers
+        part, what = "block", "connections that the mask keeps, those of dead layers among them"
+    lead = f"The {what}, of all that a {part} has{how}"
+    return Chart("kept", f"What each {part} keeps", lead, (Control("Method", "select", tuple(methods.items())),), views)
+
+
+def _kept(one: Series, section: Section, styles: Mapping[str, int]) -> View | None:
+    points = [point for point in one.points if any(run.kept for run in point.done)]
+    names = list(dict.fromkeys(name for point in points for run in point.done for name in run.kept))
+    if not points:
+        return None
+    totals = dict[str, int | None]()  # gates of each group, as the first run of any method says that knows
+    for name in names:
+        known = (run.kept[name][1] for other in section.points for run in other.done if name in run.kept)
+        totals[name] = next((total for total in known if total), None)
+    shares = all(totals.values())
+    bars = len(points) * len(names) <= BARS
+    traces, legend, words = list[dict[str, Any]](), list[dict[str, Any]](), list[str]()
+    for k, point in enumerate(points):
+        colour = _colour(one, k, len(points), styles)
+        counts = {name: [run.kept[name][0] for run in point.done if name in run.kept] for name in names}
+        quarters = {name: quartiles(values) for name, values in counts.items() if values}
+        scale = {name: 1 / (totals[name] or 1) if shares else 1.0 for name in quarters}
+        of = {name: f" of {totals[name]:,}" if totals[name] else "" for name in quarters}
+        trace: dict[str, Any] = {
+            "type": "bar" if bars else "scatter", "name": plain(point.label), "legendgroup": str(k),
+            "x": [plain(group_label(name)) for name in quarters], "y": [q[1] * scale[n] for n, q in quarters.items()],
+            "text": [f"{q[1]:g}{of[n]} ({q[0]:g} to {q[2]:g}), {counted(len(counts[n]), 'run')}"
+                     for n, q in quarters.items()],
+            "textposition": "none", "marker": {"color": colour},
+            "hovertemplate": f"{plain(point.label)}<br>%{{x}}: %{{text}}<extra></extra>",
+        }  # fmt: skip
+        if bars and len(point.done) > 1:
+            arms: dict[str, Any] = {"type": "data", "symmetric": False, "thickness": 1, "width": 2, "color": "ink/0.7"}
+            arms["array"] = [(q[2] - q[1]) * scale[n] for n, q in quarters.items()]
+            trace["error_y"] = arms | {"arrayminus": [(q[1] - q[0]) * scale[n] for n, q in quarters.items()]}
+        elif not bars:
+            del trace["textposition"]
+            trace |= {"mode": "lines+markers", "line": {"color": colour, "width": 1.5}}
+        traces.append(trace)
+        legend.append(_entry(point.label, colour, "bar", k))
+        few = ", ".join(f"{q[1]:g}" for q in list(quarters.values())[:6])
+        words.append(f"{few}{', …' * (len(quarters) > 6)} ({point.label})")
+    axis = {"title": "share of the gates kept", "tickformat": ".0%", "range": [0, 1.04]}
+    layout = {
+        "xaxis": {"type": "category", "showgrid": False}, "yaxis": axis if shares else {"title": "gates kept"},
+        "barmode": "group", "bargap": 0.25,
+    }  # fmt: skip
+    several = any(len(point.done) > 1 for point in points)
+    groups = [group_label(name) + (f" (of {total:,})" if total else "") for name, total in list(totals.items())[:6]]
+    summary = f"{one.label}: gates kept in {listed(groups)}{', medians' * several}: {'; '.join(words)}."
+    return View(traces, layout, legend, summary)
 
 
 Curve = tuple[list[int], list[float], list[float], list[float]]

@@ -14,12 +14,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from espalier.picture.labels import raised
+from espalier import files
+from espalier.picture import raised
 from espalier.report import grid_tables
-from espalier.report.charts import MEASURES, error_axis, over_updates
-from espalier.report.files import put
-from espalier.report.statistics import quartiles
-from espalier.report.structure_charts import group_label
+from espalier.report.charts import MEASURES, error_axis, group_label, over_updates
+from espalier.report.significance import quartiles
 from espalier.report.study_reader import Point, Section, Series, numbers
 
 # Okabe and Ito's colours, told apart by the colour-blind; every series has its own marker besides.
@@ -63,7 +62,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
         for kind, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
             buffer = io.BytesIO()
             figure.savefig(buffer, format=kind, dpi=160, metadata=metadata, bbox_inches="tight")
-            written.append(put(stem.with_name(f"{stem.name}.{kind}"), buffer.getvalue()))
+            written.append(files.write(stem.with_name(f"{stem.name}.{kind}"), buffer.getvalue()))
     return written
 
 
@@ -76,18 +75,11 @@ def trade_off(section: Section) -> Figure | None:
     heights = list[float]()
     for axes, axis in zip(grid, section.axes):
         for i, one in enumerate(section.series):
-            points = [p for p in one.points if p.shares(axis) and p.errors(section.measure)]
-            if not points:
-                continue
-            x = np.array([quartiles(p.shares(axis)) for p in points])
-            y = np.array([quartiles(p.errors(section.measure)) for p in points])
-            heights += list(y.flatten())
-            colour, marker = COLOURS[i % len(COLOURS)]
-            axes.errorbar(
-                x[:, 1], y[:, 1], xerr=arms(x), yerr=arms(y), color=colour, marker=marker, ms=5.5, lw=1.6,
-                ls="-" if one.variant.startswith("search") else "--", elinewidth=1.1, capsize=2.5,
-                label=_text(one.label),
-            )  # fmt: skip
+            if curve := one.curve(axis, section.measure):
+                x, y = np.array([q for _, q, _ in curve]), np.array([q for _, _, q in curve])
+                heights += list(y.flatten())
+                look = (*COLOURS[i % len(COLOURS)], "-" if one.variant.startswith("search") else "--")
+                crosses(axes, x, y, look, label=_text(one.label), xerr=arms(x), yerr=arms(y))
         front = section.front(axis)
         axes.step(
             [x for x, _, _ in front], [y for _, y, _ in front], where="post", color="#777777", lw=0.9, ls=":",
@@ -171,9 +163,7 @@ def kept(section: Section) -> Figure | None:
     for k, (point, colour) in enumerate(zip(points, shades(len(points)))):
         shares = np.array([_share(point, name) for name in names])
         at = np.arange(len(names)) - 0.4 + width * (k + 0.5)
-        axes.bar(at, shares[:, 1], width=width * 0.92, color=colour, label=_text(point.label))
-        if len(point.done) > 1:
-            axes.errorbar(at, shares[:, 1], yerr=arms(shares), fmt="none", ecolor="#333333", elinewidth=1, capsize=2)
+        bars(axes, at, shares, width, colour, _text(point.label), spread=len(point.done) > 1)
     axes.set_xticks(
         range(len(names)), [_text(group_label(name)) for name in names], rotation=0 if len(names) < 8 else 60
     )
@@ -217,10 +207,8 @@ def rivals(section: Section) -> Figure | None:
             loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, fontsize=8.5, handletextpad=0.2, columnspacing=1.2
         )
         title = raised(f"Ours and its rivals: {grid_tables.title(section)}")
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11, weight="bold")
         note = "below 0 ours is better; bars: 95% bootstrap over pairs; hollow: level"
-        sign(figure, raised(f"{note}\n{grid_tables.note(section)}"))
-    return figure
+        return titled(figure, title, raised(f"{note}\n{grid_tables.note(section)}"), size=11)
 
 
 def _cells(section: Section, rival: str) -> dict[float, tuple[grid_tables.Comparison, float]]:
@@ -265,10 +253,9 @@ def _scaled(axes: Axes, measure: str, values: Sequence[float]) -> None:
 
 
 def _finished(figure: Figure, title: str, section: Section) -> Figure:
-    figure.suptitle(_text(f"{title}: {section.title}"), x=0.01, ha="left", fontsize=12, fontweight="bold")
     several = max(len(point.runs) for point in section.points) > 1
     note = f"median and quartiles of {section.trials}" if several else "one seed"
-    return sign(figure, _text(f"{section.note}; {note}"))
+    return titled(figure, _text(f"{title}: {section.title}"), _text(f"{section.note}; {note}"))
 
 
 def _text(words: str) -> str:
@@ -279,8 +266,9 @@ def _text(words: str) -> str:
 # ---- for figures of any kind -----------------------------------------------------------------------------------------
 
 
-def sign(figure: Figure, note: str) -> Figure:
-    """What it is made of, small, below."""
+def titled(figure: Figure, title: str, note: str, *, size: int = 12) -> Figure:
+    """note: what it is made of, small, below."""
+    figure.suptitle(title, x=0.01, ha="left", fontsize=size, fontweight="bold")
     figure.supxlabel(note, x=0.01, ha="left", fontsize=7.5, color="#555555")
     return figure
 
@@ -291,6 +279,23 @@ def band(axes: Axes, curve: Any, colour: Any, label: str) -> tuple[list[float], 
     axes.plot(updates, middle, color=colour, lw=1.8, label=label)
     axes.fill_between(updates, low, high, color=colour, alpha=0.18, lw=0)
     return low, high
+
+
+def crosses(axes: Axes, x: np.ndarray, y: np.ndarray, look: tuple[str, str, str], **more: Any) -> None:
+    """Medians joined by a line. x, y: quartiles ``(points, 3)``; look: colour, marker and line; more: the arms, ..."""
+    colour, marker, line = look
+    axes.errorbar(
+        x[:, 1], y[:, 1], color=colour, marker=marker, ls=line, ms=5.5, lw=1.6, elinewidth=1.1, capsize=2.5, **more
+    )
+
+
+def bars(
+    axes: Axes, at: Any, quarters: np.ndarray, width: float, colour: Any, label: str, *, spread: bool = True
+) -> None:
+    """Medians as bars; spread: with arms to the quartiles ``(bars, 3)``."""
+    axes.bar(at, quarters[:, 1], width=width * 0.92, color=colour, label=label)
+    if spread:
+        axes.errorbar(at, quarters[:, 1], yerr=arms(quarters), fmt="none", ecolor="#333333", elinewidth=1, capsize=2)
 
 
 def shares_along_x(axes: Axes, label: str) -> None:

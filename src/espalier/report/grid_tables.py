@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from espalier.picture.labels import power
-from espalier.report.files import MARK, put, put_between, readme_of
+from espalier import files
+from espalier.picture import power
 from espalier.report.phrases import made_by
 from espalier.report.run_reader import Run
-from espalier.report.statistics import median, paired_interval
+from espalier.report.significance import median, paired_interval
 from espalier.report.study_reader import Section, Study, numbers
-from espalier.report.tables import Table
+from espalier.report.tables import MARK, Table, put_between, readme_of
 
 RIVALS = {
     "scratch": "equal layers from scratch",
@@ -95,9 +95,10 @@ def title(section: Section) -> str:
     return f"{section.title}, {section.members[0].error_of}"
 
 
-def _table(section: Section, name: str, caption: str, columns: Iterable[tuple[str, str]], rows: Any) -> Table:
+def _table(section: Section, name: str, caption: str, columns: Any, rows: Any, words: str = "") -> Table:
+    """words: what its note says first."""
     caption = f"{caption}: {title(section)}"
-    return Table(f"{section.folder}-{name}", caption, tuple(columns), tuple(rows), note(section))
+    return Table(f"{section.folder}-{name}", caption, tuple(columns), tuple(rows), f"{words}{note(section)}")
 
 
 def _against(section: Section) -> Table:
@@ -115,10 +116,9 @@ def _against(section: Section) -> Table:
         rows.append(tuple(row))
     words = (
         "Mean test error in %. Differences over pairs of equal fold and seed, 95% by bootstrap over folds and pairs; "
-        f"won or lost only if 0 is outside. {note(section)}"
+        "won or lost only if 0 is outside. "
     )
-    caption = f"Ours and its rivals: {title(section)}"
-    return Table(f"{section.folder}-recipe", caption, tuple(columns), tuple(rows), words)
+    return _table(section, "recipe", "Ours and its rivals", columns, rows, words)
 
 
 def _medians(section: Section) -> Table:
@@ -220,7 +220,7 @@ def write(study: Study, page: str | os.PathLike[str] | None = None) -> list[Path
         commands = [f"    {command}" for command in made_by(run.command for run in section.members)]
         parts[section.folder] = [*(table.markdown() for table in every), "Made by:", "", *commands, ""]
     pieces = [piece for part in parts.values() for piece in part]
-    written.append(put(readme, "\n".join([f"# {', '.join(parts)}", "", MARK, "", *pieces])))
+    written.append(files.write(readme, "\n".join([f"# {', '.join(parts)}", "", MARK, "", *pieces])))
     if page is not None:
         marks = {name: (BEGIN.format(name=name), END.format(name=name)) for name in parts}
         written.append(put_between(Path(page), [(marks[name], "\n".join(part)) for name, part in parts.items()]))

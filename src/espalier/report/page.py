@@ -14,12 +14,11 @@ import jinja2
 import plotly.offline  # type: ignore[import-untyped]
 
 from espalier import picture
-from espalier.picture.labels import raised
-from espalier.report import charts, structure_charts, tables
-from espalier.report.charts import Chart
+from espalier.picture import raised
+from espalier.report import charts, tables
+from espalier.report.charts import Chart, group_label
 from espalier.report.phrases import amount, duration, headline, listed, made_by, percent
 from espalier.report.run_reader import Run
-from espalier.report.structure_charts import group_label
 from espalier.report.study_reader import Section, Study, grouped, variant_label
 from espalier.report.tables import Table
 from espalier.space import BadInput
@@ -56,11 +55,18 @@ def render(study: Study, files: Iterable[Path] = ()) -> str:
         sections=sections,
         runs_table=_table(tables.runs(study, short=True), [r.setting.value if r.setting else "" for r in study.runs]),
         methods=list(dict.fromkeys(variant_label(run.variant) for run in study.runs)),
-        made=[_made(section) for section in study.sections],
+        made=[
+            {
+                "title": section.title,
+                "settings": [(name, _by_method(section.runs, name)) for name in _names(section.runs)],
+                "commands": made_by(run.command for run in section.runs),
+            }
+            for section in study.sections
+        ],
         versions=_alike(run.versions for run in study.runs),
         hardware=_alike(run.hardware for run in study.runs),
         commits=list(dict.fromkeys(run.commit for run in study.runs if run.commit)),
-        files=[_linked(path, study.root) for path in files],
+        files=[(path.relative_to(study.root).as_posix(), path.name) for path in files],
         data={"charts": drawn, "texts": texts},
         css=_template("page.css") + theme(),
         script=_template("page.js"),
@@ -101,7 +107,7 @@ def _template(name: str) -> str:
 
 def _section(section: Section, number: int, styles: Mapping[str, int]) -> dict[str, Any]:
     every: list[Chart | None] = [charts.trade_off(section, styles), charts.learning(section, styles)]
-    every += [structure_charts.theta(section), structure_charts.kept(section, styles)]
+    every += [charts.theta(section), charts.kept(section, styles)]
     examples = [point.example for point in section.points if point.variant.startswith("search") and point.done]
     return {
         "id": f"s{number}",
@@ -137,29 +143,15 @@ def _facts(study: Study) -> list[tuple[str, str]]:
     states = [f"{len(group)} {state}" for state, group in grouped(runs, lambda run: run.state).items()]
     ended = sorted(run.ended for run in runs if run.ended)
     seconds = [run.seconds for run in runs if run.seconds is not None]
+    counts = [len(point.runs) for section in study.sections for point in section.points]
     facts = [
         ("Runs", f"{len(runs):,} ({', '.join(states)})"),
-        ("Runs of each setting", _range([len(point.runs) for s in study.sections for point in s.points])),
+        ("Runs of each setting", " to ".join(str(n) for n in dict.fromkeys((min(counts), max(counts))))),
         ("Time of training", duration(sum(seconds)) if seconds else ""),
         ("Hardware", listed(list(dict.fromkeys(run.machine for run in runs)))),
         ("Last run ended", ended[-1].replace("T", " ").replace("Z", " UTC") if ended else ""),
     ]
     return [(name, value) for name, value in facts if value]
-
-
-def _range(values: Sequence[int]) -> str:
-    low, high = min(values), max(values)
-    return str(low) if low == high else f"{low} to {high}"
-
-
-def _made(section: Section) -> dict[str, Any]:
-    """Commands and settings: what all runs share, and what differs by method."""
-    runs = section.runs
-    return {
-        "title": section.title,
-        "settings": [(name, _by_method(runs, name)) for name in _names(runs)],
-        "commands": made_by(run.command for run in runs),
-    }
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
@@ -189,11 +181,6 @@ def _plain(value: Any) -> str:
     if isinstance(value, str):
         return value
     return "not set" if value is None else json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
-
-
-def _linked(path: Path, root: Path) -> tuple[str, str]:
-    """Address and name of a file beside the page."""
-    return (Path(path).relative_to(root).as_posix(), Path(path).name)
 
 
 @dataclass(frozen=True)

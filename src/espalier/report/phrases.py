@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 
-from espalier.picture.labels import raised
+from espalier.picture import raised
 from espalier.report.run_reader import Run
-from espalier.report.study_reader import Section, variant_label
+from espalier.report.study_reader import Section, grouped, variant_label
 
 BESIDES = {"--commit": 1, "--time-limit": 1, "--page": 1, "--reproduction": 1}  # flags and how many words they take
 BESIDES |= {"--quiet": 0, "--no-report": 0, "--report": 0, "--json": 0, "--keep-state": 0}
@@ -49,8 +49,8 @@ def duration(seconds: float | None) -> str:
         return ""
     if seconds < 60:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def score(measure: str, value: float | None) -> str:
@@ -127,11 +127,8 @@ def made_by(commands: Iterable[str]) -> list[str]:
     ['espalier study --out x   # in 5 calls, which share out --seeds, --first-seed; each run file has its own']
     """
     calls = dict.fromkeys(_without(command, BESIDES) for command in commands if command)
-    whole: dict[str, list[str]] = {}
-    for call in calls:
-        whole.setdefault(_without(call, dict.fromkeys(SLICES, 1)), []).append(call)
     lines = list[str]()
-    for base, slices in whole.items():
+    for base, slices in grouped(calls, lambda call: _without(call, dict.fromkeys(SLICES, 1))).items():
         if len(slices) <= FEW:
             lines += slices
             continue

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from espalier.picture.labels import power, whole_power
+from espalier.picture import power, whole_power
 from espalier.space import Corrupt
 
 FORMAT = 1
@@ -124,6 +124,9 @@ class Run:
     def result(self) -> dict[str, Any]:
         return mapping(self.record.get("result"))
 
+    def score(self, measure: str) -> float | None:
+        return self.error if measure == "error" else self.loss
+
     def share(self, name: str) -> float | None:
         """Of what is counted so; live things are those of the mask where nothing else is said."""
         return self.shares.get(name, self.shares.get(name.removeprefix(LIVE)))
@@ -154,7 +157,10 @@ def from_file(path: Path, root: Path) -> list[Run]:
     place = path.relative_to(root / "runs")
     try:
         if path.suffix == ".jsonl":
-            return [_of_record(path, place.parent / _batch_name(record), record) for record in _records(path)]
+            names = ("fold", *SETTINGS, "seed")  # what tells a run of a batch from its others, as run files are called
+            runs = [(mapping(record["run"]), record) for record in _records(path)]
+            stems = ["-".join(f"{key}_{run[key]}" for key in names if run.get(key) is not None) for run, _ in runs]
+            return [_of_record(path, place.parent / stem, record) for stem, (_, record) in zip(stems, runs)]
         return [_of_record(path, place.with_suffix(""), record) for record in _records(path)]
     except (TypeError, AttributeError, LookupError) as error:
         raise Corrupt(f"{path} is not a run file: {error}. Take it out of the folder") from None
@@ -178,12 +184,6 @@ def _records(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _batch_name(record: dict[str, Any]) -> str:
-    """What tells a run of a batch from its others, as run files are called."""
-    run = mapping(record["run"])
-    return "-".join(f"{key}_{run[key]}" for key in ("fold", *SETTINGS, "seed") if run.get(key) is not None)
-
-
 def _of_record(path: Path, name: Path, record: dict[str, Any]) -> Run:
     run, result, settings = (mapping(record[part]) for part in ("run", "result", "settings"))
     diverged = result.get("diverged_at") is not None or ("test_error" in result and result["test_error"] is None)
@@ -205,7 +205,7 @@ def _of_record(path: Path, name: Path, record: dict[str, Any]) -> Run:
         error_of=error_of,
         shares=_shares(result, settings),
         kept=_kept(result, settings),
-        updates=whole(result.get("updates")),
+        updates=integer(result.get("updates")),
         seconds=number(seconds.get("per_run") if isinstance(seconds, Mapping) else seconds),
         curve=[_named_row(row, COLUMNS) for row in rows if isinstance(row, Mapping)],
         settings=settings,
@@ -255,7 +255,7 @@ def from_folder(folder: Path, root: Path) -> Run:
         error_of="validation data" if scored else "training data",
         shares=_shares(result, settings) if result else {s: last[f"{s} kept"] for s in AXES if f"{s} kept" in last},
         kept=_kept(result, settings),
-        updates=whole(result.get("updates", last.get("update"))),
+        updates=integer(result.get("updates", last.get("update"))),
         seconds=number(result.get("seconds", last.get("seconds"))),
         curve=curve,
         settings=settings,
@@ -326,7 +326,7 @@ def _origin(head: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
         **texts,
         **parts,
         "ended": str(head.get("finished") or ""),
-        **{k: whole(run.get(k)) for k in ("seed", "fold")},
+        **{k: integer(run.get(k)) for k in ("seed", "fold")},
     }
 
 
@@ -347,7 +347,7 @@ def _kept(result: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, t
     groups, kept = result.get("kept"), dict[str, tuple[int, int | None]]()
     if isinstance(groups, Mapping):
         for name, pair in groups.items():
-            count, total, *_ = [*(whole(value) for value in (pair if isinstance(pair, list) else [pair])), None, None]
+            count, total, *_ = [*(integer(value) for value in (pair if isinstance(pair, list) else [pair])), None, None]
             if count is not None:
                 kept[str(name)] = (count, total)
         return kept
@@ -362,7 +362,7 @@ def _kept(result: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, t
 def _totals(groups: int, result: Mapping[str, Any], settings: Mapping[str, Any]) -> list[int | None]:
     widths, histogram = settings.get("widths"), result.get("theta_histogram")
     if isinstance(widths, list) and len(widths) == groups + 2:
-        return [whole(width) for width in widths[1:-1]]
+        return [integer(width) for width in widths[1:-1]]
     if isinstance(histogram, list) and len(histogram) == groups and all(isinstance(bins, list) for bins in histogram):
         return [int(sum(count for count in bins if isinstance(count, int))) for bins in histogram]
     return [None] * groups
@@ -413,7 +413,7 @@ def number(value: object) -> float | None:
     return float(value) if good else None  # type: ignore[arg-type]
 
 
-def whole(value: object) -> int | None:
+def integer(value: object) -> int | None:
     finite = number(value)
     return None if finite is None else int(finite)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from espalier.report.run_reader import AXES, Run, Setting, from_file, from_folder, number
-from espalier.report.statistics import median
+from espalier.report.significance import Quartiles, median, quartiles
 from espalier.space import BadInput, Corrupt
 
 LABELS = {
@@ -51,9 +51,17 @@ class Point:
     def done(self) -> tuple[Run, ...]:
         return tuple(run for run in self.runs if run.finished)
 
+    @property
+    def value(self) -> float:
+        """Of its setting; 0 where there is none."""
+        return self.setting.value if self.setting else 0.0
+
+    def median(self, name: str) -> float:
+        """Over its runs, of a number that :meth:`Run.number` knows."""
+        return middle(self.runs, name)
+
     def errors(self, measure: str) -> list[float]:
-        scores = [run.error if measure == "error" else run.loss for run in self.done]
-        return [score for score in scores if score is not None]
+        return [score for run in self.done if (score := run.score(measure)) is not None]
 
     def shares(self, axis: str) -> list[float]:
         return [share for run in self.done if (share := run.share(axis)) is not None]
@@ -76,6 +84,11 @@ class Series:
     @property
     def runs(self) -> list[Run]:
         return [run for point in self.points for run in point.runs]
+
+    def curve(self, axis: str, measure: str) -> list[tuple[Point, Quartiles, Quartiles]]:
+        """Points of which both are known, with the quartiles of their size and of their error."""
+        known = [(point, point.shares(axis), point.errors(measure)) for point in self.points]
+        return [(point, quartiles(shares), quartiles(errors)) for point, shares, errors in known if shares and errors]
 
 
 @dataclass(frozen=True)
@@ -102,7 +115,7 @@ class Section:
             by_setting = grouped(runs, lambda run: run.setting)
             points = [Point(variant, setting, tuple(some)) for setting, some in by_setting.items()]
             # A stronger penalty makes a smaller network.
-            points.sort(key=lambda p: 0.0 if p.setting is None else p.setting.value * (-1 if kind == "penalty" else 1))
+            points.sort(key=lambda point: -point.value if kind == "penalty" else point.value)
             series.append(Series(variant, label, tuple(points)))
         order = {name: i for i, name in enumerate(LABELS)}
         return tuple(sorted(series, key=lambda s: (s.variant != "search", not s.variant.startswith("search"),
@@ -174,11 +187,9 @@ class Section:
 
     def front(self, axis: str) -> list[tuple[float, float, Point]]:
         """The Pareto front of the medians: size, error and point of those that no other point beats in both."""
-        measure = self.measure or "error"
-        sized = [(p.shares(axis), p.errors(measure), p) for p in self.points]
-        known = [(median(shares), median(errors), p) for shares, errors, p in sized if shares and errors]
+        curves = [curve for one in self.series for curve in one.curve(axis, self.measure or "error")]
         front = list[tuple[float, float, Point]]()
-        for x, y, point in sorted(known, key=lambda one: one[:2]):
+        for x, y, point in sorted(((x[1], y[1], point) for point, x, y in curves), key=lambda one: one[:2]):
             if not front or y < front[-1][1]:
                 front.append((x, y, point))
         return front

@@ -1,20 +1,29 @@
-"""Tables as Markdown and as CSV, and those that any study has: its runs, and size against error of each setting."""
+"""Tables as Markdown and as CSV, the pages that they are put into, and the tables that any study has.
+
+A page is generated completely, or between two marks: what people have written is left alone.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from espalier.report.files import put
+from espalier import files
 from espalier.report.phrases import counted, kept
 from espalier.report.run_reader import AXES
-from espalier.report.statistics import median, quartiles
+from espalier.report.significance import median, quartiles
 from espalier.report.study_reader import Section, Study, variant_label
+from espalier.space import BadInput
 
 SHARE, ERROR, COUNT, LOSS = ".1%", ".2%", "g", ".4g"
+MARK = "Made from the files under `runs/`; edits are overwritten."
+PAGES = ("README.md", "REPORT.md")
+Marks = tuple[str, str]
+Column = tuple[str, str, Callable[[Any], Any]]  # heading, format, and the value of an item
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,13 @@ class Table:
     columns: tuple[tuple[str, str], ...]
     rows: tuple[tuple[Any, ...], ...]
     note: str = ""
+
+    @classmethod
+    def of(cls, name: str, caption: str, columns: Iterable[Column], items: Iterable[Any], note: str = "") -> Table:
+        """A row for each item."""
+        every = list(columns)
+        rows = tuple(tuple(value(item) for _, _, value in every) for item in items)
+        return cls(name, caption, tuple((heading, form) for heading, form, _ in every), rows, note)
 
     def markdown(self) -> str:
         lines = [f"**{escaped(self.caption)}**", "", _line([heading for heading, _ in self.columns])]
@@ -45,7 +61,7 @@ class Table:
     def write(self, stem: Path) -> list[Path]:
         """stem.md and stem.csv."""
         parts = {"md": self.markdown(), "csv": self.csv()}
-        return [put(stem.with_name(f"{stem.name}.{kind}"), text) for kind, text in parts.items()]
+        return [files.write(stem.with_name(f"{stem.name}.{kind}"), text) for kind, text in parts.items()]
 
 
 def escaped(text: str) -> str:
@@ -63,6 +79,33 @@ def _cell(value: Any, form: str) -> str:
 
 def _line(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
+
+
+def readme_of(root: Path) -> Path:
+    """Where the page of a folder goes: README.md, or REPORT.md beside a README.md that somebody else has written."""
+    for page in (root / name for name in PAGES):
+        if not page.exists() or MARK in page.read_text(encoding="utf-8", errors="replace").splitlines()[:5]:
+            return page
+    raise BadInput(
+        f"{root} has a README.md and a REPORT.md that no report has made (their first lines would say so); move one of "
+        "them away"
+    )
+
+
+def put_between(page: Path, parts: Iterable[tuple[Marks, str]]) -> Path:
+    """Replace what stands between each pair of marks; all of it, or nothing where a pair is lacking."""
+    try:
+        text = page.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"{page} cannot be read: {error.strerror}") from None
+    for (begin, end), part in parts:
+        if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+            raise BadInput(
+                f"{page} has no place for generated text: it needs the lines {begin!r} and {end!r} once each"
+            )
+        head, rest = text.split(begin)
+        text = f"{head}{begin}\n\n{part.strip()}\n\n{end}{rest.split(end)[1]}"
+    return files.write(page, text)
 
 
 def trade_off(section: Section) -> Table:

@@ -7,8 +7,6 @@ a file under its final name is whole; the last two are kept, in case the disk it
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -21,18 +19,16 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from espalier.space import BadInput, BadType, Corrupt, EspalierError
+from espalier.files import PARTIAL
+from espalier.files import NotSaved as NotSaved  # for those who import both from here
+from espalier.files import write as write
+from espalier.space import BadInput, BadType, Corrupt
 from espalier.train import tree
 
 FORMAT = 1
 KEPT = 2
 NAME = re.compile(r"checkpoint-(\d{12})\.safetensors")
-PARTIAL = ".partial"
 BLANK = "0" * 64  # stands where the checksum will be, so that the checksum covers the header too
-
-
-class NotSaved(EspalierError, OSError):
-    """A file could not be written; what was there before is intact."""
 
 
 class Checkpoint:
@@ -152,38 +148,6 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if header["format"] != FORMAT:
         raise Corrupt(f"this checkpoint has format {header['format']}; this version of Espalier reads format {FORMAT}")
     return header, safetensors.torch.load(data)
-
-
-def write(path: Path, data: bytes) -> None:
-    """Put the file there whole or not at all: write beside it, flush to the disk, rename, flush the folder."""
-    partial = path.with_name(path.name + PARTIAL)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        why = "the disk is full" if full else error.strerror or str(error)
-        kept = "What was saved before is intact; make room, or choose another folder, and run the same call again"
-        lost = "Choose a folder that can be made and written to"
-        raise NotSaved(error.errno, f"{path} could not be written: {why}. {kept if full else lost}") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """A rename is only on the disk when its folder is."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _shown(settings: Mapping[str, Any], key: str) -> str:

@@ -9,12 +9,13 @@ from itertools import combinations
 import numpy as np
 
 Numbers = Sequence[float]
+Quartiles = tuple[float, float, float]
 ENUMERATED = 200_000  # at most so many splits are all looked at; beyond, as many are drawn
 DRAWS, PAIRED_DRAWS = 20_000, 10_000  # permutations and bootstraps; bootstraps of pairs
 SEED = 0
 
 
-def quartiles(values: Numbers) -> tuple[float, float, float]:
+def quartiles(values: Numbers) -> Quartiles:
     """The 25% quantile, the median and the 75% quantile, interpolated linearly.
 
     >>> quartiles([4.0, 1.0, 3.0, 2.0, 5.0])
@@ -35,7 +36,8 @@ def smaller(x: Numbers, y: Numbers) -> float:
     True
     """
     values = np.concatenate([np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)])
-    ranks = _ranks(values)
+    _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[where]
     n, seen = len(x), ranks[: len(x)].sum()
     if math.comb(len(values), n) <= ENUMERATED:
         sums = np.array([ranks[list(chosen)].sum() for chosen in combinations(range(len(values)), n)])
@@ -123,10 +125,3 @@ def paired_interval(differences: Numbers, folds: Sequence[int | None], level: fl
     # Summing in another order moves a last digit: that is no evidence.
     low, high = np.round(np.quantile(means, [(1 - level) / 2, (1 + level) / 2]), 12)
     return float(low), float(high)
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    mean: np.ndarray = (last - (counts - 1) / 2)[where]
-    return mean

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from espalier.report import statistics as st
+from espalier.report import significance as st
 
 
 def test_quartiles_are_interpolated():
