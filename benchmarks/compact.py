@@ -30,7 +30,7 @@ import espalier
 from espalier.gates.gated import Gated
 from espalier.models import DenseNet
 from espalier.study.record import load, mask_from_hex
-from espalier.train.record import hardware, versions
+from espalier.train.run_directory import hardware, versions
 
 SHARES = (0.16, 0.24, 0.42, 0.675, 0.80)
 Action = Callable[[], Any]

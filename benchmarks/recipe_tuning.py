@@ -25,7 +25,7 @@ from espalier.space import Bits, Space
 from espalier.study.settings import even_widths
 from espalier.train.batched.batch import Batch, searched
 from espalier.train.batched.losses import cross_entropy
-from espalier.train.batched.masks import Given
+from espalier.train.batched.mask_sources import Given
 from espalier.train.batched.optimizers import SGD
 from espalier.train.schedule import Cosine, Steps
 

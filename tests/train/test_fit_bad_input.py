@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 import espalier
 from espalier import fit
-from espalier.train import NotSaved, OutOfMemory, Recipe, identity
+from espalier.train import NotSaved, OutOfMemory, Recipe, fingerprint
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.stop import Stop
 
@@ -310,7 +310,7 @@ def test_losses_without_a_name_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("preset", [None, "finetune"])
 def test_a_network_of_other_initial_weights_is_refused_with_both_shown(tmp_path: Path, preset: str | None) -> None:
     model = networks.mlp(seed=1)
-    began, other = (identity.weights(networks.mlp(seed=seed).parameters()) for seed in (1, 2))
+    began, other = (fingerprint.weights(networks.mlp(seed=seed).parameters()) for seed in (1, 2))
     first = short(model, preset=preset, target=0.5, checkpoint=tmp_path)
     with pytest.raises(espalier.BadInput, match=rf"began with: {began} there, {other} here"):
         short(networks.mlp(seed=2), preset=preset, target=0.5, checkpoint=tmp_path)

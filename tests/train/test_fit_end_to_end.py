@@ -15,7 +15,7 @@ from espalier import fit
 from espalier.data import load
 from espalier.models import CNN
 from espalier.train import deterministic, evaluate
-from espalier.train.statistics import running
+from espalier.train.batchnorm import running
 
 DATA, TEST = networks.digit_images()
 

@@ -20,7 +20,7 @@ from espalier.train import deterministic, evaluate, stochastic
 from espalier.train.feed import Batches, Tensors, read
 from espalier.train.metrics import Thinned, entropy
 from espalier.train.progress import Bar, Lines
-from espalier.train.score import wrong
+from espalier.train.scoring import wrong
 
 (X, Y), TEST = networks.digit_vectors(300)
 

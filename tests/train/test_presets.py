@@ -13,7 +13,7 @@ import espalier
 from espalier.search.arguments import ramp_length
 from espalier.space import BadInput, BadType, Space
 from espalier.train import Recipe
-from espalier.train.presets import PRESETS, Phases, one_of, ramped, read, settled
+from espalier.train.recipes import PRESETS, Phases, one_of, ramped, read, settled
 from espalier.train.schedule import of_torch
 
 

@@ -13,7 +13,7 @@ from espalier.train.batched import SGD, Steps
 from espalier.train.batched.batch import Batch
 from espalier.train.batched.chain import Chain, Factors, chain_of
 from espalier.train.batched.losses import cross_entropy
-from espalier.train.batched.masks import Given
+from espalier.train.batched.mask_sources import Given
 from espalier.train.batched.step import Differential
 from espalier.train.batched.sweep import sweep
 

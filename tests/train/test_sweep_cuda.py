@@ -13,7 +13,7 @@ import espalier
 from espalier.train.batched import SGD, Adam, AdamW, Compute, Steps
 from espalier.train.batched.batch import Batch, searched
 from espalier.train.batched.chain import Chain, Factors
-from espalier.train.batched.masks import Given
+from espalier.train.batched.mask_sources import Given
 
 pytestmark = [
     pytest.mark.cuda,

@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import espalier
 from espalier.space import BadInput
 from espalier.train.batched.batch import Batch, searched
-from espalier.train.batched.masks import Given
+from espalier.train.batched.mask_sources import Given
 from espalier.train.batched.optimizers import SGD
 from espalier.train.batched.own_gradient import Own
 from espalier.train.batched.step import compiled

@@ -11,9 +11,9 @@ from torch import nn
 
 from espalier.space import BadInput
 from espalier.train.batched import Adam, Run, Steps
-from espalier.train.batched.feed import Feed
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.optimizers import SGD
+from espalier.train.batched.resident_data import Feed
 from espalier.train.batched.runs import batches, listed
 
 

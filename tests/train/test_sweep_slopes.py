@@ -22,12 +22,12 @@ import espalier
 from espalier import Search, StructureOptimizer
 from espalier.data import Stream
 from espalier.space import BadInput
-from espalier.train import presets
+from espalier.train import recipes
 from espalier.train.batched import SGD, Compute, Run, batch_engine, stack
 from espalier.train.batched.batch import Batch, searched
 from espalier.train.batched.chain import Chain, Factors, chain_of
 from espalier.train.batched.losses import cross_entropy
-from espalier.train.batched.masks import Searched
+from espalier.train.batched.mask_sources import Searched
 from espalier.train.batched.own_gradient import Own
 from espalier.train.batched.step import Differential, Step, compiled
 from espalier.train.schedule import Constant
@@ -405,7 +405,7 @@ def test_the_default_is_that_of_fit() -> None:
     (plain,) = espalier.sweep(mlp, DATA["vectors"], **given)
     (named,) = espalier.sweep(mlp, DATA["vectors"], preset="default", **given)
     (ranked,) = espalier.sweep(mlp, DATA["vectors"], preset="ranked", **given)
-    assert presets.read(None).signal == "slopes"
+    assert recipes.read(None).signal == "slopes"
     assert torch.equal(plain.theta, named.theta)
     assert not torch.equal(plain.theta, ranked.theta)
     runs = [Run(0, penalty=0.1), Run(0, all_open=True), Run(0, target=0.4)]

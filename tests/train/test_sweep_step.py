@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import espalier
 from espalier.data import Stream
 from espalier.train.batched.batch import Compute, searched
-from espalier.train.batched.masks import Given
+from espalier.train.batched.mask_sources import Given
 from espalier.train.batched.optimizers import SGD, Adam, AdamW
 from espalier.train.batched.step import compiled
 from espalier.train.schedule import Constant, Cosine, Steps

@@ -20,7 +20,7 @@ from espalier.study import record
 from espalier.study.settings import size as weights
 from espalier.train import Result, sweep
 from espalier.train.batched import Run
-from espalier.train.record import hardware, versions
+from espalier.train.run_directory import hardware, versions
 
 Widths = tuple[int, ...]
 CURVE = {"loss": "train_loss", "error": "train_error", "validation_loss": "test_loss", "validation_error": "test_error"}

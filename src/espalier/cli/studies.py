@@ -15,9 +15,9 @@ from espalier.space import BadInput
 from espalier.study.grid import Grid
 from espalier.study.settings import ConnectionSettings, GridSettings, Settings
 from espalier.study.study import CONNECTION_SELECTION, UNIT_SELECTION, Experiment, Study
-from espalier.train import presets, progress
+from espalier.train import progress, recipes
 from espalier.train.batched import Compute
-from espalier.train.presets import Recipe
+from espalier.train.recipes import Recipe
 from espalier.train.setting import changed, setting, usual_device, whole, words
 from espalier.train.stop import Stop
 
@@ -90,7 +90,7 @@ class GridRunning(Running):
 class RecipeChanges:
     """What is changed of the recipe of a grid, by the names of its fields; None: as it is."""
 
-    recipe: str = setting("ranked", "The recipe that the flags below change.", old="preset", choices=presets.PRESETS)
+    recipe: str = setting("ranked", "The recipe that the flags below change.", old="preset", choices=recipes.PRESETS)
     theta_rate: float | None = setting(None, "Theta's learning rate times the degrees of freedom.")
     theta_way: float | None = setting(None, "Theta's learning rate times the updates of the search.")
     initial: float | None = setting(None, "Theta at the start.")
@@ -113,13 +113,13 @@ class RecipeChanges:
         """
         given = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "recipe"}
         given = {name: value for name, value in given.items() if value is not None and value is not False}
-        own, ramp, settle = presets.read(self.recipe), given.pop("ramp", None), given.pop("settle", None)
+        own, ramp, settle = recipes.read(self.recipe), given.pop("ramp", None), given.pop("settle", None)
         if "begin" not in given and ramp is None:
-            return presets.settled(replace(own, **given), settle)
+            return recipes.settled(replace(own, **given), settle)
         recipe = replace(own, **given | ({} if settle is None else {"settle": settle}))
         if ramp is None:
             return recipe
-        return replace(recipe, ramp=ramp) if "begin" in given else presets.ramped(recipe, ramp)
+        return replace(recipe, ramp=ramp) if "begin" in given else recipes.ramped(recipe, ramp)
 
 
 def unit_selection(*, out: Out, data_dir: DataDir = None, settings: Settings, running: PaperRunning) -> None:

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.train import nested
-from espalier.train.score import evaluating
+from espalier.train import pytree
+from espalier.train.scoring import evaluating
 
 
 @torch.no_grad()
 def answers(model: nn.Module, inputs: Any) -> list[Tensor]:
     """The tensors a model gives in eval mode, on the CPU. inputs: on its device; a tensor, a tuple or a dict."""
     with evaluating(model):
-        return [tensor.detach().cpu() for tensor in nested.tensors(nested.call(model, inputs))]
+        return [tensor.detach().cpu() for tensor in pytree.tensors(pytree.call(model, inputs))]
 
 
 def apart(ours: list[Tensor], theirs: list[Tensor]) -> float:
@@ -43,8 +43,8 @@ def apart(ours: list[Tensor], theirs: list[Tensor]) -> float:
 
 def repeated(inputs: Any, batch: int) -> Any:
     """So many real examples: those given, from the first again where they do not suffice."""
-    n = nested.count(inputs, "the inputs")
-    return nested.each(lambda t: t[torch.arange(batch, device=t.device) % n], inputs)
+    n = pytree.count(inputs, "the inputs")
+    return pytree.each(lambda t: t[torch.arange(batch, device=t.device) % n], inputs)
 
 
 def random_like(inputs: Any, batch: int, seed: int = 0) -> Any:
@@ -62,4 +62,4 @@ def random_like(inputs: Any, batch: int, seed: int = 0) -> Any:
         low, high = int(tensor.min()), int(tensor.max())
         return torch.randint(low, high + 1, shape, generator=generator).to(tensor.dtype)
 
-    return nested.each(draw, inputs)
+    return pytree.each(draw, inputs)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from espalier.integrations.compare import answers, apart, random_like, repeated
 from espalier.space import BadInput, EspalierError
-from espalier.train import nested
+from espalier.train import pytree
 
 TOLERANCE = 1e-4  # of the largest output; float32 sums in another order differ by about 1e-6
 BATCHES = (1, 2, 7, 33)
@@ -48,7 +48,7 @@ def export(model: nn.Module, inputs: Any, path: str | os.PathLike[str], *, toler
     """
     _needed()
     path, model = Path(path), deepcopy(model).cpu().eval()
-    inputs = nested.each(lambda t: t.detach().cpu(), inputs)
+    inputs = pytree.each(lambda t: t.detach().cpu(), inputs)
     partial = path.with_name(path.name + ".partial")
     program = _program(model, repeated(inputs, 3))  # a batch of one would be taken for a constant
     try:
@@ -81,7 +81,7 @@ def verify(
     worst = 0.0
     for batch in batches:
         for what, given in (("real", repeated(inputs, batch)), ("random", random_like(inputs, batch))):
-            fed = dict(zip(_names(given), (t.numpy() for t in nested.tensors(given))))
+            fed = dict(zip(_names(given), (t.numpy() for t in pytree.tensors(given))))
             try:
                 told = session.run(None, {name: fed[name] for name, _, _ in taken})
             except Exception as error:
@@ -132,7 +132,7 @@ def _names(inputs: Any) -> list[str]:
     """One for each tensor: inputs, inputs_0 and so on, or the words of a dict."""
     if isinstance(inputs, dict) and all(isinstance(value, Tensor) for value in inputs.values()):
         return list(inputs)
-    count = len(nested.tensors(inputs))
+    count = len(pytree.tensors(inputs))
     return ["inputs"] if count == 1 else [f"inputs_{i}" for i in range(count)]
 
 

@@ -22,9 +22,9 @@ from espalier.ship.card import Loading
 from espalier.ship.factories import Network
 from espalier.ship.run_parts import CALL
 from espalier.space import BadInput, BadType, Corrupt
-from espalier.train import Result, nested
+from espalier.train import Result, pytree
 from espalier.train.checkpoint import write
-from espalier.train.record import hardware
+from espalier.train.run_directory import hardware
 
 SAME = 1e-4  # of the largest output: what another machine's arithmetic may change
 CARD, TORCH, ONNX = "README.md", ["model.safetensors", "plan.json"], "model.onnx"
@@ -183,7 +183,7 @@ def _of_run(run: Path, call: dict[str, Any], model: Factory | str | None) -> Par
     settings = _settings(run)
     loading = Loading(*network.code(), network.reference.rpartition(":")[0])
     about = card.about(call["settings"], numbers["finished"])
-    checks = {"examples": nested.count(probe.inputs, "the inputs"), "difference": difference}
+    checks = {"examples": pytree.count(probe.inputs, "the inputs"), "difference": difference}
     origin = card.origin(call, settings)
     return Parcel(small, factory, probe.inputs, numbers, about, loading, checks, origin, tuple(notes))
 
@@ -246,7 +246,7 @@ def _loaded_again(parcel: Parcel, folder: Path) -> dict[str, Any]:
     again, small = load(folder, parcel.factory), parcel.small
     if parcel.inputs is not None:
         pairs = list(zip(answers(again, parcel.inputs), answers(small, parcel.inputs), strict=True))
-        compared = {"examples": nested.count(parcel.inputs, "the inputs")}
+        compared = {"examples": pytree.count(parcel.inputs, "the inputs")}
     else:
         pairs = list(zip(again.state_dict().values(), small.state_dict().values(), strict=True))
         compared = {"tensors": len(pairs)}
@@ -259,7 +259,7 @@ def _speed(parcel: Parcel) -> dict[int, dict[str, float]]:
     if parcel.factory is None or parcel.inputs is None:
         return {}
     models = {"full": parcel.factory().eval(), "small": parcel.small}
-    counts = {1: repeated(parcel.inputs, 1), nested.count(parcel.inputs, "the inputs"): parcel.inputs}
+    counts = {1: repeated(parcel.inputs, 1), pytree.count(parcel.inputs, "the inputs"): parcel.inputs}
     return {count: milliseconds(models, inputs) for count, inputs in counts.items()}
 
 
@@ -271,13 +271,13 @@ def milliseconds(
     hits all of them; at most so many turns, and about so many seconds."""
     for model in models.values():
         for _ in range(3):  # the first calls fill caches
-            nested.call(model, inputs)
+            pytree.call(model, inputs)
     times: dict[str, list[float]] = {name: [] for name in models}
     end = time.perf_counter() + seconds
     for turn in range(turns):
         for name, model in models.items():
             began = time.perf_counter()
-            nested.call(model, inputs)
+            pytree.call(model, inputs)
             times[name].append(1e3 * (time.perf_counter() - began))
         if turn >= 10 and time.perf_counter() > end:
             break

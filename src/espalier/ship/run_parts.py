@@ -23,7 +23,7 @@ from espalier.compact import save as save_compact
 from espalier.integrations.compare import answers, apart
 from espalier.ship.factories import Network
 from espalier.space import BadInput, Corrupt
-from espalier.train import Result, Score, feed, nested, tree
+from espalier.train import Result, Score, feed, pytree, state_codec
 from espalier.train.checkpoint import pack, unpack, write
 from espalier.train.metrics import clean
 from espalier.train.step import Gated
@@ -52,16 +52,16 @@ def save(
 ) -> dict[str, Any]:
     """Write what ships from a run beside the run's own files. Returns its numbers."""
     mask, ones = result.mask, torch.ones_like(result.mask)
-    example = nested.count(reading.example(), "the inputs")
+    example = pytree.count(reading.example(), "the inputs")
     sizes = {}
     for kind in COUNTED:
         cost, per = gated.cost(kind), example if kind == "macs" else 1  # MACs are of the whole example batch
         sizes[kind] = [round(float(cost(mask)) / per), round(float(cost(ones)) / per)]
-    inputs = nested.each(lambda t: t[:PROBED].cpu(), next(iter(reading.once(PROBED)))[0])
+    inputs = pytree.each(lambda t: t[:PROBED].cpu(), next(iter(reading.once(PROBED)))[0])
     small = deepcopy(result.model).cpu()  # what ships runs anywhere
     outputs = answers(small, inputs)
     save_compact(small, folder / SMALL)
-    structure, tensors = tree.split({"inputs": inputs, "outputs": outputs})
+    structure, tensors = state_codec.split({"inputs": inputs, "outputs": outputs})
     write(folder / PROBE, pack({"format": 1, "state": structure}, tensors))
     numbers: dict[str, Any] = {"finished": result.finished, "sizes": sizes, "inputs": prepared, "judged_on": judged_on}
     for name, score in (("validation", result.validation), ("test", test)):
@@ -89,7 +89,7 @@ def probe(folder: Path) -> Probe:
         raise BadInput(f"{folder / PROBE} cannot be read: {error.strerror}") from None
     except Corrupt as error:
         raise Corrupt(f"{folder / PROBE}: {error}") from None
-    state = tree.join(header["state"], tensors)
+    state = state_codec.join(header["state"], tensors)
     return Probe(state["inputs"], state["outputs"])
 
 

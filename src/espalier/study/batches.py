@@ -17,17 +17,17 @@ from espalier.space import BadInput
 from espalier.study.record import mask_to_hex
 from espalier.study.selection import Row, Selection, Units
 from espalier.study.settings import PAIR, GridRun, GridSettings, PaperSettings, RunSpec
-from espalier.train import chance
+from espalier.train import rng
 from espalier.train.batched.batch import Compute, Precision
 from espalier.train.batched.batch_engine import BatchEngine
 from espalier.train.batched.losses import cross_entropy
-from espalier.train.batched.plan import Plan
 from espalier.train.batched.runs import Run
+from espalier.train.batched.sweep_settings import Plan
 from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.loop import Loop
-from espalier.train.presets import PAPER
 from espalier.train.progress import Progress
+from espalier.train.recipes import PAPER
 from espalier.train.stop import Stop
 
 BINS = 20  # of a histogram of theta
@@ -87,7 +87,7 @@ def train(loop: Loop, label: str, which: str, progress: Progress) -> bool:
     """A batch to its end, or until it is time to stop, with words for a person. which: its number among others."""
     engine, runs = loop.engine, len(loop.engine.runs)
     progress.say(f"{label}: {runs} runs of {engine.total:,} updates as one batch{which} on {engine.device}")
-    with chance.seeded(0, engine.device):
+    with rng.seeded(0, engine.device):
         finished = loop.train()
     if finished:
         took = loop.elapsed

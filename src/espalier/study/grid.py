@@ -22,7 +22,7 @@ from espalier.study.settings import GridRun, GridSettings, even_widths
 from espalier.train import checks
 from espalier.train.batched.batch import Compute
 from espalier.train.progress import Progress
-from espalier.train.record import hardware, versions
+from espalier.train.run_directory import hardware, versions
 from espalier.train.stop import Stop
 
 STUDY = "grid"

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from espalier.space import BadInput
-from espalier.train.presets import PAPER, Recipe
+from espalier.train.recipes import PAPER, Recipe
 from espalier.train.setting import changed, check, declared, setting, share
 
 UNIT_METHODS = ("search", "fixed", "dropout")

@@ -27,7 +27,7 @@ from espalier.train.batched.batch import Compute
 from espalier.train.checkpoint import write
 from espalier.train.loop import Loop
 from espalier.train.progress import Progress
-from espalier.train.record import hardware, versions
+from espalier.train.run_directory import hardware, versions
 from espalier.train.stop import Stop
 
 RUNS = "runs.json"  # in the folder of a batch's state: which runs it is made of

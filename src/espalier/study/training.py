@@ -25,8 +25,8 @@ from espalier.ship.factories import Network
 from espalier.space import BadInput, EspalierError
 from espalier.study import sources
 from espalier.study.settings import COSTS
-from espalier.train import Recipe, Result, checks, evaluate, feed, fit, nested, presets
-from espalier.train.score import evaluating
+from espalier.train import Recipe, Result, checks, evaluate, feed, fit, pytree, recipes
+from espalier.train.scoring import evaluating
 from espalier.train.setting import check, declared, number, one_of, setting, share, usual_device
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
@@ -71,7 +71,7 @@ class Training:
         "default",
         "default, ranked, paper, or finetune for a network that is already trained.",
         old="preset",
-        choices=presets.PRESETS,
+        choices=recipes.PRESETS,
     )
     loss: str = setting("", "cross-entropy, mse, binary-cross-entropy, module:function; default: by the targets.")
     weights: str = setting("", "A .safetensors file to start from, with --recipe finetune.", metavar="<path>")
@@ -98,7 +98,7 @@ class Training:
     def numbers(self) -> Recipe:
         """The recipe of that name, with what was given of SGD's numbers."""
         given = {name: getattr(self, name) for name in ("learning_rate", "momentum", "weight_decay")}
-        return replace(presets.read(self.recipe), **{name: value for name, value in given.items() if value is not None})
+        return replace(recipes.read(self.recipe), **{name: value for name, value in given.items() if value is not None})
 
     def descent(self) -> Callable[[Iterable[Tensor]], torch.optim.Optimizer] | None:
         """The optimiser of the weights where it is not the recipe's SGD."""
@@ -154,11 +154,11 @@ def run(
     if training.weights:
         _load(model, Path(training.weights))
     model.to(device)
-    reading = feed.read(source.train, training.batch_size, training.seed, nested.dtype(model))
-    example = nested.each(lambda t: t.to(device), reading.example())
+    reading = feed.read(source.train, training.batch_size, training.seed, pytree.dtype(model))
+    example = pytree.each(lambda t: t.to(device), reading.example())
     checks.readable(model, example)
     with torch.no_grad(), evaluating(model):
-        outputs = nested.call(model, example)
+        outputs = pytree.call(model, example)
     loss = _loss(training.loss, reading)
     if loss is F.cross_entropy and isinstance(outputs, Tensor) and outputs.ndim == 2:
         sources.checked(source, outputs.shape[1])
@@ -245,9 +245,9 @@ def _named(loss: Callable[..., Any]) -> str:
 def _try(loss: Callable[[Any, Any], Tensor], name: str, outputs: Any, reading: feed.Feed, device: Any) -> None:
     """The loss takes what the network gives, said before anything is trained."""
     first = next(iter(reading.once(4)))[1]
-    targets = nested.each(lambda t: t[:4].to(device), first)
+    targets = pytree.each(lambda t: t[:4].to(device), first)
     name = name or _named(loss)
-    shapes = [", ".join(str(tuple(t.shape)) for t in nested.tensors(part)) for part in (outputs, targets)]
+    shapes = [", ".join(str(tuple(t.shape)) for t in pytree.tensors(part)) for part in (outputs, targets)]
     if loss in (F.mse_loss, F.binary_cross_entropy_with_logits) and shapes[0] != shapes[1]:
         way = "--loss cross-entropy is for classes"
         if shapes[0] == shapes[1].replace(",)", ", 1)"):

@@ -6,9 +6,9 @@ from espalier.train.checkpoint import Checkpoint, NotSaved
 from espalier.train.fit import fit
 from espalier.train.loop import OutOfMemory
 from espalier.train.optimizer import StructureOptimizer
-from espalier.train.presets import PRESETS, Recipe
+from espalier.train.recipes import PRESETS, Recipe
 from espalier.train.result import Result
-from espalier.train.score import Score, deterministic, evaluate, stochastic
+from espalier.train.scoring import Score, deterministic, evaluate, stochastic
 
 __all__ = [
     "PRESETS",

@@ -23,7 +23,7 @@ from espalier.files import PARTIAL
 from espalier.files import NotSaved as NotSaved  # for those who import both from here
 from espalier.files import write as write
 from espalier.space import BadInput, BadType, Corrupt
-from espalier.train import tree
+from espalier.train import state_codec
 
 FORMAT = 1
 KEPT = 2
@@ -63,7 +63,7 @@ class Checkpoint:
 
         state: nested dicts, lists and tuples of tensors and JSON-able values.
         """
-        structure, tensors = tree.split(state)
+        structure, tensors = state_codec.split(state)
         header = {"format": FORMAT, "step": step, "settings": self.settings, "state": structure}
         path = self.folder / f"checkpoint-{step:012d}.safetensors"
         write(path, pack(header, tensors))
@@ -83,7 +83,7 @@ class Checkpoint:
             try:
                 header, tensors = unpack(path.read_bytes())
                 self._check_settings(path, header)
-                state: dict[str, Any] = tree.join(header["state"], tensors)
+                state: dict[str, Any] = state_codec.join(header["state"], tensors)
             except Damaged as error:
                 damage.append(f"{path.name}: {error}")
                 continue

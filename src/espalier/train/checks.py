@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from espalier.space import BadInput, BadType
-from espalier.train import nested
-from espalier.train.nested import Nested
+from espalier.train import pytree
+from espalier.train.pytree import Nested
 
 
 def device(given: object) -> torch.device:
@@ -72,12 +72,12 @@ def readable(model: nn.Module, inputs: Nested) -> None:
 
     Nothing is converted on the way: what bytes mean (pixels, tokens) only who made them knows.
     """
-    cuda = sorted({t.device.index or 0 for t in nested.tensors(inputs) if t.device.type == "cuda"})
+    cuda = sorted({t.device.index or 0 for t in pytree.tensors(inputs) if t.device.type == "cuda"})
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.random.fork_rng(devices=cuda), torch.no_grad():
-            nested.call(model, inputs)
+            pytree.call(model, inputs)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a forward of the user's own may raise anything
@@ -95,13 +95,13 @@ def _way_out(model: nn.Module, inputs: Nested, error: Exception) -> str:
     if not isinstance(error, (RuntimeError, TypeError, IndexError)):  # not torch's: the user's own words, and where
         place = traceback.extract_tb(error.__traceback__)[-1]
         return f"{type(error).__name__}: {why} ({Path(place.filename).name}, line {place.lineno})"
-    if any(tensor.dtype == torch.uint8 for tensor in nested.tensors(inputs)):
+    if any(tensor.dtype == torch.uint8 for tensor in pytree.tensors(inputs)):
         return (
             f"{why}. uint8 is not converted: give the espalier.data.Dataset, which knows its scale (from_arrays makes "
             "one), or x.float() / 255; for tokens x.long()"
         )
-    wants = nested.dtype(model)
-    other = [t.dtype for t in nested.tensors(inputs) if t.is_floating_point() and t.dtype != wants]
+    wants = pytree.dtype(model)
+    other = [t.dtype for t in pytree.tensors(inputs) if t.is_floating_point() and t.dtype != wants]
     if other:
         return f"{why}. The model computes in {wants}, the inputs are {other[0]}: use x.to({wants})"
     return why
@@ -109,5 +109,5 @@ def _way_out(model: nn.Module, inputs: Nested, error: Exception) -> str:
 
 def _shown(inputs: Nested) -> str:
     return (
-        ", ".join(f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in nested.tensors(inputs)) or "none"
+        ", ".join(f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in pytree.tensors(inputs)) or "none"
     )

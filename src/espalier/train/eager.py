@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from espalier.space import BadInput, Diverged
-from espalier.train import checks, identity, nested, score
+from espalier.train import checks, fingerprint, pytree, scoring
+from espalier.train.batchnorm import calibrated, recalibrate
 from espalier.train.feed import Batch, Feed
 from espalier.train.loop import Loop
 from espalier.train.metrics import Row, Shares, clean, rows, structure
 from espalier.train.optimizer import StructureOptimizer
-from espalier.train.presets import Phases
+from espalier.train.recipes import Phases
 from espalier.train.result import Result
-from espalier.train.score import Loss
-from espalier.train.statistics import calibrated, recalibrate
+from espalier.train.scoring import Loss
 from espalier.train.step import scalar
 from espalier.train.stop import Stop
 
@@ -99,7 +99,7 @@ class EagerEngine:
         # Losses are compared on the same examples; slopes are not compared, so that each mask reads its own.
         compared = range(0) if self.search.reads_slopes else self.phases.compared
         for batch in self.feed.epoch(self.done, end, compared, self.search.samples):
-            inputs, targets = nested.each(lambda t: t.to(self.device, non_blocking=True), batch)
+            inputs, targets = pytree.each(lambda t: t.to(self.device, non_blocking=True), batch)
             yield inputs, targets
 
     def settle(self) -> None:
@@ -111,14 +111,14 @@ class EagerEngine:
         """One update of weights and structure."""
         whole = self.search.whole() if self.done < self.phases.begin else None
         own = self.search.reads_slopes and whole is None and not self.search.settled
-        parts = nested.split(batch, self.search.samples) if own else [batch]
+        parts = pytree.split(batch, self.search.samples) if own else [batch]
         calls = itertools.cycle(parts)
         network = self.gated.model if self.structure.settled is None else self.structure.settled.small
         seen: list[Any] = []  # the outputs under the first mask
 
         def closure() -> Tensor:
             inputs, targets = next(calls)
-            outputs = nested.call(network, inputs)
+            outputs = pytree.call(network, inputs)
             loss = self.loss(outputs, targets)
             scalar(loss)
             checks.gradient_of(loss)
@@ -131,7 +131,7 @@ class EagerEngine:
             loss = self.structure.step(closure, under=whole)
         except Diverged as error:
             raise Diverged(f"update {self.done + 1} of {self.total}: {error}") from None
-        counts = score.wrong(seen[0], parts[0][1])  # one mask speaks for all: each is drawn from theta
+        counts = scoring.wrong(seen[0], parts[0][1])  # one mask speaks for all: each is drawn from theta
         missed, predictions = (0, 0) if counts is None else counts
         for place, value in enumerate((loss, 1, missed, predictions)):
             self.sums[place] += value
@@ -175,7 +175,7 @@ class EagerEngine:
         validation_loss = loss / updates
         if self.validation is not None:
             with calibrated(self.gated, mask, self.feed, CALIBRATED):
-                held_out = score.deterministic(self.gated, mask, self.validation, loss=self.loss)
+                held_out = scoring.deterministic(self.gated, mask, self.validation, loss=self.loss)
             row |= {"validation_loss": held_out.loss, "validation_error": held_out.error}
             validation_loss = held_out.loss
         row["learning_rate"] = float(self.structure.param_groups[0]["lr"])
@@ -209,7 +209,9 @@ class EagerEngine:
                 share_before=float(search.cost(search.mode()) / search.full_cost),
                 share_after=float(search.cost(selected) / search.full_cost),
                 shares=rows(self.shares(mask))[0],
-                validation=None if self.validation is None else score.evaluate(model, self.validation, loss=self.loss),
+                validation=None
+                if self.validation is None
+                else scoring.evaluate(model, self.validation, loss=self.loss),
                 penalty=float(search.penalty),
                 updates=self.done,
                 seconds=loop.elapsed,
@@ -237,7 +239,7 @@ class EagerEngine:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         stored = [state["model"][name] for name, _ in self.gated.model.named_parameters()]
-        here = (state["began_with"], identity.weights(stored))
+        here = (state["began_with"], fingerprint.weights(stored))
         if self.began_with not in here and not self.known(self.began_with):
             raise BadInput(
                 f"the weights of this model are not those that the run began with: {state['began_with']} there, "

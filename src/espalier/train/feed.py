@@ -20,8 +20,8 @@ from torch.utils.data import Subset, TensorDataset
 
 from espalier.data import Dataset, Stream, standardise
 from espalier.space import BadInput, BadType
-from espalier.train import nested
-from espalier.train.nested import Nested
+from espalier.train import pytree
+from espalier.train.pytree import Nested
 
 Batch = tuple[Nested, Nested]  # inputs, targets
 
@@ -67,11 +67,11 @@ class Tensors:
     exact: bool = True
 
     def __post_init__(self) -> None:
-        self.n = nested.count(self.inputs, "the inputs")
+        self.n = pytree.count(self.inputs, "the inputs")
         if not self.n:
             raise BadInput("the data are empty: there is nothing to learn from")
-        if self.n != nested.count(self.targets, "the targets"):
-            raise BadInput(f"{self.n} inputs, but {nested.count(self.targets, 'the targets')} targets")
+        if self.n != pytree.count(self.targets, "the targets"):
+            raise BadInput(f"{self.n} inputs, but {pytree.count(self.targets, 'the targets')} targets")
         if self.batch > self.n:
             raise BadInput(f"batch_size={self.batch} is larger than the data, {self.n} examples; use at most {self.n}")
         self.updates = self.n // self.batch
@@ -97,14 +97,14 @@ class Tensors:
     def describe(self) -> dict[str, Any]:
         rows = torch.linspace(0, self.n - 1, min(self.n, 64)).long()
         digest, shapes = hashlib.sha256(), []
-        for tensor in nested.tensors((self.inputs, self.targets)):
+        for tensor in pytree.tensors((self.inputs, self.targets)):
             some = tensor[rows.to(tensor.device)].detach().cpu().contiguous()
             digest.update(some.reshape(-1).view(torch.uint8).numpy().tobytes())
             shapes.append([str(tensor.dtype), *tensor.shape])
         return {"examples": self.n, "tensors": shapes, "some_of_them": digest.hexdigest()[:16]}
 
     def _take(self, index: Tensor) -> Batch:
-        inputs, targets = nested.each(lambda t: t[index.to(t.device)], (self.inputs, self.targets))
+        inputs, targets = pytree.each(lambda t: t[index.to(t.device)], (self.inputs, self.targets))
         if self.affine is not None:
             inputs = standardise(inputs, *(part.to(inputs.device) for part in self.affine))
         return inputs, targets
@@ -146,21 +146,21 @@ class Batches:
                 batches = list(islice(passes, wanted))
             new = False
             inputs, targets = zip(*batches, strict=True)
-            yield nested.join(inputs), nested.join(targets)
+            yield pytree.join(inputs), pytree.join(targets)
 
     def once(self, limit: int | None = None) -> Generator[Batch, None, None]:
         with torch.random.fork_rng(devices=[]):  # looking at the data leaves the run's random numbers as they were
             seen = 0
             for batch in self._pass():
                 yield batch
-                seen += nested.count(batch[0], "the inputs")
+                seen += pytree.count(batch[0], "the inputs")
                 if limit is not None and seen >= limit:
                     return
 
     def example(self) -> Nested:
         with closing(self.once(1)) as batches:
             inputs, _ = next(batches)
-        return nested.each(lambda t: t[:4], inputs)
+        return pytree.each(lambda t: t[:4], inputs)
 
     def describe(self) -> dict[str, Any]:
         return {"batches": self.updates}

@@ -19,7 +19,7 @@ from espalier.gates.attach import attach
 from espalier.search import Search
 from espalier.search.arguments import whole
 from espalier.space import BadInput, BadType, Diverged, EspalierError
-from espalier.train import chance, checks, feed, identity, nested, presets, progress, statistics
+from espalier.train import batchnorm, checks, feed, fingerprint, progress, pytree, recipes, rng
 from espalier.train import schedule as schedules
 from espalier.train.batched.optimizers import SGD, Adam, Optimizer
 from espalier.train.callbacks import Callback
@@ -28,11 +28,11 @@ from espalier.train.checkpoint import Checkpoint
 from espalier.train.eager import EagerEngine, Scheduler
 from espalier.train.loop import Loop, OutOfMemory
 from espalier.train.optimizer import StructureOptimizer, check_parameters
-from espalier.train.presets import OptimizerFactory, Recipe, SchedulerFactory
-from espalier.train.record import Records, RunDirectory
+from espalier.train.recipes import OptimizerFactory, Recipe, SchedulerFactory
 from espalier.train.result import Result
+from espalier.train.run_directory import Records, RunDirectory
 from espalier.train.schedule import Schedule
-from espalier.train.score import Loss
+from espalier.train.scoring import Loss
 from espalier.train.step import Gated
 from espalier.train.stop import Stop
 
@@ -97,23 +97,23 @@ def fit(
     folder = None if checkpoint is None else checks.folder(checkpoint)
     seed = whole(seed, "seed", 0)
     module, where = _place(model, device)
-    feeding = feed.read(data, whole(batch_size, "batch_size", 1), seed, nested.dtype(module))
-    given = presets.one_of(recipe, preset)
+    feeding = feed.read(data, whole(batch_size, "batch_size", 1), seed, pytree.dtype(module))
+    given = recipes.one_of(recipe, preset)
     if given is None and target is None:
         given = "ranked"  # a penalty's numbers are the paper's: they weigh cost against ranked losses
-    recipe = presets.settled(presets.read(given), settle)
+    recipe = recipes.settled(recipes.read(given), settle)
     horizon = whole(epochs, "epochs", 1) * feeding.updates
     phases = recipe.phases(horizon, target)
     held_out = None
     validation = data if validation is None and isinstance(data, Dataset) else validation
     if validation is not None:
         beside = data if isinstance(data, Dataset) else None
-        held_out = feed.read_held_out(validation, batch_size, nested.dtype(module), beside)
+        held_out = feed.read_held_out(validation, batch_size, pytree.dtype(module), beside)
     if schedule is not None and scheduler is not None:
         raise BadInput("schedule and scheduler both say how the learning rate goes; give one of them")
     rates = recipe.schedule if schedule is None else schedules.read(schedule)
     inner = _optimizer(optimizer or recipe.optimizer, module)
-    with _attached(model, module, feeding, where) as gated, chance.seeded(seed, where):
+    with _attached(model, module, feeding, where) as gated, rng.seeded(seed, where):
         search = Search(
             gated.space,
             cost=gated.cost(cost) if isinstance(cost, str) else cost,
@@ -125,7 +125,7 @@ def fit(
         )
         settings = {
             **_settings(module, gated, feeding, inner, search),
-            "loss": identity.function(loss),
+            "loss": fingerprint.function(loss),
             "epochs": epochs,
             "batch_size": batch_size,
             "cost": cost if isinstance(cost, str) else "given",
@@ -151,7 +151,7 @@ def fit(
             per_update=scheduler is None,
             validation=held_out,
             device=where,
-            began_with="" if folder is None else identity.weights(module.parameters()),
+            began_with="" if folder is None else fingerprint.weights(module.parameters()),
             known=lambda weights: directory is not None and directory.left_with(weights),
         )
         result = _carry_out(engine, settings, directory, stop, watching, progress.choose(quiet))
@@ -172,7 +172,7 @@ def _carry_out(
     store = None if folder is None else Checkpoint(folder, settings)
     loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store)
     model = engine.gated.model
-    with statistics.training(model):
+    with batchnorm.training(model):
         try:
             with out_of_memory():
                 finished = loop.train()
@@ -180,7 +180,7 @@ def _carry_out(
             raise error if folder is None else Diverged(f"{error}. What was saved in {folder} is intact") from None
         finally:
             if directory is not None and engine.done:
-                directory.leave(None if loop.finished else identity.weights(model.parameters()))
+                directory.leave(None if loop.finished else fingerprint.weights(model.parameters()))
         again = "" if folder is None else f"; the same call goes on from {folder}"
         if stop.interrupted:
             shown.say(f"interrupted after update {engine.done} of {engine.total}{again}")
@@ -229,7 +229,7 @@ def _place(model: object, device: str | torch.device | None) -> tuple[nn.Module,
 def _attached(model: object, module: nn.Module, feeding: feed.Feed, device: torch.device) -> Iterator[Gated]:
     """The gates that were given; else gates of our own, taken off again afterwards."""
     # Gates are tried out on the example; numbers that are not finite are for the first update to name.
-    example = nested.each(lambda t: _finite(t).to(device), feeding.example())
+    example = pytree.each(lambda t: _finite(t).to(device), feeding.example())
     checks.readable(module, example)
     if model is not module:
         yield model  # type: ignore[misc]
@@ -278,7 +278,7 @@ def _settings(
         for group in optimizer.param_groups
     ]
     return {
-        "model": identity.network(module),
+        "model": fingerprint.network(module),
         "space": gated.space.to_json(),
         "data": feeding.describe(),
         "full_cost": float(search.full_cost),

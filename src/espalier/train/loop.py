@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from espalier.space import EspalierError
-from espalier.train import chance
+from espalier.train import rng
 from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.metrics import Row, Thinned
@@ -271,7 +271,7 @@ class Loop:
                 "seconds": self.seconds,
                 "calls": self.calls,
                 "stopped": self.stopped,
-                "random": chance.states(self.engine.device),
+                "random": rng.states(self.engine.device),
             }
             self.checkpoint.save(state, self.engine.done)
         self._saved, self._since = here, time.monotonic()
@@ -287,7 +287,7 @@ class Loop:
         self.measured, self._reading = int(state["measured"]), float(state["reading"])
         self.seconds, self.calls, self.stopped = dict(state["seconds"]), int(state["calls"]), str(state["stopped"])
         self._saved = self.engine.done + (0.5 if self.measured == self.engine.done else 0.0)
-        chance.restore(state["random"], self.engine.device)
+        rng.restore(state["random"], self.engine.device)
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from espalier.search import Search
 from espalier.space import Space
 from espalier.train.metrics import Row
-from espalier.train.score import Score
+from espalier.train.scoring import Score
 from espalier.train.step import Gated
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from espalier.search import Search
 from espalier.space import BadInput
 from espalier.train.batched.capture import Replayer
 from espalier.train.batched.chain import Chain
-from espalier.train.batched.feed import Feed, Pair
 from espalier.train.batched.losses import cross_entropy
-from espalier.train.batched.masks import Given, Searched, Source, Whole
+from espalier.train.batched.mask_sources import Given, Searched, Source, Whole
 from espalier.train.batched.optimizers import Optimizer
 from espalier.train.batched.own_gradient import SLOPELESS
+from espalier.train.batched.resident_data import Feed, Pair
 from espalier.train.batched.step import Call, Differential, Gradient, Loss, Named, Stacked, Step, compiled
 from espalier.train.schedule import Schedule
 

@@ -15,19 +15,19 @@ from espalier.data import Dataset, standardise
 from espalier.gates.recalibrate import recalibrate
 from espalier.search import Search
 from espalier.space import BadInput, Diverged
-from espalier.train import identity
+from espalier.train import fingerprint
 from espalier.train.batched import stack
 from espalier.train.batched.batch import Batch, Compute, searched
 from espalier.train.batched.chain import Chain, chain_of
-from espalier.train.batched.feed import HeldOut, Pair, held_out, read_data
 from espalier.train.batched.losses import cross_entropy
-from espalier.train.batched.masks import Given, Source
-from espalier.train.batched.plan import Plan
+from espalier.train.batched.mask_sources import Given, Source
+from espalier.train.batched.resident_data import HeldOut, Pair, held_out, read_data
 from espalier.train.batched.runs import Run
+from espalier.train.batched.sweep_settings import Plan
 from espalier.train.loop import Loop
 from espalier.train.metrics import Row, Shares, known, rows, structure
 from espalier.train.result import Result
-from espalier.train.score import Score, class_dim
+from espalier.train.scoring import Score, class_dim
 from espalier.train.stop import Stop
 
 CHUNK = 500  # examples at once where one network after the other reads them
@@ -102,7 +102,7 @@ class BatchEngine:
         self.settings |= {"settle_at": self.phases.settle, "device": device.type, "precision": compute.precision}
         # The factory is called under the seed of each run, so the same call builds the same weights.
         built = [*params.values(), *fixed.values()]
-        self.settings["model"] = f"{identity.network(self.gated.model)} {identity.weights(built)}"
+        self.settings["model"] = f"{fingerprint.network(self.gated.model)} {fingerprint.weights(built)}"
 
     def _check_classes(self, params: dict[str, Tensor], fixed: dict[str, Tensor], targets: Tensor) -> None:
         """The default loss picks a class by comparison: one that is not there would be trained on in silence."""

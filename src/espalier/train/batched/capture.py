@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from espalier.train.batched.feed import Reading
-from espalier.train.batched.masks import Source
+from espalier.train.batched.mask_sources import Source
+from espalier.train.batched.resident_data import Reading
 
 Update = Callable[..., object]  # (source, reading, noise)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from espalier.cost import Cost
 from espalier.gates.attach import attach
 from espalier.space import BadInput, BadType, Space
-from espalier.train import checks, nested
+from espalier.train import checks, pytree
 from espalier.train.batched.runs import Run
 from espalier.train.batched.step import Named
 
@@ -68,7 +68,7 @@ def attached(found: Any, example: Tensor, check: bool = True) -> Gated:
     if not isinstance(found, nn.Module):
         return found  # type: ignore[no-any-return]
     first = next(found.parameters(), example)
-    example = example.to(first.device, nested.dtype(found) if example.is_floating_point() else example.dtype)
+    example = example.to(first.device, pytree.dtype(found) if example.is_floating_point() else example.dtype)
     checks.readable(found, example)
     gated: Gated = attach(found, example, check=check)
     return gated

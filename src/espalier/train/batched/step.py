@@ -13,11 +13,11 @@ from torch.func import grad, vmap
 
 from espalier.space import BadInput
 from espalier.train.batched.chain import Chain, Parts
-from espalier.train.batched.feed import Feed, Reading
-from espalier.train.batched.masks import Source
+from espalier.train.batched.mask_sources import Source
 from espalier.train.batched.optimizers import SGD, Optimizer
+from espalier.train.batched.resident_data import Feed, Reading
 from espalier.train.schedule import Schedule
-from espalier.train.score import class_dim
+from espalier.train.scoring import class_dim
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Named = dict[str, Tensor]

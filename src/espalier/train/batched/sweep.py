@@ -14,25 +14,25 @@ from torch import Tensor
 from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.space import BadInput, BadType
-from espalier.train import chance, checks, presets, progress
+from espalier.train import checks, progress, recipes, rng
 from espalier.train import schedule as schedules
 from espalier.train.batched import optimizers
 from espalier.train.batched import runs as run_list
 from espalier.train.batched.batch import Compute
 from espalier.train.batched.batch_engine import BatchEngine
-from espalier.train.batched.feed import Pair, check_pair
 from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.optimizers import Optimizer
-from espalier.train.batched.plan import Plan
+from espalier.train.batched.resident_data import Pair, check_pair
 from espalier.train.batched.runs import Run
 from espalier.train.batched.stack import Factory
+from espalier.train.batched.sweep_settings import Plan
 from espalier.train.callbacks import Callback
 from espalier.train.callbacks import check as callbacks_checked
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.loop import Loop, OutOfMemory
-from espalier.train.presets import OptimizerFactory, Recipe
-from espalier.train.record import Records
+from espalier.train.recipes import OptimizerFactory, Recipe
 from espalier.train.result import Result
+from espalier.train.run_directory import Records
 from espalier.train.schedule import Schedule
 from espalier.train.stop import Stop
 
@@ -95,12 +95,12 @@ def sweep(
     """
     watching = callbacks_checked(callbacks)
     asked = run_list.listed(runs, seeds, penalties, targets, masks, dropouts)
-    given = presets.one_of(recipe, preset)
+    given = recipes.one_of(recipe, preset)
     if given is None and any(run.shape == "penalty" for run in asked):
         given = "ranked"  # as in a single run: a penalty's numbers weigh cost against ranked losses
-    recipe = presets.settled(presets.read(given), settle)
+    recipe = recipes.settled(recipes.read(given), settle)
     if search is not None and "ramp" in search:  # so that it is held against what settles
-        recipe = presets.ramped(recipe, search["ramp"])
+        recipe = recipes.ramped(recipe, search["ramp"])
     plan = Plan(
         epochs=epochs,
         batch_size=batch_size,
@@ -134,7 +134,7 @@ def sweep(
                 together = engine.settings | {"runs": [run.describe() for run in engine.runs]}
                 store = Checkpoint(root / f"batch-{number:03d}", together)
             loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store)
-            with chance.seeded(engine.seed, place):
+            with rng.seeded(engine.seed, place):
                 loop.train()
             if stop.interrupted:
                 shown.say(f"stopped after update {loop.update}; the same call goes on from {checkpoint}")

@@ -11,10 +11,10 @@ from torch import Tensor
 from espalier.cost import Cost
 from espalier.search.signal import SLOPES
 from espalier.space import BadInput, Space
-from espalier.train import checks, identity
+from espalier.train import checks, fingerprint
 from espalier.train.batched.optimizers import SGD, Optimizer
 from espalier.train.batched.own_gradient import Own
-from espalier.train.presets import Phases, Recipe
+from espalier.train.recipes import Phases, Recipe
 from espalier.train.schedule import Schedule
 
 
@@ -77,7 +77,7 @@ class Plan:
         """JSON-able: what two calls are compared by before one goes on with the other's checkpoint."""
         shown: dict[str, Any] = {name: getattr(self, name) for name in ("epochs", "batch_size", "samples", "pad")}
         shown |= {} if self.points is None else {"points": self.points}
-        shown["loss"] = identity.function(self.loss)
+        shown["loss"] = fingerprint.function(self.loss)
         shown["cost"] = self.cost if isinstance(self.cost, str) else "given"
         shown["recipe"] = asdict(self.recipe)
         for name, part in (("optimizer", self.descent), ("schedule", self.rates)):

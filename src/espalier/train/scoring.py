@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from espalier.search.distribution import Distribution
 from espalier.space import BadInput
-from espalier.train import checks, nested
+from espalier.train import checks, pytree
 from espalier.train import feed as feeds
 from espalier.train.feed import Batch, Batches, Tensors
 from espalier.train.step import Gated, scalar
@@ -36,7 +36,7 @@ def evaluate(model: nn.Module, data: object, *, loss: Loss, batch_size: int = 51
     Of a Dataset, its test part. Tensors are given to the model as they are: the stored uint8 of ``dataset.test`` are
     refused by most; give the Dataset, or ``dataset.as_floats().test``.
     """
-    return _score(model, _batches(model, data, batch_size), loss, lambda inputs: nested.call(model, inputs))
+    return _score(model, _batches(model, data, batch_size), loss, lambda inputs: pytree.call(model, inputs))
 
 
 def deterministic(gated: Gated, mask: Tensor, data: object, *, loss: Loss, batch_size: int = 512) -> Score:
@@ -70,7 +70,7 @@ def stochastic(
         total: Tensor | None = None
         for mask in masks:
             with gated.masked(mask):  # as it was drawn, which is how the weights were trained
-                outputs = nested.call(gated.model, inputs)
+                outputs = pytree.call(gated.model, inputs)
             part = outputs if dim is None else outputs.softmax(dim)
             total = part if total is None else total + part
         assert total is not None
@@ -79,7 +79,7 @@ def stochastic(
     batches = list(_batches(gated.model, data, batch_size))
     with torch.no_grad(), evaluating(gated.model):
         inputs, targets = _on(gated.model, batches[0])
-        dim = class_dim(nested.call(gated.model, inputs), targets)
+        dim = class_dim(pytree.call(gated.model, inputs), targets)
     return _score(gated.model, batches, loss, predict)
 
 
@@ -139,9 +139,9 @@ def _score(model: nn.Module, batches: Iterable[Batch], loss: Loss, predict: Call
         for batch in batches:
             inputs, targets = _on(model, batch)
             if not examples:
-                checks.readable(model, nested.each(lambda t: t[:4], inputs))
+                checks.readable(model, pytree.each(lambda t: t[:4], inputs))
             outputs = predict(inputs)
-            size = nested.count(inputs, "the inputs")
+            size = pytree.count(inputs, "the inputs")
             total += scalar(loss(outputs, targets)).cpu().double() * size
             examples += size
             counts = wrong(outputs, targets)
@@ -155,11 +155,11 @@ def _score(model: nn.Module, batches: Iterable[Batch], loss: Loss, predict: Call
 
 def _on(model: nn.Module, batch: Batch) -> Batch:
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    inputs, targets = nested.each(lambda t: t.to(device, non_blocking=True), batch)
+    inputs, targets = pytree.each(lambda t: t.to(device, non_blocking=True), batch)
     return inputs, targets
 
 
 def _batches(model: nn.Module, data: object, batch_size: int) -> Iterator[Batch]:
     if isinstance(data, (Tensors, Batches)):
         return data.once()
-    return feeds.read_held_out(data, batch_size, nested.dtype(model)).once()
+    return feeds.read_held_out(data, batch_size, pytree.dtype(model)).once()
