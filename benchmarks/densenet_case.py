@@ -15,10 +15,9 @@ import espalier
 from densenet_compile import kind, operations
 from espalier.models import DenseNet
 from espalier.models.densenet_fast import FastDenseNet
-from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.optimizers import SGD
 from espalier.train.batched.stack import strip
-from espalier.train.batched.step import Differential
+from espalier.train.batched.step import Differential, cross_entropy
 
 
 @functools.cache

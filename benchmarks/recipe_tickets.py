@@ -26,9 +26,9 @@ from espalier.study import record
 from espalier.study.grid import Grid
 from espalier.study.settings import PAIR, GridSettings
 from espalier.train.batched.batch import Batch
-from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.mask_sources import Given
 from espalier.train.batched.optimizers import SGD
+from espalier.train.batched.step import cross_entropy
 from espalier.train.progress import Silent
 from espalier.train.run_directory import hardware, versions
 from espalier.train.schedule import Steps

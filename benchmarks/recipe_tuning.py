@@ -24,9 +24,9 @@ from espalier.search import Search
 from espalier.space import Bits, Space
 from espalier.study.settings import even_widths
 from espalier.train.batched.batch import Batch, searched
-from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.mask_sources import Given
 from espalier.train.batched.optimizers import SGD
+from espalier.train.batched.step import cross_entropy
 from espalier.train.schedule import Cosine, Steps
 
 TARGETS = (0.03, 0.06, 0.12, 0.25, 0.5)

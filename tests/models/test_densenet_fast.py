@@ -7,9 +7,8 @@ from torch.func import functional_call
 import espalier
 from espalier.models import DenseNet
 from espalier.models.densenet_fast import FLAT, FastDenseNet
-from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.stack import strip
-from espalier.train.batched.step import Differential
+from espalier.train.batched.step import Differential, cross_entropy
 
 SMALL = {"depth": 10, "growth": 4, "classes": 5, "stem": 20}  # a block input of more than one chunk from the start
 

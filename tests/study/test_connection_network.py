@@ -19,10 +19,8 @@ from espalier.study.densenet_graph import DenseNetGraph
 from espalier.study.selection import Connections
 from espalier.study.settings import RunSpec
 from espalier.train.batched import Run, batch_engine
-from espalier.train.batched.losses import cross_entropy
-from espalier.train.batched.own_gradient import Own
 from espalier.train.batched.stack import made, strip
-from espalier.train.batched.step import Differential
+from espalier.train.batched.step import Differential, Own, cross_entropy
 from train.standin import own_gradients
 
 DEPTH, GROWTH, SIDE = 10, 4, 8

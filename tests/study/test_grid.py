@@ -21,9 +21,9 @@ from espalier.study.settings import GRID_METHODS as METHODS
 from espalier.study.settings import GridRun, GridSettings, even_widths
 from espalier.train import Recipe
 from espalier.train.batched.batch import Batch
-from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.mask_sources import Given
 from espalier.train.batched.optimizers import SGD
+from espalier.train.batched.step import cross_entropy
 from espalier.train.loop import Loop
 from espalier.train.progress import Silent
 from espalier.train.schedule import Steps

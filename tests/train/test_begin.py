@@ -18,9 +18,9 @@ from espalier import Bits, Choice, Search, Space, StructureOptimizer, fit
 from espalier.data import Stream
 from espalier.train import Recipe, loop
 from espalier.train.batched.batch import Batch, searched
-from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.mask_sources import Given
 from espalier.train.batched.optimizers import SGD
+from espalier.train.batched.step import cross_entropy
 from espalier.train.eager import EagerEngine
 from espalier.train.progress import describe
 from espalier.train.schedule import Steps

@@ -12,9 +12,8 @@ import espalier
 from espalier.train.batched import SGD, Steps
 from espalier.train.batched.batch import Batch
 from espalier.train.batched.chain import Chain, Factors, chain_of
-from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.mask_sources import Given
-from espalier.train.batched.step import Differential
+from espalier.train.batched.step import Differential, cross_entropy
 from espalier.train.batched.sweep import sweep
 
 R, S, B = 3, 2, 5

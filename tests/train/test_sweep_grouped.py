@@ -15,8 +15,7 @@ from espalier.space import BadInput
 from espalier.train.batched.batch import Batch, searched
 from espalier.train.batched.mask_sources import Given
 from espalier.train.batched.optimizers import SGD
-from espalier.train.batched.own_gradient import Own
-from espalier.train.batched.step import compiled
+from espalier.train.batched.step import Own, compiled
 from espalier.train.schedule import Steps
 
 

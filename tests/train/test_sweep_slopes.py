@@ -26,12 +26,10 @@ from espalier.train import recipes
 from espalier.train.batched import SGD, Compute, Run, batch_engine, stack
 from espalier.train.batched.batch import Batch, searched
 from espalier.train.batched.chain import Chain, Factors, chain_of
-from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.mask_sources import Searched
-from espalier.train.batched.own_gradient import Own
-from espalier.train.batched.step import Differential, Step, compiled
+from espalier.train.batched.step import Differential, Own, Step, compiled, cross_entropy
+from espalier.train.optimizer import mean_gradient
 from espalier.train.schedule import Constant
-from espalier.train.step import mean_gradient
 
 VECTORS, _ = networks.digit_vectors(256)
 IMAGES, _ = networks.digit_images(256)

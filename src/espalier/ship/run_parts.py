@@ -26,7 +26,7 @@ from espalier.space import BadInput, Corrupt
 from espalier.train import Result, Score, feed, pytree, state_codec
 from espalier.train.checkpoint import pack, unpack, write
 from espalier.train.metrics import clean
-from espalier.train.step import Gated
+from espalier.train.optimizer import Gated
 
 FORMAT = 1
 CALL, SMALL, NUMBERS, PROBE = "call.json", "small", "shipped.json", "probe.safetensors"

@@ -23,8 +23,8 @@ from espalier.space import BadInput
 from espalier.study.densenet_graph import DenseNetGraph
 from espalier.study.record import mask_to_hex
 from espalier.study.settings import ConnectionSettings, RunSpec, Settings
-from espalier.train.batched.own_gradient import Own
 from espalier.train.batched.runs import Run
+from espalier.train.batched.step import Own
 
 Row = dict[str, Any]
 

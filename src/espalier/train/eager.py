@@ -15,11 +15,10 @@ from espalier.train.batchnorm import calibrated, recalibrate
 from espalier.train.feed import Batch, Feed
 from espalier.train.loop import Loop
 from espalier.train.metrics import Row, Shares, clean, rows, structure
-from espalier.train.optimizer import StructureOptimizer
+from espalier.train.optimizer import StructureOptimizer, scalar
 from espalier.train.recipes import Phases
 from espalier.train.result import Result
 from espalier.train.scoring import Loss
-from espalier.train.step import scalar
 from espalier.train.stop import Stop
 
 Scheduler = torch.optim.lr_scheduler.LRScheduler

@@ -27,13 +27,12 @@ from espalier.train.callbacks import check as callbacks_checked
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.eager import EagerEngine, Scheduler
 from espalier.train.loop import Loop, OutOfMemory
-from espalier.train.optimizer import StructureOptimizer, check_parameters
+from espalier.train.optimizer import Gated, StructureOptimizer, check_parameters
 from espalier.train.recipes import OptimizerFactory, Recipe, SchedulerFactory
 from espalier.train.result import Result
 from espalier.train.run_directory import Records, RunDirectory
 from espalier.train.schedule import Schedule
 from espalier.train.scoring import Loss
-from espalier.train.step import Gated
 from espalier.train.stop import Stop
 
 

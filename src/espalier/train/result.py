@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from espalier.search import Search
 from espalier.space import Space
 from espalier.train.metrics import Row
+from espalier.train.optimizer import Gated
 from espalier.train.scoring import Score
-from espalier.train.step import Gated
 
 if TYPE_CHECKING:
     from espalier.train.batched.runs import Run

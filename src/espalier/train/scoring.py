@@ -15,7 +15,7 @@ from espalier.space import BadInput
 from espalier.train import checks, pytree
 from espalier.train import feed as feeds
 from espalier.train.feed import Batch, Batches, Tensors
-from espalier.train.step import Gated, scalar
+from espalier.train.optimizer import Gated, scalar
 
 Loss = Callable[[Any, Any], Tensor]
 

@@ -19,10 +19,10 @@ from espalier.train import fingerprint
 from espalier.train.batched import stack
 from espalier.train.batched.batch import Batch, Compute, searched
 from espalier.train.batched.chain import Chain, chain_of
-from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.mask_sources import Given, Source
 from espalier.train.batched.resident_data import HeldOut, Pair, held_out, read_data
 from espalier.train.batched.runs import Run
+from espalier.train.batched.step import cross_entropy
 from espalier.train.batched.sweep_settings import Plan
 from espalier.train.loop import Loop
 from espalier.train.metrics import Row, Shares, known, rows, structure

@@ -394,3 +394,57 @@ def compiled(
         return lambda source, reading, noise: step.descend(begin(source, reading, noise))
     rest = compile(finish)
     return lambda source, reading, noise: rest(source, noise, *step.gradients(source, reading, noise))
+
+
+SLOPELESS = (
+    "a network that computes its own gradient does not give slopes by its gates; search it by ranked losses, "
+    'signal="ranked"'
+)
+
+
+class Own:
+    """Of a network that computes its own gradient of the mean over finite losses, without automatic differentiation.
+
+    gradients: ``(params, masks, x, y) -> (grads, losses, wrong)`` of params ``(R, ...)``, masks ``(R, samples, d)``,
+    x ``(R, B, ...)`` and y ``(R, B)``; losses and numbers of wrong classes are ``(R, samples)``. It compiles what it
+    wants compiled itself: ``whole`` is False. pack, unpack: from the model's own names and shapes to those it keeps
+    its weights in, and back.
+    """
+
+    whole = gives_slopes = False
+
+    def __init__(
+        self,
+        gradients: Callable[[Named, Tensor, Tensor, Tensor], tuple[Named, Tensor, Tensor]],
+        pack: Callable[[Named], Named] = dict,
+        unpack: Callable[[Named], Named] = dict,
+    ) -> None:
+        self.gradients, self.pack, self.unpack = gradients, pack, unpack
+
+    def __call__(
+        self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor, *, each: bool
+    ) -> tuple[Named, Measured]:
+        if each or fixed:
+            raise BadInput("runs computed together have masks that all examples share, and no tensors but parameters")
+        grads, losses, wrong = self.gradients(params, masks, x, y)
+        return grads, (losses, wrong)
+
+    def with_slopes(
+        self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor
+    ) -> tuple[Named, Measured, Tensor]:
+        raise BadInput(SLOPELESS)
+
+    def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Tensor, y: Tensor) -> None:
+        self.gradients(params, mask[None, None], x[None], y[None])
+
+
+def cross_entropy(out: Tensor, y: Tensor) -> Tensor:
+    """The mean cross entropy of scores ``(n, classes)`` and classes ``(n)``, as torch.nn.functional has it.
+
+    The class is picked by comparison: torch's own gathers, and its gradient scatters, which nothing melts with.
+
+    >>> round(cross_entropy(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 4)
+    0.1269
+    """
+    chosen = y.unsqueeze(-1) == torch.arange(out.shape[-1], device=out.device)
+    return -torch.where(chosen, torch.log_softmax(out, -1), 0.0).sum(-1).mean()

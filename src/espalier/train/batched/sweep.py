@@ -20,11 +20,11 @@ from espalier.train.batched import optimizers
 from espalier.train.batched import runs as run_list
 from espalier.train.batched.batch import Compute
 from espalier.train.batched.batch_engine import BatchEngine
-from espalier.train.batched.losses import cross_entropy
 from espalier.train.batched.optimizers import Optimizer
 from espalier.train.batched.resident_data import Pair, check_pair
 from espalier.train.batched.runs import Run
 from espalier.train.batched.stack import Factory
+from espalier.train.batched.step import cross_entropy
 from espalier.train.batched.sweep_settings import Plan
 from espalier.train.callbacks import Callback
 from espalier.train.callbacks import check as callbacks_checked

@@ -13,7 +13,7 @@ from espalier.search.signal import SLOPES
 from espalier.space import BadInput, Space
 from espalier.train import checks, fingerprint
 from espalier.train.batched.optimizers import SGD, Optimizer
-from espalier.train.batched.own_gradient import Own
+from espalier.train.batched.step import Own
 from espalier.train.recipes import Phases, Recipe
 from espalier.train.schedule import Schedule
 
