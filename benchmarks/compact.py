@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from espalier.study.anatomy import Anatomy
 from torch import Tensor, nn
 
 import espalier
 from espalier.gates.gated import Gated
 from espalier.models import DenseNet
-from espalier.study.record import load, mask_from_hex
+from espalier.study.densenet_graph import DenseNetGraph
+from espalier.study.run_files import load, mask_from_hex
 from espalier.train.run_directory import hardware, versions
 
 SHARES = (0.16, 0.24, 0.42, 0.675, 0.80)
@@ -65,13 +65,13 @@ def found(folder: Path, depth: int, growth: int) -> Iterator[tuple[str, Tensor]]
         settings = story["settings"]
         if (settings.get("depth"), settings.get("growth")) == (depth, growth):
             name = "/".join([*path.parts[-3:-1], path.stem])
-            yield name, mask_from_hex(story["result"]["mask"], Anatomy((depth - 4) // 3).d)
+            yield name, mask_from_hex(story["result"]["mask"], DenseNetGraph((depth - 4) // 3).d)
 
 
 def drawn(gated: Gated, depth: int) -> Iterator[tuple[str, Tensor]]:
     prices = gated.cost("weights").gradient(torch.zeros(gated.d))
     for share in SHARES:
-        yield f"random, {share:.1%} of the weights", Anatomy((depth - 4) // 3).draw(share, prices, 0)[0]
+        yield f"random, {share:.1%} of the weights", DenseNetGraph((depth - 4) // 3).draw(share, prices, 0)[0]
 
 
 def exactness(gated: Gated, mask: Tensor, side: int) -> dict[str, float]:

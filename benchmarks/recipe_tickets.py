@@ -18,20 +18,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from espalier.study.grid_batch import CHUNK, GridBatch
 from torch import Tensor
 
 from espalier.report.significance import paired_interval
-from espalier.study import record
+from espalier.study import run_files
+from espalier.study.batches import GridBatch
 from espalier.study.grid import Grid
 from espalier.study.settings import PAIR, GridSettings
 from espalier.train.batched.batch import Batch
 from espalier.train.batched.mask_sources import Given
-from espalier.train.batched.optimizers import SGD
+from espalier.train.batched.runs import Run
 from espalier.train.batched.step import cross_entropy
 from espalier.train.progress import Silent
 from espalier.train.run_directory import hardware, versions
-from espalier.train.schedule import Steps
 from espalier.train.stop import Stop
 
 FRESH = 100_000  # added to a seed for initial weights that no other run has
@@ -39,38 +38,44 @@ CPU = torch.device("cpu")
 RIVALS = ("ticket", "scaled", "fresh, wide", "fresh", "torch")
 
 
-def as_torch(found: GridBatch, masks: Tensor) -> dict[str, Tensor]:
+def start(found: GridBatch, seeds: list[int], masks: Tensor) -> dict[str, Tensor]:
+    """Initial weights ``(R, ...)`` of these seeds, at the scale of what is read under these masks."""
+    models = [found.network.build(Run(seed, mask=mask)) for seed, mask in zip(seeds, masks, strict=True)]
+    names = [name for name, _ in models[0].named_parameters()]
+    return {name: torch.stack([model.get_parameter(name).detach() for model in models]) for name in names}
+
+
+def as_torch(found: GridBatch, seeds: list[int], masks: Tensor) -> dict[str, Tensor]:
     """Weights and biases uniform within one over the root of the fan-in that is left."""
-    start = found.network.start([run.seed for run in found.runs], masks, CPU)
-    kept = [torch.full((len(masks),), found.network.widths[0])] + [masks[:, w].sum(-1) for w in found.network.layers]
-    draws = [torch.Generator().manual_seed(run.seed + FRESH) for run in found.runs]
-    for name, tensor in start.items():
-        bound = kept[int(name.split(".")[0])].clamp(min=1).rsqrt()
+    tensors = start(found, seeds, masks)
+    kept = [torch.full((len(masks),), found.network.widths[0])] + [masks[:, w].sum(-1) for w in found.network.groups]
+    draws = [torch.Generator().manual_seed(seed + FRESH) for seed in seeds]
+    for place, tensor in enumerate(tensors.values()):  # a weight and a bias of each layer
+        bound = kept[place // 2].clamp(min=1).rsqrt()
         for run, rng in enumerate(draws):
             tensor[run] = (2 * torch.rand(tensor[run].shape, generator=rng) - 1) * bound[run]
-    return start
+    return tensors
 
 
-def again(found: GridBatch, data: Any, start: dict[str, Tensor]) -> list[float]:
+def again(found: GridBatch, tensors: dict[str, Tensor]) -> list[float]:
     """The errors of the structures that a batch found, trained from these weights for as many updates."""
-    masks, own = found.masks(), found.recipe
+    engine, masks = found.engine, found.engine.masks()
     batch = Batch(
-        found.network.call,
-        start,
+        engine.gated.call,
+        tensors,
         {},
-        data=data,
-        seeds=[run.seed for run in found.runs],
+        data=found.data,
+        seeds=[run.seed for run in engine.runs],
         source=Given(masks, torch.zeros(len(masks))),
         loss=cross_entropy,
-        optimizer=SGD(own.learning_rate, own.momentum, own.weight_decay, own.momentum > 0),
-        schedule=Steps(own.drops),
-        total=found.total,
+        optimizer=engine.plan.descent,
+        schedule=engine.plan.rates,
+        total=engine.total,
         batch_size=found.settings.batch_size,
         samples=PAIR,
-        chain=found.network.chain,
     )
-    batch.advance(found.total)
-    return batch.evaluate(masks, *found.test, chunk=CHUNK)[1].tolist()
+    batch.advance(engine.total)
+    return batch.evaluate(masks, *found.data.test)[1].tolist()
 
 
 def main() -> None:
@@ -89,18 +94,19 @@ def main() -> None:
     folds: dict[float, list[int | None]] = {target: [] for target in settings.targets}
     for fold in settings.parts:
         data, runs = grid.data(fold), settings.runs("search", fold, {})
-        found = GridBatch(settings, grid.widths, data, runs, CPU, None)
-        found.train(Stop(), Silent())
-        masks, network = found.masks(), found.network
+        found = GridBatch(settings, grid.widths, data, runs, CPU)
+        loop = found.loop(None, Stop(), Silent())
+        loop.train()
+        masks = found.engine.masks()
         seeds = [run.seed for run in runs]
         others = [seed + FRESH for seed in seeds]
         rows = {
-            "ours": [story["result"]["test_error"] for story in found.results()],
-            "ticket": again(found, data, network.start(seeds, torch.ones_like(masks), CPU)),
-            "scaled": again(found, data, network.start(seeds, masks, CPU)),
-            "fresh, wide": again(found, data, network.start(others, torch.ones_like(masks), CPU)),
-            "fresh": again(found, data, network.start(others, masks, CPU)),
-            "torch": again(found, data, as_torch(found, masks)),
+            "ours": [record["result"]["test_error"] for record in found.results(loop)],
+            "ticket": again(found, start(found, seeds, torch.ones_like(masks))),
+            "scaled": again(found, start(found, seeds, masks)),
+            "fresh, wide": again(found, start(found, others, torch.ones_like(masks))),
+            "fresh": again(found, start(found, others, masks)),
+            "torch": again(found, as_torch(found, seeds, masks)),
         }
         for i, run in enumerate(runs):
             assert run.target is not None
@@ -123,7 +129,7 @@ def main() -> None:
         "settings": grid.described("search"),
         "hardware": hardware(CPU),
         "versions": versions(),
-        "commit": record.commit(),
+        "commit": run_files.revision(),
         "table": table,
         "errors": {name: {str(t): [round(e, 4) for e in es] for t, es in by.items()} for name, by in errors.items()},
     }

@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from espalier.study.anatomy import Anatomy
 from torch import nn
 
 import espalier
 from espalier.models import DenseNet
-from espalier.study.record import mask_to_hex
+from espalier.study.densenet_graph import DenseNetGraph
+from espalier.study.run_files import mask_to_hex
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = 3
-ANATOMY = Anatomy(LAYERS)
+GRAPH = DenseNetGraph(LAYERS)
 
 
 @pytest.fixture(scope="module")
 def gated():
     torch.manual_seed(0)
-    model = DenseNet(ANATOMY.depth, growth=4).double()
+    model = DenseNet(GRAPH.depth, growth=4).double()
     for norm in model.modules():
         if isinstance(norm, nn.BatchNorm2d):
             nn.init.uniform_(norm.running_mean, -0.5, 0.5)
@@ -35,9 +35,9 @@ def gated():
 
 def without(*closed: tuple[int, int, int]) -> torch.Tensor:
     """All open but these: (block, reader, source)."""
-    mask = torch.ones(ANATOMY.d)
+    mask = torch.ones(GRAPH.d)
     for block, reader, source in closed:
-        mask[ANATOMY.readers(block)[reader].start + source] = 0
+        mask[GRAPH.readers(block)[reader].start + source] = 0
     return mask
 
 
@@ -47,7 +47,7 @@ CASES = {
     "chain of dead layers": without((2, 1, 0), (2, 1, 1), (2, 3, 1), (2, 2, 1)),
     "unread channels of the last layer": without((2, 3, 0), (2, 3, 2)),
     "block input read by the first layer alone": without(*((1, r, 0) for r in (1, 2, 3))),
-    "one path": torch.zeros(ANATOMY.d).index_fill(0, torch.tensor([ANATOMY.readers(b)[3].start for b in range(3)]), 1),
+    "one path": torch.zeros(GRAPH.d).index_fill(0, torch.tensor([GRAPH.readers(b)[3].start for b in range(3)]), 1),
 }
 
 
@@ -68,19 +68,19 @@ def test_dead_layers_and_unread_channels_are_gone_and_nothing_else_changes(gated
     kept = sum(m.weight.numel() for m in small.modules() if isinstance(m, (nn.Conv2d, nn.Linear)))
     assert kept == int(gated.cost("weights")(canonical))
     living = sum(bool(m.weight.numel()) for m in small.modules() if isinstance(m, (nn.Conv2d, nn.Linear)))
-    assert living == ANATOMY.depth - len(ANATOMY.dead_layers(canonical))
+    assert living == GRAPH.depth - len(GRAPH.dead_layers(canonical))
 
 
 def test_the_benchmark_prints_one_object_for_the_masks_of_run_files(tmp_path):
     folder = tmp_path / "runs" / "cifar10-1_epochs" / "search"
     folder.mkdir(parents=True)
-    for k, mask in enumerate((CASES["unread layer"], torch.zeros(ANATOMY.d))):
-        story = {"format": 1, "settings": {"depth": ANATOMY.depth, "growth": 4}, "result": {"mask": mask_to_hex(mask)}}
+    for k, mask in enumerate((CASES["unread layer"], torch.zeros(GRAPH.d))):
+        story = {"format": 1, "settings": {"depth": GRAPH.depth, "growth": 4}, "result": {"mask": mask_to_hex(mask)}}
         (folder / f"penalty_{k}-seed_0.json").write_text(json.dumps(story))
     beside = folder.with_name("random")
     beside.mkdir()
     (beside / "share_1-seed_0.json").write_text((folder / "penalty_0-seed_0.json").read_text())
-    words = ["--depth", str(ANATOMY.depth), "--growth", "4", "--side", "8", "--batches", "1,4", "--repeats", "2"]
+    words = ["--depth", str(GRAPH.depth), "--growth", "4", "--side", "8", "--batches", "1,4", "--repeats", "2"]
     words += ["--only", "/search/"]
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "compact.py"), *words, "--runs", str(tmp_path)],

@@ -16,7 +16,7 @@ from espalier.models import DenseNet
 from espalier.space import BadInput
 from espalier.study.batches import PaperBatch
 from espalier.study.lock import locked
-from espalier.study.record import mask_from_hex
+from espalier.study.run_files import mask_from_hex
 from espalier.study.settings import ConnectionSettings
 from espalier.train.progress import Silent
 from espalier.train.stop import Stop

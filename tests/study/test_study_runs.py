@@ -11,7 +11,7 @@ from study_helpers import SMALL, StopAfter, run, stories, study
 
 from espalier.data import load
 from espalier.space import BadInput, Corrupt
-from espalier.study import record
+from espalier.study import run_files
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ class Killed(Exception):
 @pytest.mark.parametrize("files", [1, 4])
 def test_killed_between_two_run_files_the_others_say_the_same(whole, tmp_path, monkeypatch, files):
     """The masks of a batch come from one generator: its runs stay together, whichever of them are told already."""
-    save, left = record.save, [files]
+    save, left = run_files.save, [files]
 
     def dies(path, story):
         if not left[0]:
@@ -68,7 +68,7 @@ def test_killed_between_two_run_files_the_others_say_the_same(whole, tmp_path, m
         left[0] -= 1
         save(path, story)
 
-    monkeypatch.setattr(record, "save", dies)
+    monkeypatch.setattr(run_files, "save", dies)
     with pytest.raises(Killed):
         run(tmp_path, methods=("search",))
     monkeypatch.undo()

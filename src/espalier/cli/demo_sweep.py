@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from espalier.data import Dataset
-from espalier.study import record
+from espalier.study import run_files
 from espalier.study.settings import size as weights
 from espalier.train import Result, sweep
 from espalier.train.batched import Run
@@ -99,12 +99,12 @@ def write(sizes: Sequence[Size], folder: Path, widths: Widths, dataset: str, epo
         for result in size.found:
             run = {"method": "search", "variant": "search", "target": size.target, "seed": _seed(result)}
             path = place / "search" / f"target_{size.target:g}-seed_{_seed(result)}.json"
-            record.save(path, _story(run, shared, result, widths, searches, command))
+            run_files.save(path, _story(run, shared, result, widths, searches, command))
         for result in size.scratch:
             share = weights(size.uniform) / full
             run = {"method": "scratch", "variant": "scratch", "size": round(share, 6), "seed": _seed(result)}
             path = place / "scratch" / f"size_{size.target:g}-seed_{_seed(result)}.json"
-            record.save(path, _story(run, shared, result, widths, len(size.scratch), command))
+            run_files.save(path, _story(run, shared, result, widths, len(size.scratch), command))
 
 
 def _story(

@@ -14,7 +14,7 @@ from torch.func import vmap
 
 from espalier.data import Dataset
 from espalier.space import BadInput
-from espalier.study.record import mask_to_hex
+from espalier.study.run_files import mask_to_hex
 from espalier.study.selection import Row, Selection, Units
 from espalier.study.settings import PAIR, GridRun, GridSettings, PaperSettings, RunSpec
 from espalier.train import rng

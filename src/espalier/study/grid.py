@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import torch
 
 from espalier.data import Dataset, all_digits, folds, load
 from espalier.space import BadInput
-from espalier.study import grid_record, record
+from espalier.study import run_files
 from espalier.study.batches import GridBatch, train
 from espalier.study.lock import locked
 from espalier.study.settings import GRID_METHODS as METHODS
@@ -22,7 +20,6 @@ from espalier.study.settings import GridRun, GridSettings, even_widths
 from espalier.train import checks
 from espalier.train.batched.batch import Compute
 from espalier.train.progress import Progress
-from espalier.train.run_directory import hardware, versions
 from espalier.train.stop import Stop
 
 STUDY = "grid"
@@ -58,7 +55,7 @@ class Grid:
         self.whole = _everything(self.given, named=data is None)
         inputs = self.given.train_inputs.shape[1]
         self.widths = (inputs, *(settings.hidden or (inputs,) * 3), len(self.given.classes))
-        self.commit, self.command = commit or record.commit(), command
+        self.commit, self.command = commit or run_files.revision(), command
         self._check()
 
     def _check(self) -> None:
@@ -98,10 +95,10 @@ class Grid:
 
     def missing(self, method: str, fold: int | None) -> list[list[GridRun]]:
         """Batches of the runs of this method that are not on record; a record of other settings is refused."""
-        done = grid_record.read(self.place(method), self.described(method))
+        done = run_files.finished(self.place(method), self.described(method))
         found: dict[tuple[Any, ...], Sequence[int]] = dict(self._even())
         if method == "found":
-            searched = grid_record.read(self.place("search"), self.described("search"))
+            searched = run_files.finished(self.place("search"), self.described("search"))
             found = {key: story["result"]["units"] for key, story in searched.items()}
         runs = [run for run in self.settings.runs(method, fold, found) if run.key not in done]
         most = self.at_once or max(len(runs), 1)
@@ -120,7 +117,7 @@ class Grid:
         return GridBatch(self.settings, self.widths, data, runs, self.device, self.compute)
 
     def _train(self, runs: list[GridRun], data: Dataset, stop: Stop, progress: Progress) -> bool:
-        name = grid_record.name(runs)
+        name = run_files.batch_name(runs)
         folder = self.out / "state" / self.settings.folder / runs[0].method / name
         with locked(folder):
             batch = self._batch(runs, data)
@@ -137,14 +134,9 @@ class Grid:
                 "seconds": {"batch": round(took, 3), "per_run": round(took / len(runs), 4)},
                 "runs_in_batch": len(runs),
                 "calls": loop.calls,
-                "hardware": hardware(self.device),
-                "versions": versions(),
-                "commit": self.commit,
-                "command": self.command,
-                "compute": asdict(batch.engine.batch.compute),
-                "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                **run_files.origin(self.commit, self.command, self.device, batch.engine.batch.compute),
             }
-            grid_record.save(self.place(runs[0].method) / f"{name}.jsonl", head, batch.results(loop))
+            run_files.save_batch(self.place(runs[0].method) / f"{name}.jsonl", head, batch.results(loop))
             shutil.rmtree(folder, ignore_errors=True)
         return True
 

@@ -21,7 +21,7 @@ from espalier.gates.gated import Gated
 from espalier.models import MLP, DenseNet
 from espalier.space import BadInput
 from espalier.study.densenet_graph import DenseNetGraph
-from espalier.study.record import mask_to_hex
+from espalier.study.run_files import mask_to_hex
 from espalier.study.settings import ConnectionSettings, RunSpec, Settings
 from espalier.train.batched.runs import Run
 from espalier.train.batched.step import Own

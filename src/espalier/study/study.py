@@ -8,7 +8,7 @@ import shutil
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import torch
 
 from espalier.data import Dataset, load
 from espalier.space import BadInput
-from espalier.study import record
+from espalier.study import run_files
 from espalier.study.batches import PaperBatch, train
 from espalier.study.lock import locked
 from espalier.study.selection import Selection, connections_of, units_of
@@ -27,7 +27,6 @@ from espalier.train.batched.batch import Compute
 from espalier.train.checkpoint import write
 from espalier.train.loop import Loop
 from espalier.train.progress import Progress
-from espalier.train.run_directory import hardware, versions
 from espalier.train.stop import Stop
 
 RUNS = "runs.json"  # in the folder of a batch's state: which runs it is made of
@@ -81,7 +80,7 @@ class Study:
         self.device = checks.device(device)
         self.data = _read(settings, experiment.reading, data, data_dir)
         self.network = experiment.network(settings, self.data)
-        self.commit, self.command = commit or record.commit(), command
+        self.commit, self.command = commit or run_files.revision(), command
 
     def path(self, run: RunSpec) -> Path:
         return self.out / "runs" / self.settings.folder / run.variant / f"{run.setting}-seed_{run.seed}.json"
@@ -94,7 +93,7 @@ class Study:
         return self._without_file(self.wanted(methods))
 
     def _without_file(self, runs: list[RunSpec]) -> list[RunSpec]:
-        return [run for run in runs if not record.done(self.path(run), self._described(run))]
+        return [run for run in runs if not run_files.done(self.path(run), self._described(run))]
 
     def parts(self) -> list[Part]:
         """The batches there are to train.
@@ -190,16 +189,12 @@ class Study:
             "evaluated_on": self.settings.evaluated_on,
             "examples": {"train": len(self.data.train_labels), "test": len(self.data.test_labels)},
             "standard_data": self.data.standard or self.settings.dataset == "digits",
-            "hardware": hardware(self.device),
-            "versions": versions(),
-            "commit": self.commit,
-            "command": self.command,
-            "compute": asdict(batch.engine.batch.compute) | self.network.layout(),
-            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            **run_files.origin(self.commit, self.command, self.device, batch.engine.batch.compute),
         }
+        common["compute"] |= self.network.layout()
         for run, story in zip(batch.specs, batch.results(loop), strict=True):
-            if not record.done(self.path(run), self._described(run)):
-                record.save(self.path(run), story | {"settings": self._described(run)} | common)
+            if not run_files.done(self.path(run), self._described(run)):
+                run_files.save(self.path(run), story | {"settings": self._described(run)} | common)
 
 
 def _told(path: Path) -> list[str]:

@@ -1,0 +1,165 @@
+"""What a study keeps of its runs: a JSON file for each, or of a grid a JSON-lines file for each batch.
+
+A run's file holds what was asked for, what came out, and where, when and with what it ran. A grid has thousands of
+short runs; a file for each would be mostly repetition, so a batch's file holds what its runs share in its first line.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from espalier.files import clean, write
+from espalier.space import BadInput, Corrupt
+from espalier.study.settings import GridRun
+from espalier.train.batched.batch import Compute
+from espalier.train.run_directory import hardware, versions
+
+FORMAT = 1
+Record = dict[str, Any]
+
+
+def save(path: Path, record: Mapping[str, Any]) -> None:
+    """The file of one run, complete or not at all."""
+    text = json.dumps(clean({"format": FORMAT} | dict(record)), allow_nan=False, separators=(",", ":"))
+    # A line for each part of the file and for each row of the curve, so that differences can be read.
+    for part in ('"run":', '"settings":', '"result":', '"curve":', '"seconds":', '"hardware":', '"versions":'):
+        text = text.replace(part, "\n" + part, 1)
+    write(path, text.replace('{"update":', '\n{"update":') + "\n")
+
+
+def load(path: Path) -> Record:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Corrupt(f"{path} is not a run file: {error}. Remove it to run it again") from None
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise Corrupt(f"{path} is not a run file of format {FORMAT}. Remove it, or use another folder")
+    return record
+
+
+def done(path: Path, settings: Mapping[str, Any]) -> bool:
+    """Whether this run is finished, under these settings; a file of other settings is refused."""
+    if not path.exists():
+        return False
+    refuse_others(path, "a run", load(path)["settings"], settings)
+    return True
+
+
+def refuse_others(path: Path, content: str, theirs: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """A file of other settings, unless it is of these; the error names each that differs."""
+    ours = json.loads(json.dumps(dict(settings)))  # as a file has them
+    differ = [
+        f"{key}: {theirs.get(key, 'not set')} there, {ours.get(key, 'not set')} here"
+        for key in sorted(theirs.keys() | ours.keys())
+        if theirs.get(key, ...) != ours.get(key, ...)
+    ]
+    if differ:
+        raise BadInput(
+            f"{path} is of {content} with other settings: {'; '.join(differ)}. Use the same settings, or another folder"
+        )
+
+
+def batch_name(runs: Sequence[GridRun]) -> str:
+    """Of the file of a batch: fold, settings and seeds.
+
+    >>> batch_name([GridRun("search", 3, 0, target=0.25), GridRun("search", 4, 0, target=0.5)])
+    'fold_0-target_0.25_to_0.5-seed_3_to_4'
+    """
+    parts = [] if runs[0].fold is None else [f"fold_{runs[0].fold}"]
+    for label in ("target", "penalty", "seed"):
+        values = [getattr(run, label) for run in runs if getattr(run, label) is not None]
+        if values:
+            ends = dict.fromkeys((min(values), max(values)))
+            parts.append(f"{label}_" + "_to_".join(map(str, ends)))
+    return "-".join(parts)
+
+
+def save_batch(path: Path, head: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> None:
+    """The file of a batch of a grid, complete or not at all."""
+    lines = [clean(line, digits=6) for line in ({"format": FORMAT} | dict(head), *records)]
+    write(path, "".join(json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n" for line in lines))
+
+
+def load_batch(path: Path) -> list[Record]:
+    """The head and the records of a batch's file, checked to be one of ours."""
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise Corrupt(f"{path} is not a file of runs: {error}. Remove it to run them again") from None
+    ours = all(isinstance(line, dict) for line in lines) and bool(lines) and lines[0].get("format") == FORMAT
+    if not ours or lines[0].get("runs_in_batch") != len(lines) - 1:
+        raise Corrupt(f"{path} is not a whole file of runs of format {FORMAT}. Remove it to run them again")
+    return lines
+
+
+def finished(folder: Path, settings: Mapping[str, Any]) -> dict[tuple[Any, ...], Record]:
+    """The finished runs of a grid in a folder by their key; a file of other settings is refused."""
+    records = dict[tuple[Any, ...], Record]()
+    for path in sorted(folder.glob("*.jsonl")):
+        head, *batch = load_batch(path)
+        refuse_others(path, "runs", head["settings"], settings)
+        for record in batch:
+            run = record["run"]
+            records[run["method"], run.get("fold"), run.get("target"), run.get("penalty"), run["seed"]] = record
+    return records
+
+
+def origin(commit: str, command: str, device: torch.device, compute: Compute) -> Record:
+    """Where, when and with what runs were trained."""
+    return {
+        "hardware": hardware(device),
+        "versions": versions(),
+        "commit": commit,
+        "command": command,
+        "compute": asdict(compute),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def revision() -> str:
+    """The revision of the source that runs, marked if files differ from it; "unknown" outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        head, changes = (
+            subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, timeout=20, check=True).stdout
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no", "."))
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return head.strip() + ("-modified" if changes.strip() else "")
+
+
+def mask_to_hex(mask: Tensor) -> str:
+    """A mask ``(d)`` as hexadecimal digits, its first gate the highest bit.
+
+    >>> mask_to_hex(torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0, 1.0]))
+    'a4'
+    """
+    bits = mask.flatten().cpu().numpy() != 0
+    return np.packbits(bits).tobytes().hex()[: -(-len(bits) // 4)]
+
+
+def mask_from_hex(text: str, d: int) -> Tensor:
+    """The mask ``(d)`` that a run file holds in hexadecimal digits.
+
+    >>> mask_from_hex("a4", 6).tolist()
+    [1.0, 0.0, 1.0, 0.0, 0.0, 1.0]
+    """
+    try:
+        octets = bytes.fromhex(text + "0" * (len(text) % 2))
+    except ValueError:
+        raise Corrupt(f"a mask is written in hexadecimal digits, not as {text[:20]!r}") from None
+    bits = np.unpackbits(np.frombuffer(octets, dtype=np.uint8))
+    if len(text) != -(-d // 4) or bits[d:].any():
+        raise Corrupt(f"a mask of {len(text)} hexadecimal digits is not one of {d} gates")
+    return torch.from_numpy(bits[:d].astype(np.float32))
