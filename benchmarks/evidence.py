@@ -163,7 +163,7 @@ class Book:
         self.lines = {key_of(line): line for line in lines_of(given.out)}
         for entry in runs:
             line = self.lines.get(key_of(entry))
-            if line is not None and line["setting"] != complete(entry["setting"]):
+            if line is not None and complete(line["setting"]) != complete(entry["setting"]):
                 raise SystemExit(
                     f"{describe(entry)} is in {given.out.name} with another setting: {line['setting']}, now "
                     f"{complete(entry['setting'])}. Give the setting another name, or write to another file"

@@ -58,6 +58,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pruned-bn": {"like": "pruned", "criterion": "bn", "regularize": 1e-4},
 }
 WARM = 0.05  # the share of a run over which the rate rises, in schedules that fall to 0
+OPTIMISER = ("learning_rate", "momentum", "weight_decay", "drops")  # fields of a recipe that are of the weights
 
 
 def merged(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
@@ -87,11 +88,12 @@ def recipe_of(setting: dict[str, Any]) -> Any:
 
 
 def complete(setting: dict[str, Any]) -> dict[str, Any]:
-    """A setting with every field of its recipe, as a line has it: two of them are equal where nothing differs."""
+    """A setting with every field of its recipe that has an effect, as a line has it: two of them are equal where
+    nothing differs. The optimiser of the weights is the budget's, so that the recipe's own has none."""
     if "recipe" not in setting:
         return setting
     fields_of = asdict(recipe_of(setting))
-    listed = {name: list(value) if isinstance(value, tuple) else value for name, value in fields_of.items()}
+    listed = {name: value for name, value in fields_of.items() if name not in OPTIMISER}
     return setting | {"recipe": listed}
 
 

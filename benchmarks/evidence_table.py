@@ -153,12 +153,18 @@ def tables(lines: Sequence[dict[str, Any]], ours: str = "ours", wanted: Sequence
     return "\n\n".join(parts)
 
 
+def shown(line: dict[str, Any]) -> str:
+    """The name of a line's row: its label, or its method. On the test set one setting of Torch-Pruning was run."""
+    pruned = line["method"].startswith("pruned") and not line["held_out"]
+    return str(line.get("label", "Torch-Pruning" if pruned else line["method"]))
+
+
 def overview(lines: Sequence[dict[str, Any]]) -> str:
     """One table of mean errors, rows in the order of the lines; lines of one label and cell are its seeds."""
     cells = sorted({(line["network"], line["cost"], line["target"]) for line in lines})
     by: dict[str, dict[tuple[Any, ...], list[float]]] = {}
     for line in lines:
-        own = by.setdefault(line.get("label", line["method"]), {})
+        own = by.setdefault(shown(line), {})
         own.setdefault((line["network"], line["cost"], line["target"]), []).append(100 * line["error"])
     head = [f"{NETWORKS.get(network, network)}, {100 * target:g}% of {COSTS[cost]}" for network, cost, target in cells]
     rows = [
@@ -189,7 +195,11 @@ def main(words: Sequence[str] | None = None) -> None:
     lines = [line for file in given.files for line in lines_of(file)]
     wanted = given.methods.split(",") if given.methods else None
     if given.overview:
-        rows = lines if wanted is None else [line for name in wanted for line in lines if line["method"] == name]
+        rows = (
+            lines
+            if wanted is None
+            else [line for name in wanted for line in lines if name in (line["method"], shown(line))]
+        )
         text, marks = overview(rows), OVERVIEW
     else:
         text, marks = tables(lines, given.ours, wanted), MARKS

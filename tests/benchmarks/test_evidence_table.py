@@ -67,7 +67,8 @@ def test_a_table_has_a_row_for_each_method_and_goes_between_marks(tmp_path):
     [
         ("docs/evidence.md", "cifar10.jsonl", []),
         ("docs/recipe.md", "tuning.jsonl", ["--overview"]),
-        ("README.md", "cifar10.jsonl", ["--overview", "--methods", "ours,uniform,control"]),
+        ("docs/evidence.md", "pruning.jsonl", ["--overview"]),
+        ("README.md", "cifar10.jsonl", ["--overview", "--methods", "ours,uniform,Torch-Pruning,control"]),
     ],
 )
 def test_the_tables_of_the_docs_are_those_of_the_lines(tmp_path, page, file, flags):

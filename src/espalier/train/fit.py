@@ -31,7 +31,7 @@ from espalier.train.optimizer import Gated, StructureOptimizer, check_parameters
 from espalier.train.recipes import OptimizerFactory, Recipe, SchedulerFactory
 from espalier.train.result import Result
 from espalier.train.run_directory import Records, RunDirectory
-from espalier.train.schedule import Schedule
+from espalier.train.schedule import Constant, Schedule
 from espalier.train.scoring import Loss
 from espalier.train.stop import Stop
 
@@ -77,7 +77,7 @@ def fit(
     optimizer: called with the parameters, gives a torch optimiser; or settings such as ``SGD(lr=0.1)`` of
         espalier.train.batched. Default: the recipe's SGD with Nesterov momentum.
     schedule: of the weights' learning rate: "steps" (a tenth at 1/2 and at 3/4), "cosine", "linear", "constant", or one
-        of their classes in espalier.train.batched. Default: the recipe's, also for an optimizer of one's own.
+        of their classes in espalier.train.batched. Default: the recipe's; for an optimizer that is a function, none.
     scheduler: instead of a schedule: called with the optimiser, gives a torch scheduler, which is stepped after every
         epoch.
     settle: the share of the run, at its end, in which the structure is fixed; the ramp to a target ends before it.
@@ -110,7 +110,7 @@ def fit(
         held_out = feed.read_held_out(validation, batch_size, pytree.dtype(module), beside)
     if schedule is not None and scheduler is not None:
         raise BadInput("schedule and scheduler both say how the learning rate goes; give one of them")
-    rates = recipe.schedule if schedule is None else schedules.read(schedule)
+    rates = schedules.read(schedule, recipe.schedule, optimizer)
     inner = _optimizer(optimizer or recipe.optimizer, module)
     with _attached(model, module, feeding, where) as gated, rng.seeded(seed, where):
         search = Search(
@@ -136,9 +136,9 @@ def fit(
             "device": where.type,
         }
         if scheduler is not None:
-            steps: Scheduler = _scheduler(scheduler, inner)
+            steps: Scheduler | None = _scheduler(scheduler, inner)
         else:
-            steps = schedules.of_torch(rates, inner, horizon)
+            steps = None if rates == Constant() else schedules.of_torch(rates, inner, horizon)
         settings["scheduler"] = repr(rates) if scheduler is None else type(steps).__name__
         directory = None if folder is None else RunDirectory(folder)
         engine = EagerEngine(

@@ -85,8 +85,11 @@ class Constant:
 NAMED: dict[str, Schedule] = {"steps": Steps(), "cosine": Cosine(), "linear": Linear(), "constant": Constant()}
 
 
-def read(schedule: str | Schedule) -> Schedule:
-    """A schedule by name, or as it is."""
+def read(schedule: str | Schedule | None, usual: Schedule, optimizer: object) -> Schedule:
+    """A schedule by name, or as it is. None: the usual one, but for an optimizer that is a function: torch's, and what
+    is registered on it, may move its rate by itself."""
+    if schedule is None:
+        return usual if optimizer is None or hasattr(optimizer, "pace") else Constant()
     named = NAMED.get(schedule) if isinstance(schedule, str) else schedule
     if isinstance(named, type) or not isinstance(named, Schedule):
         raise BadInput(f"schedule is one of {sorted(NAMED)} or an object with `factor`, not {schedule!r}")

@@ -82,7 +82,8 @@ def sweep(
         else its own. Under one mask (a given one, or after settling) an update reads samples times as many examples.
     optimizer: settings such as ``SGD(lr=0.1)``, ``Adam()``, ``AdamW()`` of espalier.train.batched; or a function as in
         ``fit`` that gives torch's SGD, Adam or AdamW.
-    schedule: "steps" (a tenth at 1/2 and at 3/4), "cosine", "linear", "constant", or one of their classes.
+    schedule: "steps" (a tenth at 1/2 and at 3/4), "cosine", "linear", "constant", or one of their classes. Default: the
+        recipe's; for an optimizer that is a function, "constant".
     search: arguments of :class:`espalier.Search` (learning_rate, adaptive, ramp, even, initial, margin). What is not
         given comes from the recipe.
     recipe: a :class:`espalier.train.Recipe` or the name of one, as in ``fit``; by default "ranked" for all runs where
@@ -109,7 +110,7 @@ def sweep(
         cost=cost,
         recipe=recipe,
         optimizer=None if optimizer is None else optimizers.read(optimizer),
-        schedule=None if schedule is None else schedules.read(schedule),
+        schedule=schedules.read(schedule, recipe.schedule, optimizer),
         search=search,
         pad=pad,
         points=points,

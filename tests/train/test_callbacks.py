@@ -1,0 +1,115 @@
+"""Callbacks: told of the same events by fit and sweep; they add to rows, and end runs early, for good."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import networks
+import pytest
+
+import espalier
+from espalier import Callback, fit, sweep
+from espalier.train import loop as loops
+from espalier.train.loop import Loop
+
+DATA, TEST = networks.digit_vectors(320)
+SHORT: dict[str, Any] = {"epochs": 4, "batch_size": 32, "quiet": True, "validation": TEST}
+
+
+class Told(Callback):
+    """Notes what it is told, and where the runs are."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, int, str]] = []
+
+    def note(self, event: str, loop: Loop) -> None:
+        self.events.append((event, loop.update, loop.phase))
+
+    def on_begin(self, loop: Loop) -> None:
+        self.note("begin", loop)
+
+    def on_update(self, loop: Loop) -> None:
+        self.note("update", loop)
+
+    def on_epoch(self, loop: Loop, rows: list[dict[str, Any]]) -> None:
+        self.note(f"epoch of {len(rows)}", loop)
+        for row in rows:
+            row["double"] = 2 * row["loss"]
+
+    def on_settle(self, loop: Loop) -> None:
+        self.note("settle", loop)
+
+    def on_leave(self, loop: Loop) -> None:
+        self.note("leave", loop)
+
+    def on_end(self, loop: Loop, results: list[Any]) -> None:
+        self.note(f"end of {len(results)}", loop)
+
+
+def run(how: str, callback: Callback, **settings: Any) -> Any:
+    if how == "fit":
+        return fit(networks.mlp(), DATA, target=0.4, callbacks=[callback], **(SHORT | settings))
+    return sweep(networks.mlp, DATA, targets=[0.4, 0.6], callbacks=[callback], **(SHORT | settings))[0]
+
+
+@pytest.mark.parametrize(("how", "runs"), [("fit", 1), ("sweep", 2)])
+def test_the_events_of_a_run_in_their_order(
+    how: str, runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops, "LOOK", 0.0)  # a look after every update
+    told = Told()
+    run(how, told, checkpoint=tmp_path)
+    assert told.events[0] == ("begin", 0, "whole")
+    assert [e for e in told.events if e[0] == f"epoch of {runs}"] == [
+        (f"epoch of {runs}", 10, "searching"), (f"epoch of {runs}", 20, "searching"),
+        (f"epoch of {runs}", 30, "settled"), (f"epoch of {runs}", 40, "settled"),
+    ]  # fmt: skip
+    assert [e for e in told.events if e[0] == "settle"] == [("settle", 20, "settled")]
+    assert [update for event, update, _ in told.events if event == "update"] == list(range(1, 41))
+    assert told.events[-2:] == [("leave", 40, "settled"), (f"end of {runs}", 40, "settled")]
+    path = next(tmp_path.rglob("metrics.jsonl"))
+    for line in path.read_text().splitlines():  # what a callback adds to a row is recorded with it
+        row = json.loads(line)
+        assert row["double"] == 2 * row["loss"]
+
+
+class Stops(Callback):
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def on_epoch(self, loop: Loop, rows: list[dict[str, Any]]) -> None:
+        if rows[0]["epoch"] == self.epoch:
+            loop.stop("good enough")
+
+
+@pytest.mark.parametrize("how", ["fit", "sweep"])
+@pytest.mark.parametrize("epoch", [2, 3])
+def test_a_run_that_a_callback_ends_is_finished_for_good(how: str, epoch: int, tmp_path: Path) -> None:
+    result = run(how, Stops(epoch), checkpoint=tmp_path)
+    assert (result.updates, result.finished, result.stopped) == (10 * epoch, True, "good enough")
+    assert result.share_after <= 0.4
+    assert json.loads(next(tmp_path.rglob("result.json")).read_text())["stopped"] == "good enough"
+    again = run(how, Callback(), checkpoint=tmp_path)  # the same call goes on with nothing
+    assert (again.updates, again.stopped) == (10 * epoch, "good enough")
+    assert again.mask.equal(result.mask)
+
+
+@pytest.mark.parametrize("how", ["fit", "sweep"])
+def test_an_error_of_a_callback_is_the_user_s_own(how: str, tmp_path: Path) -> None:
+    class Wrong(Told):
+        def on_epoch(self, loop: Loop, rows: list[dict[str, Any]]) -> None:
+            raise ZeroDivisionError("mine")
+
+    told = Wrong()
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        run(how, told, checkpoint=tmp_path)
+    assert told.events[-1][0] == "leave"
+    assert run(how, Callback(), checkpoint=tmp_path).finished
+
+
+@pytest.mark.parametrize("given", [Callback(), [Callback], ["print"], 3])
+def test_what_is_no_callback_is_named(given: Any) -> None:
+    with pytest.raises((espalier.BadInput, TypeError), match="callback"):
+        fit(networks.mlp(), DATA, callbacks=given, **SHORT)
