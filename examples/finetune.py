@@ -25,7 +25,7 @@ for _ in range(250):
 before = evaluate(model, data.test, loss=F.cross_entropy)
 
 result = espalier.fit(
-    model, data.train, loss=F.cross_entropy, epochs=6, cost="macs", target=0.5, preset="finetune", validation=data.test
+    model, data.train, loss=F.cross_entropy, epochs=6, cost="macs", target=0.5, recipe="finetune", validation=data.test
 )
 after = evaluate(result.model, data.test, loss=F.cross_entropy)
 print(f"error {before.error:.2%} -> {after.error:.2%}  MACs 100% -> {result.shares['cost_share']:.1%}")

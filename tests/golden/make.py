@@ -102,7 +102,7 @@ def fitted(folder: Path, model: nn.Module, own: Mapping[str, Any], **goal: float
     train, test = digits()
     result = espalier.fit(
         model, train, loss=nn.functional.cross_entropy, epochs=4, batch_size=32, samples=2, cost="weights", seed=3,
-        device="cpu", validation=test, preset=recipe(own), checkpoint=folder, quiet=True, **goal,
+        device="cpu", validation=test, recipe=recipe(own), checkpoint=folder, quiet=True, **goal,
     )  # fmt: skip
     return hashes_of(result)
 
@@ -131,7 +131,7 @@ def sweep(folder: Path) -> Hashes:
     runs = [Run(seed, target=0.25) for seed in (0, 1)] + [Run(0, penalty=0.5), Run(0, dropout=0.25)]
     runs += [Run(1, all_open=True)]
     results = espalier.sweep(
-        network, train, runs=runs, epochs=4, batch_size=32, samples=2, cost="weights", preset=recipe(DEFAULT),
+        network, train, runs=runs, epochs=4, batch_size=32, samples=2, cost="weights", recipe=recipe(DEFAULT),
         validation=test, device="cpu", checkpoint=folder, quiet=True,
     )  # fmt: skip
     return {f"run-{i:03d}": hashes_of(result) for i, result in enumerate(results)}

@@ -93,7 +93,7 @@ def test_random_numbers_outside_are_left_alone() -> None:
 def test_fit_is_the_structure_optimizer_in_a_loop() -> None:
     """The same masks, batches and weights as a loop written out by hand, bit for bit."""
     watched = networks.Watched()
-    result = short(watched, penalty=0.05, preset="paper", seed=4)
+    result = short(watched, penalty=0.05, recipe="paper", seed=4)
     model = networks.mlp()
     gated = espalier.attach(model, DATA[0][:4])
     inner = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-4)
@@ -173,7 +173,7 @@ def test_the_paper_s_preset_is_the_paper_s_settings() -> None:
     original = Search.__init__
     Search.__init__ = spy  # type: ignore[method-assign]
     try:
-        result = short(preset="paper", epochs=8, penalty=2**-6)
+        result = short(recipe="paper", epochs=8, penalty=2**-6)
     finally:
         Search.__init__ = original  # type: ignore[method-assign]
     d = len(result.theta)

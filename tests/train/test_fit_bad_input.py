@@ -60,11 +60,11 @@ REFUSED = {
     "both": ({"penalty": 0.1, "target": 0.5}, "exclude each other"),
     "a target of nothing": ({"target": 0.0}, r"share of the full cost in \(0, 1\], not 0"),
     "a cost nobody knows": ({"cost": "seconds"}, "seconds"),
-    "a preset nobody knows": ({"preset": "papr"}, "did you mean 'paper'"),
-    "a preset of another kind": ({"preset": 3}, "a name or an espalier"),
+    "a preset nobody knows": ({"recipe": "papr"}, "did you mean 'paper'"),
+    "a preset of another kind": ({"recipe": 3}, "a name or an espalier"),
     "settled from the start": ({"settle": 1.0}, r"settle is a share of the run in \[0, 1\), not 1.0"),
     "settled before the ramp ends": (
-        {"preset": Recipe(begin=0.0, ramp=0.3, settle=0.9), "target": 0.5},
+        {"recipe": Recipe(begin=0.0, ramp=0.3, settle=0.9), "target": 0.5},
         "use settle of at most 0.7",
     ),
     "a seed below 0": ({"seed": -1}, "seed is at least 0"),
@@ -123,7 +123,7 @@ def test_refused(settings: dict[str, object], says: str, tmp_path: Path) -> None
 )
 def test_a_recipe_that_cannot_be_cooked(settings: dict[str, object], says: str) -> None:
     with pytest.raises(espalier.BadInput, match=says):
-        short(preset=Recipe(**settings))
+        short(recipe=Recipe(**settings))
 
 
 def test_an_unreachable_target_is_named() -> None:
@@ -271,7 +271,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         ({"seed": 1}, "seed: 0 there, 1 here"),
         ({"epochs": 3}, "epochs: 2 there, 3 here"),
         ({"samples": 3}, "samples: 2 there, 3 here"),
-        ({"preset": "finetune"}, "recipe"),
+        ({"recipe": "finetune"}, "recipe"),
         ({"optimizer": lambda p: torch.optim.Adam(p)}, "optimizer.*SGD.*Adam"),
         ({"data": (X[:64], Y[:64])}, '"examples": 128.*"examples": 64'),
         ({"data": (X + 1, Y)}, "some_of_them"),
@@ -311,11 +311,11 @@ def test_losses_without_a_name_are_told_apart(tmp_path: Path) -> None:
 def test_a_network_of_other_initial_weights_is_refused_with_both_shown(tmp_path: Path, preset: str | None) -> None:
     model = networks.mlp(seed=1)
     began, other = (fingerprint.weights(networks.mlp(seed=seed).parameters()) for seed in (1, 2))
-    first = short(model, preset=preset, target=0.5, checkpoint=tmp_path)
+    first = short(model, recipe=preset, target=0.5, checkpoint=tmp_path)
     with pytest.raises(espalier.BadInput, match=rf"began with: {began} there, {other} here"):
-        short(networks.mlp(seed=2), preset=preset, target=0.5, checkpoint=tmp_path)
+        short(networks.mlp(seed=2), recipe=preset, target=0.5, checkpoint=tmp_path)
     for again in (networks.mlp(seed=1), model):  # as it began, or as the run left it
-        assert short(again, preset=preset, target=0.5, checkpoint=tmp_path).mask.equal(first.mask)
+        assert short(again, recipe=preset, target=0.5, checkpoint=tmp_path).mask.equal(first.mask)
 
 
 def test_a_model_stopped_inside_an_epoch_of_a_loader_goes_on_in_the_same_process(

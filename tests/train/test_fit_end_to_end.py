@@ -98,7 +98,7 @@ def test_a_trained_resnet_is_fine_tuned() -> None:
         epochs=4,
         cost="macs",
         target=0.5,
-        preset="finetune",
+        recipe="finetune",
         validation=TEST,
         quiet=True,
     )

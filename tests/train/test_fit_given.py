@@ -260,7 +260,7 @@ def test_clipping_by_a_hook() -> None:
 
 def test_bf16_autocast_around_fit() -> None:
     """Weights cast once and kept, as an autocast region does, would never learn."""
-    settings = {"epochs": 16, "settle": 0.5, "preset": Recipe(initial=0.98, learning_rate=0.1)}
+    settings = {"epochs": 16, "settle": 0.5, "recipe": Recipe(initial=0.98, learning_rate=0.1)}
     with torch.autocast("cpu", torch.bfloat16):
         result = short(**settings)
     exact = short(**settings)
@@ -309,7 +309,7 @@ def test_a_trained_network_is_fine_tuned() -> None:
     assert trained.error is not None
     assert drawn.error < trained.error + 0.03
     result = fit(
-        gated, DATA, loss=F.cross_entropy, epochs=8, target=0.5, preset="finetune", validation=TEST, quiet=True
+        gated, DATA, loss=F.cross_entropy, epochs=8, target=0.5, recipe="finetune", validation=TEST, quiet=True
     )
     assert result.validation is not None
     assert result.validation.error is not None

@@ -130,7 +130,7 @@ def test_adam_asng_and_a_scheduler_are_resumed_too(
     settings = {
         "optimizer": lambda p: torch.optim.AdamW(p, lr=3e-3),
         "scheduler": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 4),
-        "preset": Recipe(adaptive=adaptive, settle=0.0, theta_rate=1.0),
+        "recipe": Recipe(adaptive=adaptive, settle=0.0, theta_rate=1.0),
         "loss": clock,
         "samples": 4,
     }
@@ -152,7 +152,7 @@ def test_checkpoints_take_a_small_part_of_the_time(tmp_path: Path, monkeypatch: 
         clock.now += 40.0
 
     monkeypatch.setattr(loop.Checkpoint, "save", slow)
-    call(networks.mlp(), loss=clock, checkpoint=tmp_path, epochs=120, settle=0.0, preset="paper", target=None)
+    call(networks.mlp(), loss=clock, checkpoint=tmp_path, epochs=120, settle=0.0, recipe="paper", target=None)
     assert saves == [1, 401, 801, 1200]
 
 

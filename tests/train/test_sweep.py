@@ -127,7 +127,7 @@ def test_rows_have_the_names_that_fit_gives_them() -> None:
 
 
 def test_the_paper_preset_and_given_settings() -> None:
-    results = sweep(penalties=[0.0, 2.0**-3], preset="paper", optimizer=SGD(lr=0.1), schedule=Cosine(), epochs=2)
+    results = sweep(penalties=[0.0, 2.0**-3], recipe="paper", optimizer=SGD(lr=0.1), schedule=Cosine(), epochs=2)
     assert [r.run.penalty for r in results] == [0.0, 0.125]
     assert not results[0].history[-1]["settled"]
     assert results[0].history[0]["learning_rate"] == pytest.approx(0.05)
@@ -206,10 +206,10 @@ def killed_after(updates: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 SETTINGS = [
     {"targets": [0.3, 0.6], "settle": 0.5, "epochs": 3},
-    {"targets": [0.3, 0.6], "settle": 0.5, "epochs": 3, "preset": "ranked"},
+    {"targets": [0.3, 0.6], "settle": 0.5, "epochs": 3, "recipe": "ranked"},
     {"runs": [Run(0, target=0.3), Run(0, target=0.3, permuted=True)], "epochs": 3},
-    {"targets": [0.3, 0.6], "preset": Recipe(begin=0.25, ramp=0.25, settle=0.5, ramp_updates=0), "epochs": 3},
-    {"penalties": [0.1], "preset": "paper", "seeds": [0, 1], "epochs": 2, "search": {"adaptive": True}},
+    {"targets": [0.3, 0.6], "recipe": Recipe(begin=0.25, ramp=0.25, settle=0.5, ramp_updates=0), "epochs": 3},
+    {"penalties": [0.1], "recipe": "paper", "seeds": [0, 1], "epochs": 2, "search": {"adaptive": True}},
     {"dropouts": [0.5, 0.2], "epochs": 2},
 ]
 
@@ -361,13 +361,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"targets": [0.5], "seeds": []}, "at least one seed"),
     ({"targets": [0.5], "batch_size": 300}, "larger than the data, 256 examples"),
     ({"targets": [0.5], "epochs": 0}, "epochs is an integer of at least 1"),
-    ({"targets": [0.5], "samples": 1, "preset": "ranked"}, "samples is an integer of at least 2"),
+    ({"targets": [0.5], "samples": 1, "recipe": "ranked"}, "samples is an integer of at least 2"),
     ({"targets": [0.5], "samples": 0}, "samples is an integer of at least 1"),
-    ({"targets": [0.5], "preset": Recipe(begin=0.0, ramp=0.3, settle=0.9)}, "settle of at most"),
+    ({"targets": [0.5], "recipe": Recipe(begin=0.0, ramp=0.3, settle=0.9)}, "settle of at most"),
     ({"targets": [0.5], "schedule": "exponential"}, "schedule is one of"),
     ({"targets": [0.5], "search": {"momentum": 1}}, "search holds some of"),
     ({"targets": [0.5], "pad": 2}, "cropping needs images"),
-    ({"targets": [0.5], "preset": "papre"}, "did you mean 'paper'"),
+    ({"targets": [0.5], "recipe": "papre"}, "did you mean 'paper'"),
     ({"targets": [0.5], "time_limit": 0}, "time_limit is a positive number"),
     ({"targets": [0.5], "at_once": 0}, "at_once is at least 1"),
     ({"targets": [0.5], "loss": loss_of_each}, "scalar"),

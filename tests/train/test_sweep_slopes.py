@@ -387,7 +387,7 @@ def test_a_sweep_of_one_run_is_fit(way: str, samples: int, preset: str, monkeypa
     monkeypatch.setattr(batch_engine.zlib, "crc32", lambda _: 5)
     if way == "chain":
         monkeypatch.setattr(Step, "exactly", Step.__call__)
-    settings: dict[str, Any] = {"epochs": 4, "batch_size": 16, "samples": samples, "quiet": True, "preset": preset}
+    settings: dict[str, Any] = {"epochs": 4, "batch_size": 16, "samples": samples, "quiet": True, "recipe": preset}
     (ours,) = espalier.sweep(factory, DATA[kind], targets=[0.4], seeds=[5], device="cpu", **settings)
     torch.manual_seed(5)
     theirs = espalier.fit(factory(), DATA[kind], loss=F.cross_entropy, target=0.4, seed=5, device="cpu", **settings)
@@ -401,14 +401,14 @@ def test_a_sweep_of_one_run_is_fit(way: str, samples: int, preset: str, monkeypa
 def test_the_default_is_that_of_fit() -> None:
     given: dict[str, Any] = {"targets": [0.4], "epochs": 1, "batch_size": 16, "quiet": True, "device": "cpu"}
     (plain,) = espalier.sweep(mlp, DATA["vectors"], **given)
-    (named,) = espalier.sweep(mlp, DATA["vectors"], preset="default", **given)
-    (ranked,) = espalier.sweep(mlp, DATA["vectors"], preset="ranked", **given)
+    (named,) = espalier.sweep(mlp, DATA["vectors"], recipe="default", **given)
+    (ranked,) = espalier.sweep(mlp, DATA["vectors"], recipe="ranked", **given)
     assert recipes.read(None).signal == "slopes"
     assert torch.equal(plain.theta, named.theta)
     assert not torch.equal(plain.theta, ranked.theta)
     runs = [Run(0, penalty=0.1), Run(0, all_open=True), Run(0, target=0.4)]
     given = {"epochs": 1, "batch_size": 16, "quiet": True, "device": "cpu"}
-    plain, named = (espalier.sweep(mlp, DATA["vectors"], runs=runs, preset=p, **given) for p in (None, "ranked"))
+    plain, named = (espalier.sweep(mlp, DATA["vectors"], runs=runs, recipe=p, **given) for p in (None, "ranked"))
     for one, other in zip(plain, named, strict=True):
         for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
             assert torch.equal(a, b)

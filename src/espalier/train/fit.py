@@ -97,10 +97,7 @@ def fit(
     seed = whole(seed, "seed", 0)
     module, where = _place(model, device)
     feeding = feed.read(data, whole(batch_size, "batch_size", 1), seed, pytree.dtype(module))
-    given = recipes.one_of(recipe, preset)
-    if given is None and target is None:
-        given = "ranked"  # a penalty's numbers are the paper's: they weigh cost against ranked losses
-    recipe = recipes.settled(recipes.read(given), settle)
+    recipe = recipes.chosen(recipe, preset, settle, penalised=target is None)
     horizon = whole(epochs, "epochs", 1) * feeding.updates
     phases = recipe.phases(horizon, target)
     held_out = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -192,26 +193,34 @@ OptimizerFactory = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
-def one_of(recipe: str | Recipe | None, preset: str | Recipe | None) -> str | Recipe | None:
-    """The recipe that was given, under its name or under its old one."""
-    if recipe is not None and preset is not None:
-        raise BadInput("preset is the old name of recipe; give one of them")
-    return preset if recipe is None else recipe
+def chosen(recipe: str | Recipe | None, preset: str | Recipe | None, settle: float | None, penalised: bool) -> Recipe:
+    """The recipe of a call, by its name or its old one, with this share of the run settled.
+
+    penalised: whether a run has a penalty. Its numbers are the paper's: they weigh cost against ranked losses.
+    """
+    if preset is not None:
+        if recipe is not None:
+            raise BadInput("preset is the old name of recipe; give one of them")
+        warnings.warn("preset= is the old name of recipe=, and goes with the next release", FutureWarning, stacklevel=3)
+        recipe = preset
+    if recipe is None and penalised:
+        recipe = "ranked"
+    return settled(read(recipe), settle)
 
 
-def read(preset: str | Recipe | None) -> Recipe:
+def read(recipe: str | Recipe | None) -> Recipe:
     """A recipe by name, as it is, or the default."""
-    if preset is None:
+    if recipe is None:
         return PRESETS["default"]
-    if isinstance(preset, Recipe):
-        return preset
-    if not isinstance(preset, str):
-        raise BadType(f"preset is a name or an espalier.train.Recipe, not {preset!r}")
-    if preset not in PRESETS:
-        near = difflib.get_close_matches(preset, PRESETS, 1)
+    if isinstance(recipe, Recipe):
+        return recipe
+    if not isinstance(recipe, str):
+        raise BadType(f"recipe is a name or an espalier.train.Recipe, not {recipe!r}")
+    if recipe not in PRESETS:
+        near = difflib.get_close_matches(recipe, PRESETS, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise BadInput(f"there is no preset {preset!r}, only {sorted(PRESETS)}{hint}")
-    return PRESETS[preset]
+        raise BadInput(f"there is no recipe {recipe!r}, only {sorted(PRESETS)}{hint}")
+    return PRESETS[recipe]
 
 
 def settled(recipe: Recipe, share: float | None) -> Recipe:

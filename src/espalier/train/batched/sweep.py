@@ -96,10 +96,7 @@ def sweep(
     """
     watching = callbacks_checked(callbacks)
     asked = run_list.listed(runs, seeds, penalties, targets, masks, dropouts)
-    given = recipes.one_of(recipe, preset)
-    if given is None and any(run.shape == "penalty" for run in asked):
-        given = "ranked"  # as in a single run: a penalty's numbers weigh cost against ranked losses
-    recipe = recipes.settled(recipes.read(given), settle)
+    recipe = recipes.chosen(recipe, preset, settle, any(run.shape == "penalty" for run in asked))
     if search is not None and "ramp" in search:  # so that it is held against what settles
         recipe = recipes.ramped(recipe, search["ramp"])
     plan = Plan(

@@ -13,7 +13,7 @@ import espalier
 from espalier.search.arguments import ramp_length
 from espalier.space import BadInput, BadType, Space
 from espalier.train import Recipe
-from espalier.train.recipes import PRESETS, Phases, one_of, ramped, read, settled
+from espalier.train.recipes import PRESETS, Phases, chosen, ramped, read, settled
 from espalier.train.schedule import of_torch
 
 
@@ -162,8 +162,10 @@ def test_any_settle_leaves_room_for_what_comes_before(begin: float, ramp: float,
 
 
 def test_a_recipe_goes_by_its_old_name_too() -> None:
-    assert one_of("paper", None) == one_of(None, "paper") == "paper"
-    assert one_of(None, None) is None
+    with pytest.warns(FutureWarning, match="preset= is the old name of recipe="):
+        assert chosen(None, "paper", None, penalised=False) == chosen("paper", None, None, penalised=False)
+    assert chosen(None, None, None, penalised=True) == PRESETS["ranked"]
+    assert chosen(None, None, None, penalised=False) == PRESETS["default"]
     data = (torch.zeros(64, 2), torch.zeros(64, dtype=torch.int64))
     both = {"loss": torch.nn.functional.cross_entropy, "epochs": 1, "recipe": "paper", "preset": "paper"}
     with pytest.raises(BadInput, match="preset is the old name of recipe"):
