@@ -17,7 +17,7 @@ from espalier.space import (
     Space,
     Unreachable,
 )
-from espalier.train import Callback, StructureOptimizer, fit, sweep
+from espalier.train import Callback, StructureOptimizer, fit, shape, sweep
 
 __version__ = "0.1.0"
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "load",
     "recalibrate",
     "save",
+    "shape",
     "ship",
     "sweep",
 ]

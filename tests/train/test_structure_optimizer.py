@@ -285,7 +285,7 @@ def test_bad_input_is_named() -> None:
         structure.step(lambda: None)
     with pytest.raises(espalier.BadInput, match=r"shape \(32,\).*take its mean"):
         structure.step(lambda: F.cross_entropy(model(batch(0)[0]), batch(0)[1], reduction="none"))
-    with pytest.raises(espalier.BadInput, match="inner, search and compact"):
+    with pytest.raises(espalier.BadInput, match="inner, search, compact, update and scheduler"):
         structure.load_state_dict(inner.state_dict())
     with pytest.raises(espalier.BadInput, match=r"is a torch\.optim"):
         StructureOptimizer(model, search, gated)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from espalier.train.optimizer import StructureOptimizer
 from espalier.train.recipes import PRESETS, Recipe
 from espalier.train.result import Result
 from espalier.train.scoring import Score, deterministic, evaluate, stochastic
+from espalier.train.shaping import shape
 
 __all__ = [
     "PRESETS",
@@ -23,6 +24,7 @@ __all__ = [
     "deterministic",
     "evaluate",
     "fit",
+    "shape",
     "stochastic",
     "sweep",
 ]

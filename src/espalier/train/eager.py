@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -11,14 +10,14 @@ from torch import Tensor
 
 from espalier.space import BadInput, Diverged
 from espalier.train import checks, fingerprint, pytree, scoring
-from espalier.train.batchnorm import calibrated, recalibrate
+from espalier.train.batchnorm import calibrated
 from espalier.train.feed import Batch, Feed
 from espalier.train.loop import Loop
 from espalier.train.metrics import Row, Shares, clean, rows, structure
 from espalier.train.optimizer import StructureOptimizer, scalar
-from espalier.train.recipes import Phases
 from espalier.train.result import Result
 from espalier.train.scoring import Loss
+from espalier.train.shaping import result_of
 from espalier.train.stop import Stop
 
 Scheduler = torch.optim.lr_scheduler.LRScheduler
@@ -27,7 +26,7 @@ CALIBRATED = 1024  # examples that BatchNorm's statistics are estimated on for a
 
 
 class EagerEngine:
-    """phases: of the run's updates. scheduler: stepped after every update if ``per_update``, else after every epoch.
+    """structure: with its phases. scheduler: stepped after every epoch.
 
     began_with: a hash of the initial weights, "" where nobody asks for one. known: whether a model with weights of such
     a hash may go on with the run, too.
@@ -41,9 +40,7 @@ class EagerEngine:
         feed: Feed,
         loss: Loss,
         *,
-        phases: Phases,
         scheduler: Scheduler | None,
-        per_update: bool,
         validation: Feed | None,
         device: torch.device,
         began_with: str = "",
@@ -51,13 +48,13 @@ class EagerEngine:
     ) -> None:
         self.structure, self.feed, self.loss = structure, feed, loss
         self.search, self.gated = structure.search, structure.gated
-        self.phases, self.total, self.settle_at = phases, phases.end, phases.settle
+        assert structure.phases is not None
+        self.phases = phases = structure.phases
+        self.total, self.settle_at = phases.end, phases.settle
         self.points = range(feed.updates, phases.end + 1, feed.updates)
-        self.scheduler, self.per_update = scheduler, per_update
-        self.validation, self.device = validation, device
+        self.scheduler, self.validation, self.device = scheduler, validation, device
         self.began_with, self.known = began_with, known
         self.shares = Shares(self.gated, self.search.cost, self.search.full_cost, device)
-        self.done = 0
         self._batches: Iterator[Batch] | None = None  # of the rest of the epoch
         self._clear()
 
@@ -66,12 +63,16 @@ class EagerEngine:
         self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)  # there: reading one would wait for a GPU
 
     @property
+    def done(self) -> int:
+        return self.structure.update
+
+    @property
     def settled(self) -> bool:
         return self.search.settled
 
     @property
     def phase(self) -> str:
-        return "settled" if self.settled else "whole" if self.done < self.phases.begin else "searching"
+        return self.structure.phase
 
     @property
     def resumable(self) -> bool:
@@ -102,43 +103,32 @@ class EagerEngine:
             yield inputs, targets
 
     def settle(self) -> None:
-        self.search.settle()
-        if hasattr(self.gated, "plan"):  # a handle of one's own may know no plan, and goes on masked
-            self.structure.compact()
+        self.structure.settle()
 
     def step(self, batch: Batch) -> None:
         """One update of weights and structure."""
-        whole = self.search.whole() if self.done < self.phases.begin else None
-        own = self.search.reads_slopes and whole is None and not self.search.settled
-        parts = pytree.split(batch, self.search.samples) if own else [batch]
-        calls = itertools.cycle(parts)
-        network = self.gated.model if self.structure.settled is None else self.structure.settled.small
-        seen: list[Any] = []  # the outputs under the first mask
+        seen: list[tuple[Any, Any]] = []  # outputs and targets under the first mask
 
-        def closure() -> Tensor:
-            inputs, targets = next(calls)
-            outputs = pytree.call(network, inputs)
+        def closure(inputs: Any, targets: Any) -> Tensor:
+            outputs = pytree.call(self.structure.network, inputs)
             loss = self.loss(outputs, targets)
             scalar(loss)
             checks.gradient_of(loss)
             loss.backward()  # type: ignore[no-untyped-call]
             if not seen:
-                seen.append(outputs)
+                seen.append((outputs, targets))
             return loss
 
         try:
-            loss = self.structure.step(closure, under=whole)
+            loss = self.structure.step(closure, *batch)
         except Diverged as error:
             raise Diverged(f"update {self.done + 1} of {self.total}: {error}") from None
-        counts = scoring.wrong(seen[0], parts[0][1])  # one mask speaks for all: each is drawn from theta
+        counts = scoring.wrong(*seen[0])  # one mask speaks for all: each is drawn from theta
         missed, predictions = (0, 0) if counts is None else counts
         for place, value in enumerate((loss, 1, missed, predictions)):
             self.sums[place] += value
-        self.done += 1
         if self.done % LOOK == 0 or self.done == self.total:
             self._check_losses()
-        if self.scheduler is not None and self.per_update:
-            self.scheduler.step()
 
     def _check_losses(self) -> None:
         try:
@@ -178,7 +168,7 @@ class EagerEngine:
             row |= {"validation_loss": held_out.loss, "validation_error": held_out.error}
             validation_loss = held_out.loss
         row["learning_rate"] = float(self.structure.param_groups[0]["lr"])
-        if self.scheduler is not None and not self.per_update:
+        if self.scheduler is not None:
             if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
                 self.scheduler.step(validation_loss)
             else:
@@ -190,36 +180,9 @@ class EagerEngine:
         return 1
 
     def results(self, loop: Loop) -> list[Result]:
-        """Select, recalibrate, cut, evaluate. The state of the run is not changed by it, but for the running statistics
-        of BatchNorm, which are those of the mask that ships from here on."""
-        search, gated = self.search, self.gated
-        selected = search.select()
-        mask = gated.canonical(selected)
-        recalibrate(gated, mask, self.feed)
-        model = gated.compact(mask).eval()
-        return [
-            Result(
-                model=model,
-                mask=mask,
-                theta=search.theta.clone(),
-                history=list(loop.histories[0]),
-                finished=loop.finished,
-                target=None if search.target is None else float(search.target),
-                share_before=float(search.cost(search.mode()) / search.full_cost),
-                share_after=float(search.cost(selected) / search.full_cost),
-                shares=rows(self.shares(mask))[0],
-                validation=None
-                if self.validation is None
-                else scoring.evaluate(model, self.validation, loss=self.loss),
-                penalty=float(search.penalty),
-                updates=self.done,
-                seconds=loop.elapsed,
-                space=gated.space,
-                stopped=loop.stopped,
-                search=search,
-                gated=gated,
-            )
-        ]
+        about = {"history": list(loop.histories[0]), "finished": loop.finished, "stopped": loop.stopped}
+        about["seconds"] = loop.elapsed
+        return [result_of(self.structure, self.feed, loss=self.loss, validation=self.validation, **about)]
 
     def close(self) -> None:
         """However it ends, the model holds what was trained."""
@@ -228,7 +191,6 @@ class EagerEngine:
     def state_dict(self) -> dict[str, Any]:
         self.structure.write_back()
         return {
-            "update": self.done,
             "began_with": self.began_with,
             "model": self.gated.model.state_dict(),
             "structure": self.structure.state_dict(),
@@ -249,5 +211,5 @@ class EagerEngine:
         self.structure.load_state_dict(state["structure"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
-        self.done, self.began_with = int(state["update"]), state["began_with"]
+        self.began_with = state["began_with"]
         self.sums.copy_(torch.tensor(state["sums"], dtype=torch.float64))

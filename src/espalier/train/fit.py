@@ -21,18 +21,19 @@ from espalier.search.arguments import whole
 from espalier.space import BadInput, BadType, Diverged, EspalierError
 from espalier.train import batchnorm, checks, feed, fingerprint, progress, pytree, recipes, rng
 from espalier.train import schedule as schedules
-from espalier.train.batched.optimizers import SGD, Adam, Optimizer
+from espalier.train.batched.optimizers import Optimizer
 from espalier.train.callbacks import Callback
 from espalier.train.callbacks import check as callbacks_checked
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.eager import EagerEngine, Scheduler
 from espalier.train.loop import Loop, OutOfMemory
-from espalier.train.optimizer import Gated, StructureOptimizer, check_parameters
+from espalier.train.optimizer import Gated
 from espalier.train.recipes import OptimizerFactory, Recipe, SchedulerFactory
 from espalier.train.result import Result
 from espalier.train.run_directory import Records, RunDirectory
-from espalier.train.schedule import Constant, Schedule
+from espalier.train.schedule import Schedule
 from espalier.train.scoring import Loss
+from espalier.train.shaping import built, shape
 from espalier.train.stop import Stop
 
 
@@ -99,7 +100,7 @@ def fit(
     feeding = feed.read(data, whole(batch_size, "batch_size", 1), seed, pytree.dtype(module))
     recipe = recipes.chosen(recipe, preset, settle, penalised=target is None)
     horizon = whole(epochs, "epochs", 1) * feeding.updates
-    phases = recipe.phases(horizon, target)
+    recipe.phases(horizon, target)  # what does not fit is said before gates are attached
     held_out = None
     validation = data if validation is None and isinstance(data, Dataset) else validation
     if validation is not None:
@@ -107,18 +108,25 @@ def fit(
         held_out = feed.read_held_out(validation, batch_size, pytree.dtype(module), beside)
     if schedule is not None and scheduler is not None:
         raise BadInput("schedule and scheduler both say how the learning rate goes; give one of them")
+    if scheduler is not None:
+        schedule = "constant"
     rates = schedules.read(schedule, recipe.schedule, optimizer)
-    inner = _optimizer(optimizer or recipe.optimizer, module)
+    inner = built(optimizer or recipe.optimizer, module)
     with _attached(model, module, feeding, where) as gated, rng.seeded(seed, where):
-        search = Search(
-            gated.space,
-            cost=gated.cost(cost) if isinstance(cost, str) else cost,
+        structure = shape(
+            gated,
+            optimizer=inner,
+            updates=horizon,
+            target=target,
             penalty=penalty,
+            cost=cost,
             samples=samples,
+            schedule=rates,
+            recipe=recipe,
             seed=seed,
-            device=where,
-            **recipe.search_arguments(gated.space, phases, target),
         )
+        search, phases = structure.search, structure.phases
+        assert phases is not None
         settings = {
             **_settings(module, gated, feeding, inner, search),
             "loss": fingerprint.function(loss),
@@ -132,19 +140,14 @@ def fit(
             "seed": seed,
             "device": where.type,
         }
-        if scheduler is not None:
-            steps: Scheduler | None = _scheduler(scheduler, inner)
-        else:
-            steps = None if rates == Constant() else schedules.of_torch(rates, inner, horizon)
-        settings["scheduler"] = repr(rates) if scheduler is None else type(steps).__name__
+        steps = None if scheduler is None else _scheduler(scheduler, inner)
+        settings["scheduler"] = repr(rates) if steps is None else type(steps).__name__
         directory = None if folder is None else RunDirectory(folder)
         engine = EagerEngine(
-            StructureOptimizer(inner, search, gated),
+            structure,
             feeding,
             loss,
-            phases=phases,
             scheduler=steps,
-            per_update=scheduler is None,
             validation=held_out,
             device=where,
             began_with="" if folder is None else fingerprint.weights(module.parameters()),
@@ -239,20 +242,6 @@ def _attached(model: object, module: nn.Module, feeding: feed.Feed, device: torc
 
 def _finite(tensor: Tensor) -> Tensor:
     return tensor.nan_to_num(0.0, 0.0, 0.0) if tensor.is_floating_point() else tensor
-
-
-def _optimizer(given: Optimizer | OptimizerFactory, module: nn.Module) -> torch.optim.Optimizer:
-    factory = given.torch if isinstance(given, (SGD, Adam)) else given
-    if isinstance(factory, torch.optim.Optimizer) or not callable(factory):
-        raise BadType(
-            f"optimizer is a function that is given the parameters, such as lambda p: torch.optim.AdamW(p, lr=1e-3), "
-            f"not {type(factory).__name__}"
-        )
-    inner = factory([parameter for parameter in module.parameters() if parameter.requires_grad])
-    if not isinstance(inner, torch.optim.Optimizer):
-        raise BadType(f"the optimizer function gives a torch.optim.Optimizer, not {type(inner).__name__}")
-    check_parameters(inner, module)
-    return inner
 
 
 def _scheduler(factory: SchedulerFactory, inner: torch.optim.Optimizer) -> Scheduler:

@@ -7,10 +7,11 @@ of one. Each mask's gradient is taken from the parameters as soon as it is there
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,13 @@ from torch import Tensor, nn
 from espalier.cost import Cost
 from espalier.search import Search
 from espalier.space import BadInput, BadType, Diverged, Space
+from espalier.train import pytree
+from espalier.train.recipes import Phases
 from espalier.train.settled import Settled
+
+if TYPE_CHECKING:
+    from espalier.train.result import Result
+    from espalier.train.scoring import Loss
 
 
 class Gated(Protocol):
@@ -106,18 +113,32 @@ def scalar(loss: object) -> Tensor:
 class StructureOptimizer(torch.optim.Optimizer):
     """Wraps any torch optimiser: ``step(closure)`` is one update of the weights and of theta.
 
+    :func:`espalier.shape` makes one that carries a recipe: which updates train the whole network, which search, and
+    when the structure settles. Made by hand, without ``phases``, all of that is left to the caller.
+
     The closure is called once for each mask, with the model masked; it computes the loss, goes backwards and returns
     it, and it may zero gradients. Gradients from before the step are dropped: what is to count goes backwards inside
     the closure. All calls of one step must see the same mini-batch, unless the search learns from slopes
     (``search.reads_slopes``): then each may read examples of its own. The weights then take one step
     of the inner optimiser on the mean gradient, theta one step of the search. Once the search is settled there is one
     mask and the closure is called once: give it ``search.samples`` times as many examples for the same work.
+    ``step(closure, inputs, targets)`` hands the closure what each mask reads: with slopes its own part of the batch,
+    else all of it.
 
     Parameter groups and state are those of the inner optimiser, so learning rate schedulers work on either. To clip
     the mean gradient use ``optimizer.register_step_pre_hook`` of the inner one: it runs just before the weights move.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, search: Search, gated: Gated) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        search: Search,
+        gated: Gated,
+        *,
+        phases: Phases | None = None,
+        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+    ) -> None:
+        """phases: of the updates; None leaves them to the caller. scheduler: stepped after every update."""
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise BadType(f"optimizer is a torch.optim.Optimizer, not {type(optimizer).__name__}")
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -131,6 +152,8 @@ class StructureOptimizer(torch.optim.Optimizer):
         check_parameters(optimizer, gated.model)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.inner, self.search, self.gated = optimizer, search, gated
+        self.phases, self.scheduler = phases, scheduler
+        self.update = 0  # updates so far
         self.settled: Settled | None = None
         self._lost: Tensor | None = None  # whether an update since the last check had no finite loss
         self._share()
@@ -138,16 +161,39 @@ class StructureOptimizer(torch.optim.Optimizer):
     def _share(self) -> None:
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
+    @property
+    def network(self) -> nn.Module:
+        """What the closure is to run: the model, or once settled the compact network."""
+        return self.gated.model if self.settled is None else self.settled.small
+
+    @property
+    def phase(self) -> str:
+        """ "whole" before the search begins, then "searching", and "settled" once the structure is fixed."""
+        if self.search.settled:
+            return "settled"
+        return "whole" if self.phases is not None and self.update < self.phases.begin else "searching"
+
+    def settle(self) -> None:
+        """Fix the structure, and go on with the compact network where the gates know how to cut."""
+        self.search.settle()
+        if hasattr(self.gated, "plan"):  # a handle of one's own may know no plan, and goes on masked
+            self.compact()
+
     def step(  # type: ignore[override]
-        self, closure: Callable[[], Tensor | float] | None = None, under: Tensor | None = None
+        self, closure: Callable[..., Tensor | float] | None = None, *batch: Any, under: Tensor | None = None
     ) -> Tensor:
         """One update. Returns the mean loss over the masks whose loss is finite, a scalar tensor.
 
+        batch: what the closure is called with: tensors, tuples or dicts with examples first; nothing if it needs none.
         under: a mask ``(d)``; the weights alone take a step, under this mask, and theta rests. To train the whole
         network before the search begins: ``step(closure, under=search.whole())``.
         """
         if closure is None:
             raise BadInput("step needs a closure that computes the loss, goes backwards and returns it: step(closure)")
+        if self.phases is not None and under is None:
+            if self.update >= self.phases.settle and not self.search.settled:
+                self.settle()
+            under = self.search.whole() if self.phase == "whole" else None
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         rests = under is not None or self.search.settled
         if self.settled is not None and under is not None:
@@ -157,8 +203,11 @@ class StructureOptimizer(torch.optim.Optimizer):
         else:
             masks = self.search.ask() if under is None else under.unsqueeze(0)
         reads_slopes = self.search.reads_slopes and not rests
+        parts = itertools.cycle(pytree.split(batch, self.search.samples) if reads_slopes and batch else [batch])
         gated = self.gated if self.settled is None else None
-        losses, slopes = mean_gradient(gated, masks[:1] if rests else masks, parameters, closure, reads_slopes)
+        losses, slopes = mean_gradient(
+            gated, masks[:1] if rests else masks, parameters, lambda: closure(*next(parts)), reads_slopes
+        )
         if slopes is not None:
             slopes = slopes.to(self.search.device)
         finite = losses.isfinite()
@@ -173,6 +222,9 @@ class StructureOptimizer(torch.optim.Optimizer):
         self.inner.step()
         # Inside an autocast region torch keeps the weights it has cast; they have just changed.
         torch.clear_autocast_cache()
+        self.update += 1
+        if self.scheduler is not None:
+            self.scheduler.step()
         return torch.where(finite, losses, 0.0).sum() / finite.sum()
 
     def compact(self) -> torch.nn.Module:
@@ -211,13 +263,16 @@ class StructureOptimizer(torch.optim.Optimizer):
             "inner": self.inner.state_dict(),
             "search": self.search.state_dict(),
             "compact": self.settled is not None,
+            "update": self.update,
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the model first: where the state is of a compact network, it is cut out of the model as it is now."""
-        if state_dict.keys() != {"inner", "search", "compact"}:
+        if state_dict.keys() != {"inner", "search", "compact", "update", "scheduler"}:
             raise BadInput(
-                f"the state of a StructureOptimizer holds inner, search and compact, not {sorted(state_dict)}"
+                "the state of a StructureOptimizer holds inner, search, compact, update and scheduler, not "
+                f"{sorted(state_dict)}"
             )
         if self.settled is not None:
             raise BadInput("this optimiser trains a compact network already; load into a new one")
@@ -226,6 +281,18 @@ class StructureOptimizer(torch.optim.Optimizer):
             self.compact()
         self.inner.load_state_dict(state_dict["inner"])
         self._share()  # the inner one has made itself new groups
+        self.update = int(state_dict["update"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state_dict["scheduler"])
+
+    def finish(self, data: Any, *, loss: Loss | None = None, validation: Any = None) -> Result:
+        """What comes out, as of ``fit``: the mask that ships, BatchNorm's statistics under it, and the compact model.
+
+        data: to estimate those statistics on, in any form that ``fit`` takes. loss, validation: to score the model.
+        """
+        from espalier.train.shaping import result_of
+
+        return result_of(self, data, loss=loss, validation=validation)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if not hasattr(self, "inner"):  # while torch builds this object from the inner groups

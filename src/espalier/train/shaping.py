@@ -1,0 +1,148 @@
+"""``espalier.shape``: a recipe carried into a loop of one's own, and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from espalier.cost import Cost
+from espalier.data import Dataset
+from espalier.gates.attach import attach
+from espalier.search import Search
+from espalier.search.arguments import whole
+from espalier.space import BadInput, BadType
+from espalier.train import batchnorm, checks, feed, pytree, recipes, scoring
+from espalier.train import schedule as schedules
+from espalier.train.batched.optimizers import SGD, Adam, Optimizer
+from espalier.train.metrics import Shares, rows
+from espalier.train.optimizer import Gated, StructureOptimizer, check_parameters
+from espalier.train.recipes import OptimizerFactory, Recipe
+from espalier.train.result import Result
+from espalier.train.schedule import Constant, Schedule
+from espalier.train.scoring import Loss
+
+
+def shape(
+    model: nn.Module | Gated,
+    example: Any = None,
+    optimizer: torch.optim.Optimizer | Optimizer | OptimizerFactory | None = None,
+    *,
+    updates: int,
+    target: float | None = None,
+    penalty: float | None = None,
+    cost: str | Cost | Tensor | Sequence[float] = "weights",
+    samples: int = 2,
+    schedule: str | Schedule | None = None,
+    recipe: str | Recipe | None = None,
+    settle: float | None = None,
+    seed: int = 0,
+) -> StructureOptimizer:
+    """Everything ``fit`` does with the structure, for a loop of one's own over so many updates.
+
+    model: a module, to which gates are attached, or what :func:`espalier.attach` gave.
+    example: inputs to attach with; a tensor, a tuple (positional arguments) or a dict (keyword arguments).
+    optimizer: of the model's parameters: a torch optimiser, or a function or settings as in ``fit``; default: the
+        recipe's, with its schedule.
+    updates: how many there will be; begin, ramp and settle are shares of them.
+    Everything else is as in :func:`espalier.fit`.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> x, y = torch.randn(16, 4), torch.arange(16) % 2
+    >>> shaping = shape(model, x[:4], target=0.5, updates=10)
+    >>> for _ in range(10):
+    ...     def closure(inputs, targets):
+    ...         loss = nn.functional.cross_entropy(shaping.network(inputs), targets)
+    ...         loss.backward()
+    ...         return loss
+    ...     loss = shaping.step(closure, x, y)
+    >>> shaping.finish((x, y)).share_after <= 0.5
+    True
+    """
+    module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    if not isinstance(module, nn.Module):
+        raise BadType(f"model is a torch module or what espalier.attach gave, not {type(model).__name__}")
+    checks.trainable(module)
+    device = next(module.parameters()).device
+    own = recipes.chosen(recipe, None, settle, penalised=target is None)
+    phases = own.phases(whole(updates, "updates", 1), target)
+    gated: Any = model
+    if model is module:
+        if example is None:
+            raise BadInput("shape needs some example inputs to attach gates with: shape(model, inputs[:4], ...)")
+        example = pytree.each(lambda t: t.to(device), example)
+        checks.readable(module, example)
+        gated = attach(module, example)
+    search = Search(
+        gated.space,
+        cost=gated.cost(cost) if isinstance(cost, str) else cost,
+        penalty=penalty,
+        samples=samples,
+        seed=whole(seed, "seed", 0),
+        device=device,
+        **own.search_arguments(gated.space, phases, target),
+    )
+    rates = schedules.read(schedule, own.schedule, optimizer)
+    inner = built(optimizer or own.optimizer, module)
+    scheduler = None if rates == Constant() else schedules.of_torch(rates, inner, phases.end)
+    return StructureOptimizer(inner, search, gated, phases=phases, scheduler=scheduler)
+
+
+def built(given: torch.optim.Optimizer | Optimizer | OptimizerFactory, module: nn.Module) -> torch.optim.Optimizer:
+    """The optimiser of a module's parameters that was given: as it is, by settings, or by a function."""
+    inner: Any = given
+    if not isinstance(given, torch.optim.Optimizer):
+        factory = given.torch if isinstance(given, (SGD, Adam)) else given
+        if not callable(factory):
+            raise BadType(
+                f"optimizer is a function that is given the parameters, such as lambda p: torch.optim.AdamW(p, "
+                f"lr=1e-3), not {type(factory).__name__}"
+            )
+        inner = factory([parameter for parameter in module.parameters() if parameter.requires_grad])
+        if not isinstance(inner, torch.optim.Optimizer):
+            raise BadType(f"the optimizer function gives a torch.optim.Optimizer, not {type(inner).__name__}")
+    check_parameters(inner, module)
+    return inner  # type: ignore[no-any-return]
+
+
+def result_of(
+    structure: StructureOptimizer, data: Any, *, loss: Loss | None = None, validation: Any = None, **about: Any
+) -> Result:
+    """Select, recalibrate, cut, evaluate. The state of the run is not changed by it, but for the running statistics of
+    BatchNorm, which are those of the mask that ships from here on.
+
+    data, validation: a feed, or anything that ``fit`` takes. about: further fields of the result.
+    """
+    search, gated = structure.search, structure.gated
+    structure.write_back()
+    dtype = pytree.dtype(gated.model)
+    reading = data if isinstance(data, (feed.Tensors, feed.Batches)) else feed.read(data, 1, 0, dtype)
+    selected = search.select()
+    mask = gated.canonical(selected)
+    batchnorm.recalibrate(gated, mask, reading)
+    model = gated.compact(mask).eval()
+    score = None
+    if validation is not None:
+        if not isinstance(validation, (feed.Tensors, feed.Batches)):
+            validation = feed.read_held_out(validation, 512, dtype, data if isinstance(data, Dataset) else None)
+        score = scoring.evaluate(model, validation, loss=loss or nn.functional.cross_entropy)
+    shares = Shares(gated, search.cost, search.full_cost, mask.device)
+    own: dict[str, Any] = {"history": [], "finished": True, "seconds": 0.0} | about
+    return Result(
+        model=model,
+        mask=mask,
+        theta=search.theta.clone(),
+        target=None if search.target is None else float(search.target),
+        share_before=float(search.cost(search.mode()) / search.full_cost),
+        share_after=float(search.cost(selected) / search.full_cost),
+        shares=rows(shares(mask))[0],
+        validation=score,
+        penalty=float(search.penalty),
+        updates=structure.update,
+        space=gated.space,
+        search=search,
+        gated=gated,
+        **own,
+    )

@@ -1,0 +1,117 @@
+"""A loop of one's own with the recipe in it: to the last bit what fit gives on the same batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import networks
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import espalier
+from espalier import fit, shape
+from espalier.train import feed
+from espalier.train.batched import AdamW
+
+DATA, TEST = networks.digit_vectors(320)
+
+
+def batches(samples: int, compared: range, epochs: int = 4, size: int = 32) -> Iterator[tuple[Tensor, Tensor]]:
+    """What fit reads, in its order."""
+    reading = feed.read(DATA, size, seed=3)
+    for epoch in range(epochs):
+        yield from reading.epoch(epoch * reading.updates, (epoch + 1) * reading.updates, compared, samples)
+
+
+def own_loop(model: nn.Module, samples: int, **settings: Any) -> tuple[Any, list[str]]:
+    torch.manual_seed(3)
+    shaping = shape(model, DATA[0][:4], updates=40, samples=samples, seed=3, **settings)
+    compared = range(0) if shaping.search.reads_slopes else shaping.phases.compared
+    phases = []
+
+    def closure(inputs: Tensor, targets: Tensor) -> Tensor:
+        loss = F.cross_entropy(shaping.network(inputs), targets)
+        loss.backward()
+        return loss
+
+    model.train()
+    for x, y in batches(samples, compared):
+        shaping.step(closure, x, y)
+        phases.append(shaping.phase)
+    return shaping, phases
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize("network", [networks.mlp, networks.mixed_network])
+@pytest.mark.parametrize("settings", [{}, {"optimizer": AdamW(1e-2), "schedule": "cosine"}], ids=["recipe", "adamw"])
+def test_it_is_fit_to_the_last_bit(network: Any, samples: int, settings: dict[str, Any]) -> None:
+    theirs = network()
+    expected = fit(
+        theirs, DATA, epochs=4, batch_size=32, samples=samples, target=0.4, seed=3, validation=TEST, quiet=True,
+        **settings,
+    )  # fmt: skip
+    ours = network()
+    shaping, phases = own_loop(ours, samples, target=0.4, **settings)
+    assert [phases.count(name) for name in ("whole", "searching", "settled")] == [3, 17, 20]
+    result = shaping.finish(DATA, validation=TEST)
+    assert result.theta.equal(expected.theta)
+    assert result.mask.equal(expected.mask)
+    for a, b in zip(result.model.state_dict().values(), expected.model.state_dict().values(), strict=True):
+        assert a.equal(b)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert a.equal(b)
+    assert result.validation == expected.validation
+    assert (result.share_before, result.share_after) == (expected.share_before, expected.share_after)
+
+
+def test_ranked_losses_share_the_batch_as_in_fit() -> None:
+    expected = fit(networks.mlp(), DATA, epochs=4, batch_size=32, target=0.4, seed=3, recipe="ranked", quiet=True)
+    shaping, _ = own_loop(networks.mlp(), 2, target=0.4, recipe="ranked")
+    assert shaping.finish(DATA).theta.equal(expected.theta)
+
+
+def test_stopped_and_loaded_it_goes_on_to_the_last_bit() -> None:
+    whole, _ = own_loop(networks.mlp(), 1, target=0.4)
+    first, second = networks.mlp(), networks.mlp()
+    shaping = shape(first, DATA[0][:4], updates=40, samples=1, seed=3, target=0.4)
+
+    def step(one: Any, x: Tensor, y: Tensor) -> None:
+        def closure(inputs: Tensor, targets: Tensor) -> Tensor:
+            loss = F.cross_entropy(one.network(inputs), targets)
+            loss.backward()
+            return loss
+
+        one.step(closure, x, y)
+
+    read = batches(1, range(0))
+    for _ in range(25):  # settled, and compact
+        step(shaping, *next(read))
+    shaping.write_back()
+    again = shape(second, DATA[0][:4], updates=40, samples=1, seed=3, target=0.4)
+    second.load_state_dict(first.state_dict())
+    again.load_state_dict(shaping.state_dict())
+    for x, y in read:
+        step(again, x, y)
+    ours, theirs = again.finish(DATA), whole.finish(DATA)
+    for a, b in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        assert a.equal(b)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"updates": 0}, "updates"),
+        ({"example": None}, "example inputs"),
+        ({"target": 1.5}, "target"),
+        ({"optimizer": 3}, "optimizer is a function"),
+        ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)}, "not the model's"),
+        ({"recipe": "papr"}, "did you mean 'paper'"),
+    ],
+)
+def test_what_is_wrong_is_named(settings: dict[str, Any], said: str) -> None:
+    usual: dict[str, Any] = {"example": DATA[0][:4], "updates": 10, "target": 0.5}
+    with pytest.raises(espalier.EspalierError, match=said):
+        shape(networks.mlp(), **usual | settings)
