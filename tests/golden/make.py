@@ -175,8 +175,11 @@ def connection_selection(folder: Path) -> Hashes:
 
 
 def kept_states(folder: Path) -> Hashes:
-    """Of what a study keeps beside its records: the last states of its batches, or each run's weights."""
+    """Of what a study keeps beside its records: the last states of its batches, or each run's weights. When a batch was
+    saved before its end the clock decides."""
     paths = sorted((folder / "state").rglob("*.safetensors"))
+    last = {path.parent: path for path in paths if path.name.startswith("checkpoint-")}
+    paths = [path for path in paths if last.get(path.parent, path) == path]
     return {path.relative_to(folder / "state").as_posix(): {"state": digest(load_file(path))} for path in paths}
 
 

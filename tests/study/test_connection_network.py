@@ -21,7 +21,7 @@ from espalier.study.settings import RunSpec
 from espalier.train.batched import Run, batch_engine
 from espalier.train.batched.stack import made, strip
 from espalier.train.batched.step import Differential, Own, cross_entropy
-from train.standin import own_gradients
+from oracle.gradients import own_gradients
 
 DEPTH, GROWTH, SIDE = 10, 4, 8
 

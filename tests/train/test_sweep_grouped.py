@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from standin import RUNS, SAMPLES, SIZE, WIDTHS, GatedMLP, data, initial, own_gradients
+from standin import RUNS, SAMPLES, SIZE, WIDTHS, GatedMLP, data, initial
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -17,6 +17,7 @@ from espalier.train.batched.mask_sources import Given
 from espalier.train.batched.optimizers import SGD
 from espalier.train.batched.step import Own, compiled
 from espalier.train.schedule import Steps
+from oracle.gradients import own_gradients
 
 
 def together(params: dict[str, Tensor], masks: Tensor, x: Tensor) -> Tensor:
