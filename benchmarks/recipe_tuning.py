@@ -100,21 +100,24 @@ def ours(data, targets, seeds, epochs, widths, *, even, ramp, settle, initial, r
     network = Network(widths)
     space = Space([Bits(f"layer {i}", width, least=1) for i, width in enumerate(network.hidden, 1)])
     total = epochs * (len(data.train_labels) // 32)
+    if shape != "line":  # straight in the root, or in the logarithm, of the expected cost, not in the cost itself
+        full = network.weight_cost(torch.ones(space.d))
+        start = network.weight_cost(torch.full((space.d,), initial)) / full
+        end, length = torch.tensor(list(targets), dtype=torch.float64), ramp
+
+        def ramp(progress):
+            done = min(progress / length, 1.0)
+            if shape == "root":
+                cost = (start.sqrt() + (end.sqrt() - start.sqrt()) * done) ** 2
+            else:
+                cost = start * (end / start) ** done
+            return (cost - start) / (end - start)
+
     search = Search(
         space, cost=network.weight_cost, target=list(targets), horizon=total, samples=samples,
         learning_rate=rate if adaptive else min(rate / space.freedom, cap), initial=initial, adaptive=adaptive,
         ramp=ramp, even=even, seed=sum(seeds) + epochs, batch=(len(seeds),),
     )  # fmt: skip
-    price = search._price
-    if shape != "line":
-
-        def wanted(updates):
-            done = (updates.to(torch.float64) / price.length).clamp(max=1.0)
-            if shape == "root":
-                return (price.start.sqrt() + (price.end.sqrt() - price.start.sqrt()) * done) ** 2
-            return price.start * (price.end / price.start) ** done
-
-        price.wanted = wanted
     params = network.start(seeds, torch.ones(len(seeds), space.d), torch.device("cpu"))
     if scale:
         for i in range(1, len(network.hidden) + 1):

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from espalier.gates.canonical import canonical, severed
-from espalier.gates.find import find_groups, structure_of
+from espalier.gates.find import KINDS, find_groups, structure_of
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
 from espalier.gates.masking import MARK, strip
@@ -19,8 +19,6 @@ from espalier.gates.structure import GateGroup, Structure, finish
 from espalier.gates.trace import Trace, tensors_in, trace
 from espalier.gates.verify import Trial, approved, isolated_random
 from espalier.space import BadInput, BadType, NoGates
-
-KINDS = ("units", "channels", "heads", "branches", "inputs")
 
 
 def attach(
@@ -34,7 +32,8 @@ def attach(
     """Put gates on a model: those placed by hand if there are any, else those that ``attach`` finds.
 
     ``example_inputs``: a tensor, a tuple (positional) or a dict (keyword); run once to see what the model does.
-    ``kinds``: which gates to find; "branches" (whole residual branches) and "inputs" (features) on request.
+    ``kinds``: which gates to find; "branches" (whole residual branches), "inputs" (features) and kinds that were
+    registered (``espalier.gates.register_kind``) on request.
     ``ignore``: names of modules whose own units are left alone. ``check=False`` skips the numerical trial of every
     group, for huge models; then ``least`` stays at 1 everywhere.
 

@@ -143,10 +143,13 @@ class Gated:
         """The plain, smaller module for a mask ``(d)``; the user's model is untouched."""
         return strip(apply_plan(self.model, self.plan(mask)))
 
-    def cost(self, kind: str = "weights") -> Cost:
-        """The cost of a mask: "weights", "macs", "units" or "parameters". Exact for canonical masks."""
+    def cost(self, kind: str | Cost = "weights") -> Cost:
+        """The cost of a mask: "weights", "macs", "units", "parameters" or a registered kind, exact for canonical masks;
+        or a cost of one's own, over the space of these gates."""
+        if isinstance(kind, Cost):
+            return kind.over(self.space)
         if kind not in self._costs:
-            self._costs[kind] = cost_of(self.structure, kind)
+            self._costs[kind] = cost_of(self, kind)
         return self._costs[kind]
 
     def explain(self, mask: Tensor | None = None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -131,7 +131,32 @@ def ramp_length(horizon: object, ramp: object) -> int:
     """The number of updates over which the expected cost is led to the target."""
     updates = whole(horizon, "horizon", 1)
     if isinstance(ramp, bool) or not isinstance(ramp, (int, float)):
-        raise BadType(f"ramp is a share of the horizon, not {ramp!r}")
+        raise BadType(f"ramp is a share of the horizon or a function of progress, not {ramp!r}")
     if not 0 < ramp <= 1:
         raise BadInput(f"ramp is a share of the horizon in (0, 1], not {ramp!r}: the target is reached inside the run")
     return max(round(ramp * updates), 1)
+
+
+Ramp = float | Callable[[float], float | Sequence[float] | Tensor]
+
+
+def read_ramp(horizon: object, ramp: object, batch: tuple[int, ...], device: torch.device) -> int | Tensor:
+    """The number of updates of a straight way to the target, or of a function of progress a table of how much of the
+    way is gone after 0, 1, .. updates, ``(horizon + 1, *batch)``: looked up where the search is, without a wait."""
+    if not callable(ramp):
+        return ramp_length(horizon, ramp)
+    updates = whole(horizon, "horizon", 1)
+    rows = [ramp(update / updates) for update in range(updates + 1)]
+    if all(isinstance(row, (int, float)) for row in rows):
+        table = torch.tensor(rows, dtype=torch.float64, device=device).reshape(-1, *(1 for _ in batch))
+    else:
+        table = torch.stack([per_run(row, "ramp", batch, device) for row in rows])
+    if not bool(table.isfinite().all()):
+        raise BadInput("ramp, a function of progress, gives a value that is not finite")
+    if bool(((table[0].abs() > 1e-9) | ((table[-1] - 1).abs() > 1e-9)).any()):
+        ends = f"{table[0].flatten()[0].item():g} to {table[-1].flatten()[0].item():g}"
+        raise BadInput(f"ramp, a function of progress, goes from 0 at 0 to 1 at 1, not from {ends}")
+    falls = (table.diff(dim=0) < 0).reshape(updates, -1).any(1).nonzero()
+    if len(falls):
+        raise BadInput(f"ramp, a function of progress, never falls, but it does after {falls[0].item() / updates:g}")
+    return table.expand(-1, *batch)

@@ -12,8 +12,8 @@ from torch import Tensor
 from espalier.cost import Cost
 from espalier.search import arguments, selection
 from espalier.search.adapt import Adaptation
-from espalier.search.control import Price
 from espalier.search.distribution import Distribution
+from espalier.search.penalty import FLATTEST, Penalty
 from espalier.search.signal import Signal, of_losses
 from espalier.space import BadInput, BadMask, BadMaskType, BadType, Corrupt, Diverged, Space
 
@@ -35,7 +35,9 @@ class Search:
     signal: what theta learns from. "ranked": the order of the losses, as in the paper. "slopes": how strongly the loss
         depends on each gate, which ``tell`` is given beside the losses; one mask an update is then enough.
         "first-order": the slopes as they are, exact where the loss is linear in each gate. See docs/signal.md.
-    ramp: the share of the horizon over which the expected cost is led to the target.
+    ramp: the share of the horizon over which the expected cost is led to the target, straight. Or a function: how much
+        of the way is gone, from 0 to 1 and never back, when this share of the horizon is; a number, or one for each
+        run. A state does not hold it: to resume, give the same again.
     even: from which gates the way to a target takes: 0 from each in proportion to its cost, 1 from all alike.
 
     >>> search = Search(20, penalty=0.1, seed=1)             # twenty bits, each open one costing the same
@@ -61,7 +63,7 @@ class Search:
         margin: float | None = None,
         adaptive: bool = False,
         signal: str = "ranked",
-        ramp: float = 0.5,
+        ramp: arguments.Ramp = 0.5,
         even: float = 0.0,
         seed: int = 0,
         batch: int | Sequence[int] = (),
@@ -81,7 +83,7 @@ class Search:
             learning_rate = 1.0 if adaptive else 1 / self.space.freedom
         self.learning_rate = arguments.positive(self._numbers(learning_rate, "learning_rate"), "learning_rate")
         self._adaptation = Adaptation.start(self._theta) if adaptive else None
-        self._price = self._read_price(cost, penalty, target, horizon, ramp, even)
+        self._penalty = self._read_penalty(cost, penalty, target, horizon, ramp, even)
         self.updates = torch.zeros(self.batch, dtype=torch.int64, device=self.device)
         self.diverged = torch.zeros(self.batch, dtype=torch.bool, device=self.device)
         self._settled: Tensor | None = None
@@ -104,21 +106,21 @@ class Search:
     @property
     def penalty(self) -> Tensor:
         """The eps' in force ``(*batch)``; with a target, the running mean of what it took."""
-        return torch.zeros_like(self.learning_rate) if self._price is None else self._price.penalty
+        return torch.zeros_like(self.learning_rate) if self._penalty is None else self._penalty.value
 
     @property
     def cost(self) -> Cost:
-        return self._priced.cost
+        return self._controlled.cost
 
     @property
     def target(self) -> Tensor | None:
         """The share of the full cost to end at ``(*batch)``."""
-        return None if self._price is None else self._price.target
+        return None if self._penalty is None else self._penalty.target
 
     @property
     def full_cost(self) -> Tensor:
         """The cost of the most expensive structure."""
-        return self._priced.full_cost
+        return self._controlled.full_cost
 
     @property
     def reads_slopes(self) -> bool:
@@ -138,11 +140,11 @@ class Search:
         cost is at most the target, to which no further gate can be added."""
         if self._settled is not None:
             return self._settled.clone()
-        price = self._price
-        if price is None or price.target is None:
+        bound = self._penalty
+        if bound is None or bound.target is None:
             return selection.repaired(self._distribution, self._theta)
-        budget = price.target * price.full_cost
-        return selection.within(self._distribution, price.cost, self._theta, budget, price.full, price.smallest)
+        budget = bound.target * bound.full_cost
+        return selection.within(self._distribution, bound.cost, self._theta, budget, bound.full, bound.smallest)
 
     def whole(self, noise: Tensor | None = None) -> Tensor:
         """A mask ``(*batch, d)`` with every bit open, to train under before the search begins; choices, of which there
@@ -156,17 +158,17 @@ class Search:
 
     def usage(self) -> Tensor:
         """Cost of ``select()`` over the full cost ``(*batch)``."""
-        return self._priced.cost(self.select()) / self.full_cost
+        return self._controlled.cost(self.select()) / self.full_cost
 
     def expected_cost(self) -> Tensor:
         """The exact expectation of the cost under theta ``(*batch)``."""
-        return self._priced.cost(self._theta)
+        return self._controlled.cost(self._theta)
 
     def gap(self) -> Tensor:
         """How far the mode is from the target, before the selection, as a share of the full cost ``(*batch)``."""
         if self.target is None:
             raise BadInput("gap() needs a target, and this search has none")
-        return self._priced.cost(self.mode()) / self.full_cost - self.target
+        return self._controlled.cost(self.mode()) / self.full_cost - self.target
 
     def check(self) -> None:
         """Raise :class:`Diverged` if a run met an update without any finite loss."""
@@ -257,13 +259,12 @@ class Search:
                 return natural[..., part]
 
         self.diverged.logical_or_(~alive)
-        slope = self._price.cost.gradient(self._theta) if self._price is not None and self._price.counts else None
-        pull = slope if slope is None or self._price is None else self._price.pull(slope)
-        lr, eps = self._step_sizes(direction, alive, slope, pull)
+        lr = self._learning_rate(direction, alive)
+        eps, pull = self._cost_step(direction, lr)
         for part in self._parts:  # Eq. (7): theta += lr (mean_i u_i (M_i - theta) - eps natural gradient of the cost)
             theta = self._theta[..., part]
             step = direction(part)
-            if eps is not None and pull is not None:
+            if pull is not None:
                 step = step - eps.unsqueeze(-1) * self._distribution.natural(theta, pull[..., part])
             moved = self._distribution.bound(theta + lr.unsqueeze(-1) * step)
             if not self.space.is_bits:  # holding a choice at its sum of 1 may move a last digit: not without a step
@@ -272,10 +273,8 @@ class Search:
         self.updates.add_(alive)
         return alive
 
-    def _step_sizes(
-        self, direction: Callable[[slice], Tensor], alive: Tensor, slopes: Tensor | None, pull: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """The learning rate ``(*batch)``, 0 for a run that is not to move, and eps ``(*batch)`` or None."""
+    def _learning_rate(self, direction: Callable[[slice], Tensor], alive: Tensor) -> Tensor:
+        """The learning rate ``(*batch)``, 0 for a run that is not to move."""
         lr = self.learning_rate
         if self._adaptation is not None:
             white = self._distribution.whitened(self._theta, direction(slice(0, self.space.d)))
@@ -284,17 +283,29 @@ class Search:
             length = self._adaptation.length(lr)
             lr = torch.where(norm > 0, length / torch.where(norm > 0, norm, 1.0), 0.0)
             self._adaptation.learn(white, norm, length, self.space.freedom)
-        lr = torch.where(alive, lr, 0.0)
-        if self._price is None or slopes is None or pull is None:
-            return lr, None
-        if self._price.target is None:
-            return lr, self._price.penalty / self._price.scale
-        drift = grip = torch.zeros_like(lr)
+        return torch.where(alive, lr, 0.0)
+
+    def _cost_step(self, direction: Callable[[slice], Tensor], lr: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The eps ``(*batch)`` of this update, and the slopes ``(*batch, d)`` it goes down; None where cost counts
+        for nothing."""
+        penalty = self._penalty
+        if penalty is None or not penalty.counts:
+            return torch.zeros_like(lr), None
+        slopes = penalty.cost.gradient(self._theta)
+        if penalty.target is None:
+            return penalty.value / penalty.scale, slopes
+        mean = penalty.mean_slopes(self._theta, slopes)
+        pull = penalty.pull(mean)
+        drift = grip = flattest = torch.zeros_like(lr)
         for part in self._parts:
-            theta, slope = self._theta[..., part], slopes[..., part]
-            drift = drift + (slope * direction(part)).sum(-1)
-            grip = grip + (slope * self._distribution.natural(theta, pull[..., part])).sum(-1)
-        return lr, self._price.solve(self._theta, self.updates, lr, drift, grip)
+            natural = self._distribution.natural(self._theta[..., part], pull[..., part])
+            drift = drift + (slopes[..., part] * direction(part)).sum(-1)
+            grip = grip + (slopes[..., part] * natural).sum(-1)
+            if mean is not slopes:
+                flattest = flattest + FLATTEST * (mean[..., part] * natural).sum(-1)
+        if mean is not slopes:
+            grip = torch.maximum(grip, flattest)
+        return penalty.solve(self._theta, self.updates, lr, drift, grip), pull
 
     def settle(self) -> None:
         """Fix the structure: from now on ``ask`` repeats ``select()`` and ``tell`` changes nothing."""
@@ -373,14 +384,14 @@ class Search:
         return arguments.per_run(value, name, self.batch, self.device)
 
     @property
-    def _priced(self) -> Price:
-        if self._price is None:
+    def _controlled(self) -> Penalty:
+        if self._penalty is None:
             raise BadInput("this search has no cost: its space holds no bits to count; give `cost`")
-        return self._price
+        return self._penalty
 
-    def _read_price(
+    def _read_penalty(
         self, cost: object, penalty: object, target: object, horizon: object, ramp: object, even: object
-    ) -> Price | None:
+    ) -> Penalty | None:
         if penalty is not None and target is not None:
             raise BadInput(f"penalty={penalty!r} and target={target!r} exclude each other; give one of them")
         if target is not None and horizon is None:
@@ -394,14 +405,14 @@ class Search:
             return None
         shares = None if target is None else arguments.share(self._numbers(target, "target"), "target")
         eps = self._numbers(0.0 if penalty is None else penalty, "penalty")
-        price = Price(self.space, read, eps, shares, arguments.read_even(even))
+        result = Penalty(self.space, read, eps, shares, arguments.read_even(even))
         if target is not None:
-            bound, closed = self._distribution.bound, price.smallest.clone()
+            bound, closed = self._distribution.bound, result.smallest.clone()
             for _, where in self.space.bits:
                 closed[where] = 0.0
-            length = arguments.ramp_length(horizon, ramp)
-            price.start_ramp(self._theta, bound(closed), bound(price.full), length)
-        return price
+            way = arguments.read_ramp(horizon, ramp, self.batch, self.device)
+            result.start_ramp(self._theta, bound(closed), bound(result.full), way)
+        return result
 
     def _check_slopes(self, slopes: Tensor, masks: Tensor, name: str) -> None:
         if not isinstance(slopes, Tensor) or not slopes.is_floating_point():
