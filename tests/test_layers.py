@@ -20,7 +20,7 @@ ROWS = [
     {"compact"},
     {"gates"},
     {"train"},
-    {"integrations", "baselines", "models", "picture"},
+    {"models", "picture"},
     {"ship"},
     {"report", "study"},
     {"paper"},

@@ -46,8 +46,8 @@ InterpreterBuilder.create_dot = lambda self, a, b, *more: product(self, widened(
 sys.path.insert(0, sys.argv[1])
 from test_densenet_fast import Problem
 from espalier.models.densenet_fast import FastDenseNet
-from espalier.models.densenet_fast import lean
-from espalier.models.densenet_fast.first import TritonOperations, Tuning
+from espalier.models.densenet_fast import launch_bf16 as lean
+from espalier.models.densenet_fast.launch_generic import TritonOperations, Tuning
 
 
 def operations(precision):

@@ -180,7 +180,7 @@ class _Bucket:
 
     def distribution(self, theta: Tensor) -> list[Tensor]:
         """theta: ``(*B, d)``. The distribution of the width of each node, level by level: first of the first 0, 1, ..
-        bits of each block ``(*B, layers, leaves, block + 1)``, then of pairs; the last is ``(*B, layers, 1, width + 1)``.
+        bits of each block ``(*B, layers, leaves, block + 1)``, then of pairs, at the end ``(*B, layers, 1, width + 1)``
         """
         bits = self._bits(theta)
         levels = [torch.nn.functional.pad(torch.ones_like(bits[..., :1]), (0, self.block))]

@@ -208,10 +208,7 @@ class Search:
         spreads: of the same shape, the root mean square of the slopes of single examples, where they are known; without
             them the size of the slopes stands in.
         """
-        self._check_told(masks, losses)
-        for name, given in (("slopes", slopes), ("spreads", spreads)):
-            if given is not None:
-                self._check_slopes(given, masks, name)
+        self._check_told(masks, losses, slopes, spreads)
         if self._settled is not None:
             return
         alive = self.learn(masks, losses, slopes, spreads)
@@ -311,22 +308,21 @@ class Search:
         """Fix the structure: from now on ``ask`` repeats ``select()`` and ``tell`` changes nothing."""
         self._settled = self.select()
 
+    def _changing(self) -> dict[str, Tensor]:
+        """The live tensors that an update changes, by their names in a state."""
+        tensors = {"theta": self._theta, "updates": self.updates, "diverged": self.diverged}
+        if self.target is not None:  # a fixed penalty is a setting, a solved one is part of the state
+            tensors["penalty"] = self.penalty
+        if self._signal is not None:
+            tensors[f"signal.{self.signal}"] = self._signal.size
+        if self._adaptation is not None:
+            tensors |= {f"adaptation.{name}": value for name, value in vars(self._adaptation).items()}
+        return tensors
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes, as tensors, with the space's layout as JSON text."""
-        state: dict[str, Any] = {
-            "space": self.space.to_json(),
-            "theta": self._theta.clone(),
-            "updates": self.updates.clone(),
-            "diverged": self.diverged.clone(),
-            "generator": self.generator.get_state(),
-        }
-        if self.target is not None:  # a fixed penalty is a setting, a solved one is part of the state
-            state["penalty"] = self.penalty.clone()
-        if self._signal is not None:
-            state[f"signal.{self.signal}"] = self._signal.size.clone()
-        if self._adaptation is not None:
-            for name in ("path", "gamma", "shrink"):
-                state[f"adaptation.{name}"] = getattr(self._adaptation, name).clone()
+        state: dict[str, Any] = {name: tensor.clone() for name, tensor in self._changing().items()}
+        state |= {"space": self.space.to_json(), "generator": self.generator.get_state()}
         if self._settled is not None:
             state["settled"] = self._settled.clone()
         return state
@@ -366,16 +362,8 @@ class Search:
             self.generator.set_state(state["generator"].cpu())
         except RuntimeError as error:
             raise Corrupt(f"the random generator in this state cannot be restored: {error}") from None
-        self._theta.copy_(state["theta"])
-        if "penalty" in state:
-            self.penalty.copy_(state["penalty"])
-        self.updates.copy_(state["updates"])
-        self.diverged.copy_(state["diverged"])
-        if self._signal is not None:
-            self._signal.size.copy_(state[f"signal.{self.signal}"])
-        if self._adaptation is not None:
-            for name in ("path", "gamma", "shrink"):
-                getattr(self._adaptation, name).copy_(state[f"adaptation.{name}"])
+        for name, tensor in self._changing().items():
+            tensor.copy_(state[name])
         self._settled = state["settled"].to(self.device).clone() if "settled" in state else None
 
     # Reading what is given
@@ -414,29 +402,29 @@ class Search:
             result.start_ramp(self._theta, bound(closed), bound(result.full), way)
         return result
 
-    def _check_slopes(self, slopes: Tensor, masks: Tensor, name: str) -> None:
-        if not isinstance(slopes, Tensor) or not slopes.is_floating_point():
-            kind = slopes.dtype if isinstance(slopes, Tensor) else type(slopes).__name__
+    def _check_given(self, given: Tensor, name: str, shape: tuple[int, ...], each: str) -> None:
+        """Refuse what is not a floating-point tensor of this shape. each: what it holds one number for."""
+        if not isinstance(given, Tensor) or not given.is_floating_point():
+            kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
             raise BadType(f"{name} are a floating-point tensor, not {kind}")
-        if slopes.shape != masks.shape:
-            raise BadInput(f"{name} have shape {tuple(slopes.shape)}, not {tuple(masks.shape)}: one for each entry")
-        if slopes.device != self.device:
-            raise BadInput(f"{name} are on {slopes.device}, the search is on {self.device}; use {name}.to(...)")
+        if given.shape != shape:
+            raise BadInput(f"{name} have shape {tuple(given.shape)}, not {tuple(shape)}: one for each {each}")
 
-    def _check_told(self, masks: Tensor, losses: Tensor) -> None:
+    def _check_told(self, masks: Tensor, losses: Tensor, slopes: Tensor | None, spreads: Tensor | None) -> None:
         self.space.check_mask_form(masks)
         if masks.dtype != torch.float32:
             raise BadMaskType(f"masks are float32 as ask() gives them, not {masks.dtype}; use masks.float()")
         if masks.shape != (*self.batch, self.samples, self.space.d):
             wanted = (*self.batch, self.samples, self.space.d)
             raise BadMask(f"masks have shape {tuple(masks.shape)}, not {wanted} as ask() gives them")
-        if not isinstance(losses, Tensor) or not losses.is_floating_point():
-            kind = losses.dtype if isinstance(losses, Tensor) else type(losses).__name__
-            raise BadType(f"losses are a floating-point tensor, not {kind}")
-        if losses.shape != masks.shape[:-1]:
-            raise BadInput(f"losses have shape {tuple(losses.shape)}, not {tuple(masks.shape[:-1])}: one for each mask")
+        self._check_given(losses, "losses", masks.shape[:-1], "mask")
         if masks.device != self.device:
             raise BadMask(f"masks are on {masks.device}, the search is on {self.device}; use masks.to(...)")
         asked = self._asked is not None and self._asked() is masks and masks._version == self._asked_version
         if self.device.type == "cpu" and not asked:  # looking at values on a GPU would wait for it
             self.space.check_mask(masks)
+        for name, given in (("slopes", slopes), ("spreads", spreads)):
+            if given is not None:
+                self._check_given(given, name, masks.shape, "entry")
+                if given.device != self.device:
+                    raise BadInput(f"{name} are on {given.device}, the search is on {self.device}; use {name}.to(...)")

@@ -6,7 +6,7 @@ input is ever stored: ``m relu(g x + b) = relu((g m) x + b m)``. And backwards a
 ask of it in one pass, because the gradients of later layers are ready when an earlier one needs them.
 
 This file knows the network; what is done to a block's activations is in ``chunks.py`` (torch) and
-``first.py`` (the same for CUDA).
+``launch_generic.py`` (the same for CUDA).
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -77,7 +77,7 @@ class FastDenseNet:
         if depth < 7 or (depth - 4) % 3:
             raise BadInput(f"a DenseNet of three equal blocks has a depth of 4 + 3 n layers, not {depth}")
         self.precision, self.dtype = precision, DTYPES[precision]
-        self.lean = precision == "bf16"  # whether a GPU takes the kernels of lean.py: set before a call
+        self.lean = precision == "bf16"  # whether a GPU takes the kernels of launch_bf16.py: set before a call
         self.wide = torch.float64 if precision == "float64" else torch.float32
         self.growth, self.classes, self.stem, self.channels = growth, classes, stem, channels
         self.layers = (depth - 4) // 3
@@ -149,12 +149,6 @@ class FastDenseNet:
         gradient = self._backward((logs.exp() - chosen.to(logs.dtype)) * share[..., None, None])
         found = {FLAT: gradient}
         return found if FLAT in params else self.unpack(found), losses, wrong
-
-    def grouped(self, params: Mapping[str, Tensor], masks: Tensor, x: Tensor) -> Tensor:
-        """The logits ``(R, S, B, classes)``, differentiable in the parameters. Arguments as for :meth:`gradients`."""
-        flat = params[FLAT] if FLAT in params else self.pack(params)[FLAT]
-        logits: Tensor = _Grouped.apply(flat, self, masks, x)
-        return logits
 
     def _forward(self, flat: Tensor, masks: Tensor, x: Tensor) -> Tensor:
         runs, samples, images, size = *masks.shape[:2], x.shape[1], x.shape[-1]
@@ -237,7 +231,7 @@ class FastDenseNet:
 
     def _on_gpu(self, size: int) -> Operations:
         try:
-            from espalier.models.densenet_fast import first as gpu
+            from espalier.models.densenet_fast import launch_generic as gpu
         except ImportError as error:
             raise BadInput("the fast step on a GPU needs Triton; install it, or use the readable step") from error
         if size & (size - 1):
@@ -246,7 +240,7 @@ class FastDenseNet:
         usual = gpu.TritonOperations(exact, gpu.tuned if small else gpu.careful)
         if not self.lean:
             return usual
-        from espalier.models.densenet_fast import lean
+        from espalier.models.densenet_fast import launch_bf16 as lean
 
         return lean.LeanOperations(usual, lean.tuned if small else lean.careful)
 
@@ -348,19 +342,6 @@ class FastDenseNet:
             found[i, block.first : block.first + i] = bit + 1 + torch.arange(i)
             bit += i + 1
         return found
-
-
-class _Grouped(torch.autograd.Function):
-    """autograd's view of it."""
-
-    @staticmethod
-    def forward(ctx: Any, flat: Tensor, fast: FastDenseNet, masks: Tensor, x: Tensor) -> Tensor:
-        ctx.fast = fast
-        return fast._forward(flat, masks, x)
-
-    @staticmethod
-    def backward(ctx: Any, logits: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.fast._backward(logits), None, None, None
 
 
 def _windows(x: Tensor) -> Tensor:

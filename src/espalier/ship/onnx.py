@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.integrations.compare import answers, apart, random_like, repeated
+from espalier.ship.parity import answers, apart, random_like, repeated
 from espalier.space import BadInput, EspalierError
 from espalier.train import nested
 

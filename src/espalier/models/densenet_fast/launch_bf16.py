@@ -16,7 +16,7 @@ from torch import Tensor
 
 from espalier.models.densenet_fast import backward, forward
 from espalier.models.densenet_fast.chunks import EPS, Block, Room
-from espalier.models.densenet_fast.first import TritonOperations, framed
+from espalier.models.densenet_fast.launch_generic import TritonOperations, framed
 
 
 @dataclass(frozen=True)
