@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
-from espalier.gates.canonical import canonical, severed
+from espalier.gates.canonical import connected
 from espalier.gates.find import KINDS, find_groups, structure_of
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
@@ -94,25 +93,12 @@ def _attach_found(
         refused |= wrong
     if not groups:
         raise NoGates(_nothing(seen, refused))
-    groups = connected(groups, build)
+    free = build([replace(group, least=0) for group in groups])
+    groups = connected(free, groups)
     adapted, phantoms = (trial.adapted, trial.phantoms) if trial else ((), ())
     names = {group.name for group in groups}
     adapted = [a for a in adapted if not a.group or a.group in names]
     return Gated(model, build(groups), adapted=adapted, phantoms=phantoms, refused=refused)
-
-
-def connected(groups: Sequence[GateGroup], build: Callable[[Sequence[GateGroup]], Structure]) -> list[GateGroup]:
-    """The groups, with ``least`` 1 where closing a whole one would cut every path from input to output."""
-    free = [replace(group, least=0) for group in groups]
-    structure = build(free)
-    result, start = [], 0
-    for group in groups:
-        mask = np.ones(structure.space.d)
-        mask[start : start + group.size] = 0
-        start += group.size
-        cut = severed(structure, canonical(structure, structure.space, mask) != 0)
-        result.append(replace(group, least=1) if cut else group)
-    return result
 
 
 def _stuck(model: nn.Module, seen: Trace) -> list[str]:

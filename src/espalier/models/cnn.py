@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from espalier.models.init import he_normal
+from espalier.models.init import convolutions, he_normal
 from espalier.space import BadInput
 
 
@@ -23,10 +22,7 @@ class CNN(nn.Module):
         super().__init__()
         if not widths:
             raise BadInput("a CNN has at least one width, the channels of its first block; got none")
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU())
-            for a, b in itertools.pairwise([channels, *widths])
-        )
+        self.blocks = convolutions(channels, widths)
         self.pool = nn.MaxPool2d(2)
         self.head = nn.Linear(widths[-1], outputs)
         he_normal(self)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from espalier.models.init import he_normal
+from espalier.models.init import convolutions, he_normal
 from espalier.space import BadInput
 
 STAGES = (2, 2, 3, 3, 3)  # convolutions before each max-pool
@@ -28,10 +28,7 @@ class VGG(nn.Module):
         super().__init__()
         if len(widths) != sum(STAGES):
             raise BadInput(f"this VGG has {sum(STAGES)} convolutions, so as many widths, not {len(widths)}")
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU())
-            for a, b in itertools.pairwise([channels, *widths])
-        )
+        self.blocks = convolutions(channels, widths)
         self.pool = nn.MaxPool2d(2)
         self.head = nn.Linear(widths[-1], outputs)
         he_normal(self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -73,14 +72,16 @@ def read_cost(cost: object, space: Space) -> Cost | None:
     return cost.over(space)
 
 
+def real(value: object, name: str, what: str = "a number") -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise BadType(f"{name} is {what}, not {value!r}")
+    return float(value)
+
+
 def read_margin(margin: float | None) -> float | None:
-    if margin is None:
-        return None
-    if isinstance(margin, bool) or not isinstance(margin, (int, float)):
-        raise BadType(f"margin is a number, not {margin!r}")
-    if not (math.isfinite(margin) and 0 <= margin < 0.5):
+    if margin is not None and not 0 <= real(margin, "margin") < 0.5:
         raise BadInput(f"margin is in [0, 0.5), not {margin!r}: theta of a bit stays in [margin, 1 - margin]")
-    return float(margin)
+    return margin if margin is None else float(margin)
 
 
 def read_device(device: str | torch.device | None) -> torch.device:
@@ -100,11 +101,9 @@ def read_seed(seed: object) -> int:
 def read_initial(initial: object, space: Space, batch: tuple[int, ...], device: torch.device) -> float | Tensor:
     """A probability for every bit, or theta itself: ``(d)`` or ``(*batch, d)``."""
     if not isinstance(initial, Tensor):
-        if isinstance(initial, bool) or not isinstance(initial, (int, float)):
-            raise BadType(f"initial is a probability or a tensor of them, not {initial!r}")
-        if not 0 <= initial <= 1:
+        if not 0 <= real(initial, "initial", "a probability or a tensor of them") <= 1:
             raise BadInput(f"initial is a probability in [0, 1], not {initial!r}")
-        return float(initial)
+        return real(initial, "initial")
     theta = initial.detach().to(device=device, dtype=torch.float64)
     if theta.shape not in ((space.d,), (*batch, space.d)):
         allowed = " or ".join(dict.fromkeys(str(shape) for shape in ((space.d,), (*batch, space.d))))
@@ -120,21 +119,18 @@ def read_initial(initial: object, space: Space, batch: tuple[int, ...], device: 
 
 
 def read_even(even: object) -> float:
-    if isinstance(even, bool) or not isinstance(even, (int, float)):
-        raise BadType(f"even is a number, not {even!r}")
-    if not 0 <= even <= 1:
+    if not 0 <= real(even, "even") <= 1:
         raise BadInput(f"even is in [0, 1], not {even!r}: 0 takes from gates by their cost, 1 from all alike")
-    return float(even)
+    return real(even, "even")
 
 
 def ramp_length(horizon: object, ramp: object) -> int:
     """The number of updates over which the expected cost is led to the target."""
     updates = whole(horizon, "horizon", 1)
-    if isinstance(ramp, bool) or not isinstance(ramp, (int, float)):
-        raise BadType(f"ramp is a share of the horizon or a function of progress, not {ramp!r}")
-    if not 0 < ramp <= 1:
+    share = real(ramp, "ramp", "a share of the horizon or a function of progress")
+    if not 0 < share <= 1:
         raise BadInput(f"ramp is a share of the horizon in (0, 1], not {ramp!r}: the target is reached inside the run")
-    return max(round(ramp * updates), 1)
+    return max(round(share * updates), 1)
 
 
 Ramp = float | Callable[[float], float | Sequence[float] | Tensor]

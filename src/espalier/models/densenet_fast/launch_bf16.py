@@ -16,40 +16,23 @@ from torch import Tensor
 
 from espalier.models.densenet_fast import backward, forward
 from espalier.models.densenet_fast.chunks import EPS, Block, Room
-from espalier.models.densenet_fast.launch_generic import TritonOperations, framed
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """How a kernel is cut up.
-
-    Pixels of a tile or side by side in a strip, chunks at a time, warps, stages of its pipeline. Of weights alone:
-    splits of the pixels of all groups together. Of layers alone: rows of a strip, 2 or 4 (1: no strips but the usual
-    kernel).
-    """
-
-    tile: int
-    many: int = 1
-    warps: int = 4
-    stages: int = 1
-    splits: int = 0
-    rows: int = 1
+from espalier.models.densenet_fast.launch_generic import TritonOperations, Tuning, framed
 
 
 def tuned(operation: str, size: int) -> Tuning:
     """For bfloat16 and images of size x size pixels: fast on an H200 with eight runs and with one; nothing spills."""
     return {
-        "layer": Tuning(64, stages=5, rows=2),
-        "source": Tuning(64, warps=2, stages=2 if size > 8 else 1),
-        "input": Tuning(128, many=2),
-        "weights": Tuning(64, many=4, splits=32 if size > 8 else 8),
+        "layer": Tuning(64, many=1, stages=5, rows=2),
+        "source": Tuning(64, many=1, warps=2, stages=2 if size > 8 else 1),
+        "input": Tuning(128, many=2, stages=1),
+        "weights": Tuning(64, many=4, stages=1, splits=32 if size > 8 else 8),
     }[operation]
 
 
 def careful(operation: str, size: int) -> Tuning:
     """Small enough for products of float32 without tensor cores, which take many registers."""
     warps, rows = 8 if operation in ("layer", "weights") else 4, 2 if operation == "layer" else 1
-    return Tuning(max(32, size), warps=warps, stages=2, splits=2 * size, rows=rows)
+    return Tuning(max(32, size), many=1, warps=warps, stages=2, splits=2 * size, rows=rows)
 
 
 @dataclass(eq=False)
