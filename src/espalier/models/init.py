@@ -1,19 +1,8 @@
-"""What the networks share: He initialisation, as the paper's experiments use it, and a row of convolutions."""
+"""He initialisation, as the paper's experiments use it."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-
 from torch import nn
-
-
-def convolutions(channels: int, widths: Sequence[int]) -> nn.ModuleList:
-    """A block for each width: a 3x3 convolution, BatchNorm and ReLU."""
-    return nn.ModuleList(
-        nn.Sequential(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU())
-        for a, b in itertools.pairwise([channels, *widths])
-    )
 
 
 def he_normal(model: nn.Module) -> None:

@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from espalier.models.densenet_fast import kernels
+from espalier.models.densenet_fast import kernels_generic as kernels
 from espalier.models.densenet_fast.chunks import EPS, Room
 
 
