@@ -83,10 +83,10 @@ def verify(
         for what, given in (("real", repeated(inputs, batch)), ("random", random_like(inputs, batch))):
             fed = dict(zip(_names(given), (t.numpy() for t in nested.tensors(given))))
             try:
-                told = session.run(None, {name: fed[name] for name, _, _ in taken})
+                outputs = session.run(None, {name: fed[name] for name, _, _ in taken})
             except Exception as error:
                 raise NotExported(f"{path}: onnxruntime fails at {batch} examples: {_first_line(error)}") from error
-            difference = apart([torch.from_numpy(one) for one in told], answers(model, given))
+            difference = apart([torch.from_numpy(one) for one in outputs], answers(model, given))
             if not difference <= tolerance:
                 raise NotExported(
                     f"{path}: at {batch} {what} examples onnxruntime and torch differ by {difference:.2g} of the "
@@ -140,12 +140,12 @@ def _needed() -> Any:
     """onnxruntime, when everything is here."""
     for name in ("onnx", "onnxscript", "onnxruntime"):
         try:
-            found = importlib.import_module(name)
+            module = importlib.import_module(name)
         except ModuleNotFoundError as missing:
             if missing.name != name:
                 raise
             raise BadInput(f"ONNX needs {name}: pip install 'espalier[onnx]'") from None
-    return found
+    return module
 
 
 @contextmanager

@@ -95,18 +95,18 @@ class FastDenseNet:
         def norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
             return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
-        found: dict[str, tuple[int, ...]] = {"stem.weight": (self.stem, self.channels, 3, 3)}
+        shapes: dict[str, tuple[int, ...]] = {"stem.weight": (self.stem, self.channels, 3, 3)}
         widths = [self.stem + b * self.layers * self.growth for b in range(4)]
         for b in range(3):
             for i in range(self.layers):
                 width = widths[b] + i * self.growth
-                found |= norm(f"blocks.{b}.{i}.norm", width)
-                found[f"blocks.{b}.{i}.conv.weight"] = (self.growth, width, 3, 3)
+                shapes |= norm(f"blocks.{b}.{i}.norm", width)
+                shapes[f"blocks.{b}.{i}.conv.weight"] = (self.growth, width, 3, 3)
         for b in range(2):
-            found |= norm(f"transitions.{b}.norm", widths[b + 1])
-            found[f"transitions.{b}.conv.weight"] = (widths[b + 1], widths[b + 1], 1, 1)
+            shapes |= norm(f"transitions.{b}.norm", widths[b + 1])
+            shapes[f"transitions.{b}.conv.weight"] = (widths[b + 1], widths[b + 1], 1, 1)
         return (
-            found | norm("norm", widths[3]) | {"head.weight": (self.classes, widths[3]), "head.bias": (self.classes,)}
+            shapes | norm("norm", widths[3]) | {"head.weight": (self.classes, widths[3]), "head.bias": (self.classes,)}
         )
 
     # ---- weights in one tensor --------------------------------------------------------------------------------------
@@ -147,8 +147,8 @@ class FastDenseNet:
         finite = losses.isfinite()
         share = finite.to(logs.dtype) / (finite.sum(-1, keepdim=True).clamp(min=1) * y.shape[1])
         gradient = self._backward((logs.exp() - chosen.to(logs.dtype)) * share[..., None, None])
-        found = {FLAT: gradient}
-        return found if FLAT in params else self.unpack(found), losses, wrong
+        packed = {FLAT: gradient}
+        return packed if FLAT in params else self.unpack(packed), losses, wrong
 
     def _forward(self, flat: Tensor, masks: Tensor, x: Tensor) -> Tensor:
         runs, samples, images, size = *masks.shape[:2], x.shape[1], x.shape[-1]
@@ -209,13 +209,13 @@ class FastDenseNet:
     def _blocks(self, size: int) -> list[Block]:
         if size % 4 or size < 4:
             raise BadInput(f"the fast step reads square images of a size divisible by 4, not {size} pixels")
-        found, width = [], self.stem
+        blocks, width = [], self.stem
         for b in range(3):
             total = width + self.layers * self.growth
             pool, outputs = (2, total) if b < 2 else (size, self.classes)
-            found.append(Block(size, width, self.growth, self.layers, outputs, pool))
+            blocks.append(Block(size, width, self.growth, self.layers, outputs, pool))
             size, width = size // 2, total
-        return found
+        return blocks
 
     def _room(
         self, runs: int, samples: int, images: int, size: int, device: torch.device
@@ -303,8 +303,8 @@ class FastDenseNet:
     def _indices(self, name: str) -> Tensor:
         """Which column of the flat weights each number of a parameter is."""
         shape = self.shapes[name]
-        found: Tensor = self.starts[name] + torch.arange(torch.Size(shape).numel()).view(shape)
-        return found
+        indices: Tensor = self.starts[name] + torch.arange(torch.Size(shape).numel()).view(shape)
+        return indices
 
     def _convolutions(self, b: int, block: Block) -> tuple[Tensor, Tensor]:
         forward = torch.full((block.layers, 3, block.slots, 4, LANES), self.size)
@@ -318,30 +318,30 @@ class FastDenseNet:
         return forward.unflatten(2, (block.chunks, LANES)), backward
 
     def _tail(self, b: int, block: Block) -> Tensor:
-        found = torch.full((block.slots, block.outputs), self.size)
+        index = torch.full((block.slots, block.outputs), self.size)
         name = f"transitions.{b}.conv.weight" if b < 2 else "head.weight"
-        found[block.channels(block.layers)] = self._indices(name).flatten(1).T
-        return found
+        index[block.channels(block.layers)] = self._indices(name).flatten(1).T
+        return index
 
     def _norms(self, b: int, block: Block, part: str) -> Tensor:
-        found = torch.full((block.consumers, block.slots), self.size)
+        index = torch.full((block.consumers, block.slots), self.size)
         for i in range(block.layers):
-            found[i, block.channels(i)] = self._indices(f"blocks.{b}.{i}.norm.{part}")
+            index[i, block.channels(i)] = self._indices(f"blocks.{b}.{i}.norm.{part}")
         name = f"transitions.{b}.norm.{part}" if b < 2 else f"norm.{part}"
-        found[-1, block.channels(block.layers)] = self._indices(name)
-        return found
+        index[-1, block.channels(block.layers)] = self._indices(name)
+        return index
 
     def _gates(self, b: int, block: Block) -> Tensor:
         """Which bit of the mask each consumer has for each chunk: first all layers' bits, then the tails'."""
-        found = torch.full((block.consumers, block.chunks), self.d)
+        bits = torch.full((block.consumers, block.chunks), self.d)
         bit = b * self.layers * (self.layers + 1) // 2
         for i in range(block.consumers):
             if i == block.layers:
                 bit = 3 * self.layers * (self.layers + 1) // 2 + b * (self.layers + 1)
-            found[i, : block.first] = bit
-            found[i, block.first : block.first + i] = bit + 1 + torch.arange(i)
+            bits[i, : block.first] = bit
+            bits[i, block.first : block.first + i] = bit + 1 + torch.arange(i)
             bit += i + 1
-        return found
+        return bits
 
 
 def _windows(x: Tensor) -> Tensor:
@@ -352,6 +352,6 @@ def _windows(x: Tensor) -> Tensor:
     framed = torch.nn.functional.pad(x, (1, 1, 1, 1))
     windows = framed.unfold(3, 3, 1).unfold(4, 3, 1).permute(0, 1, 3, 4, 2, 5, 6)  # (R, B, H, W, C, 3, 3)
     wide = x.shape[2] * 9
-    found = x.new_zeros(*windows.shape[:4], wide + -wide % LANES)
-    found[..., :wide].unflatten(-1, windows.shape[4:]).copy_(windows)
-    return found.flatten(1, 3)
+    columns = x.new_zeros(*windows.shape[:4], wide + -wide % LANES)
+    columns[..., :wide].unflatten(-1, windows.shape[4:]).copy_(windows)
+    return columns.flatten(1, 3)
