@@ -151,19 +151,12 @@ def _unseen(group: GateGroup, seen: Trace) -> str:
 def _nothing(seen: Trace, refused: dict[str, str]) -> str:
     """Why there are no gates: what was seen, and what stood in the way."""
     lines = ["no gates: nothing in this model can be cut exactly."]
-    weights = dict.fromkeys(event.weight for event in seen.events)
-    lines.append(f"Seen: {len(seen.tensors)} tensors, {len(weights)} of them weights of linear maps or convolutions.")
+    weights = len({event.weight for event in seen.events})
+    lines.append(f"Seen: {len(seen.tensors)} tensors, {weights} of them weights of linear maps or convolutions.")
     for name, why in list(refused.items())[:8]:
         lines.append(f"  {name}: {why}")
-    reasons: dict[str, str] = {}
-    for number in weights:
-        info = seen.tensors[number]
-        for own in info.atoms[:2]:
-            why = seen.atoms.why(int(own[0])) if len(own) > 1 else ""
-            if why:
-                reasons.setdefault(why, info.name)
-    for why, name in list(reasons.items())[:8]:
-        lines.append(f"  {name}: {why}")
+    for why, axes in list(seen.frozen_axes().items())[:8]:
+        lines.append(f"  {axes[0]}: {why}")
     computed = list(dict.fromkeys(event.module or "the model" for event in seen.computed))
     if computed:
         lines.append(

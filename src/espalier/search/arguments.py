@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from espalier.cost import Cost
-from espalier.space import BadInput, BadType, Space
+from espalier.space import BadInput, BadType, Space, whole_number
 
 
 def per_run(value: object, name: str, batch: tuple[int, ...], device: torch.device) -> Tensor:
@@ -40,20 +40,12 @@ def share(numbers: Tensor, name: str) -> Tensor:
     return numbers
 
 
-def whole(value: object, name: str, least: int, hint: str = "") -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise BadType(f"{name} is an integer, not {value!r}")
-    if value < least:
-        raise BadInput(f"{name} is at least {least}, not {value}{hint}")
-    return value
-
-
 def batch_shape(batch: object) -> tuple[int, ...]:
     if isinstance(batch, int) and not isinstance(batch, bool):
         batch = (batch,)
     if not isinstance(batch, Sequence) or isinstance(batch, str):
         raise BadType(f"batch is the shape of the runs, such as (8,), not {batch!r}")
-    return tuple(whole(size, "a size in batch", 1) for size in batch)
+    return tuple(whole_number(size, "a size in batch", 1) for size in batch)
 
 
 def read_cost(cost: object, space: Space) -> Cost | None:
@@ -92,7 +84,7 @@ def read_device(device: str | torch.device | None) -> torch.device:
 
 
 def read_seed(seed: object) -> int:
-    number = whole(seed, "seed", 0)
+    number = whole_number(seed, "seed", 0)
     if number >= 2**63:
         raise BadInput(f"seed is below 2**63, not {number}")
     return number
@@ -126,7 +118,7 @@ def read_even(even: object) -> float:
 
 def ramp_length(horizon: object, ramp: object) -> int:
     """The number of updates over which the expected cost is led to the target."""
-    updates = whole(horizon, "horizon", 1)
+    updates = whole_number(horizon, "horizon", 1)
     share = real(ramp, "ramp", "a share of the horizon or a function of progress")
     if not 0 < share <= 1:
         raise BadInput(f"ramp is a share of the horizon in (0, 1], not {ramp!r}: the target is reached inside the run")
@@ -141,7 +133,7 @@ def read_ramp(horizon: object, ramp: object, batch: tuple[int, ...], device: tor
     way is gone after 0, 1, .. updates, ``(horizon + 1, *batch)``: looked up where the search is, without a wait."""
     if not callable(ramp):
         return ramp_length(horizon, ramp)
-    updates = whole(horizon, "horizon", 1)
+    updates = whole_number(horizon, "horizon", 1)
     rows = [ramp(update / updates) for update in range(updates + 1)]
     if all(isinstance(row, (int, float)) for row in rows):
         table = torch.tensor(rows, dtype=torch.float64, device=device).reshape(-1, *(1 for _ in batch))

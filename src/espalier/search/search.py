@@ -15,7 +15,7 @@ from espalier.search.adapt import Adaptation
 from espalier.search.distribution import Distribution
 from espalier.search.penalty import FLATTEST, Penalty
 from espalier.search.signal import Signal, of_losses
-from espalier.space import BadInput, BadMask, BadMaskType, BadType, Corrupt, Diverged, Space
+from espalier.space import BadInput, BadMask, BadMaskType, BadType, Corrupt, Diverged, Space, whole_number
 
 CACHED = 1 << 18  # entries handled at a time on a CPU, so that what a step needs between passes stays in its cache
 
@@ -74,7 +74,7 @@ class Search:
         self.batch = arguments.batch_shape(batch)
         self.signal, self._signal = signal, Signal.start(signal, self.batch, self.device)
         fewest, why = (1, "") if self.reads_slopes else (2, ": the losses of an update are compared with each other")
-        self.samples = arguments.whole(samples, "samples", fewest, why)
+        self.samples = whole_number(samples, "samples", fewest, why)
         self._distribution = Distribution(self.space, arguments.read_margin(margin), self.device)
         theta = arguments.read_initial(initial, self.space, self.batch, self.device)
         theta = self._distribution.initial(theta) if isinstance(theta, float) else self._distribution.bound(theta)
@@ -385,7 +385,7 @@ class Search:
         if target is not None and horizon is None:
             raise BadInput(f"target={target!r} needs horizon, the number of updates of the run")
         if horizon is not None:
-            arguments.whole(horizon, "horizon", 1)
+            whole_number(horizon, "horizon", 1)
         read = arguments.read_cost(cost, self.space)
         if read is None:
             if penalty is not None or target is not None:

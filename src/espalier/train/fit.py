@@ -17,8 +17,8 @@ from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.gates.attach import attach
 from espalier.search import Search
-from espalier.search.arguments import whole
 from espalier.space import BadInput, BadType, Diverged
+from espalier.space import whole_number as whole
 from espalier.train import chance, checks, feed, identity, loop, nested, presets, progress, score, statistics
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.loop import Scheduler
