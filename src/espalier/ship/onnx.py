@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from espalier.ship.parity import answers, apart, random_like, repeated
 from espalier.space import BadInput, EspalierError
@@ -102,7 +103,7 @@ def _program(model: nn.Module, inputs: Any) -> Any:
     arguments: tuple[Any, ...] = ()
     if not keywords:
         arguments = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
-    shapes: Any = _any_batch(keywords or arguments)
+    shapes = tree_map(lambda _: {0: BATCH}, keywords or arguments)
     outputs = len(answers(model, inputs))
     try:
         with _quiet():
@@ -118,14 +119,6 @@ def _program(model: nn.Module, inputs: Any) -> Any:
             )
     except Exception as error:  # torch's exporter raises of every kind
         raise NotExported(f"torch cannot export this network to ONNX: {_first_line(error)}") from error
-
-
-def _any_batch(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return {0: BATCH}
-    if isinstance(value, dict):
-        return {key: _any_batch(item) for key, item in value.items()}
-    return type(value)(_any_batch(item) for item in value)
 
 
 def _names(inputs: Any) -> list[str]:
