@@ -239,8 +239,8 @@ def nothing(operation: str, size: int) -> None:
 
 def best(table: Any, lean: bool) -> dict[tuple[str, int], Any]:
     """The fastest way for each kernel and size of image."""
-    from espalier.models.densenet_fast import first
-    from espalier.models.densenet_fast import lean as leaner
+    from espalier.models.densenet_fast import launch_bf16 as leaner
+    from espalier.models.densenet_fast import launch_generic as first
 
     tuning = (leaner if lean else first).Tuning
     fastest = {}

@@ -76,8 +76,8 @@ class Job(NamedTuple):
 
 
 def ways(name: str, lean: bool) -> list[Any]:
-    from espalier.models.densenet_fast import first
-    from espalier.models.densenet_fast import lean as leaner
+    from espalier.models.densenet_fast import launch_bf16 as leaner
+    from espalier.models.densenet_fast import launch_generic as first
 
     tuning = (leaner if lean else first).Tuning
     return [tuning(*map(int, way.split())) for way in (LEAN if lean else GRID)[name].split(", ")]
@@ -90,8 +90,8 @@ def kind(lean: bool | None, precision: str) -> bool:
 
 def operations(precision: str, lean: bool, chosen: Callable[[str, int], Any]) -> Any:
     """What does the work, cut up as chosen, and as usual where nothing is."""
-    from espalier.models.densenet_fast import first
-    from espalier.models.densenet_fast import lean as leaner
+    from espalier.models.densenet_fast import launch_bf16 as leaner
+    from espalier.models.densenet_fast import launch_generic as first
 
     small, exact = precision == "bf16", "tf32" if precision == "tf32" else "ieee"
     here = leaner if lean else first

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from espalier.models import VGG, ResNet
-from espalier.models.resnet import STREAMS
-from espalier.models.vgg import WIDTHS
+from espalier.models.convolutional import STREAMS, WIDTHS
 
 KINDS = ("weights", "macs", "parameters")
 DEPTHS = {"resnet20": 20, "resnet56": 56}

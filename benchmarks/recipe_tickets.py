@@ -22,8 +22,8 @@ from torch import Tensor
 
 from espalier.report.significance import paired_interval
 from espalier.study import run_files
-from espalier.study.batches import GridBatch
 from espalier.study.grid import Grid
+from espalier.study.run_batches import GridBatch
 from espalier.study.settings import PAIR, GridSettings
 from espalier.train.batched.batch import Batch
 from espalier.train.batched.mask_sources import Given

@@ -20,7 +20,7 @@ ROWS = [
     {"compact"},
     {"gates"},
     {"train"},
-    {"integrations", "baselines", "models", "picture"},
+    {"models", "picture"},
     {"ship"},
     {"report", "study"},
     {"paper"},
@@ -161,10 +161,6 @@ def test_no_file_imports_itself_in_a_circle():
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
 
 
-# Folders in which no file name may occur twice; the other folders follow as they are cleaned.
-NAMED_ONCE = ("compact", "cost", "data", "files", "gates", "paper", "picture", "report", "space")
-
-
 def repeated(paths):
     """File names that several of the paths have, with these paths; every package has its own __init__."""
     by_name = {}
@@ -174,7 +170,7 @@ def repeated(paths):
 
 
 def test_no_file_name_occurs_twice():
-    assert repeated(path for path in FILES if layer_of(path) in NAMED_ONCE) == {}
+    assert repeated(FILES) == {}
     assert list(repeated([SRC / "a" / "plan.py", SRC / "b" / "plan.py", SRC / "b" / "costs.py"])) == ["plan.py"]
     assert not repeated([SRC / "a" / "__init__.py", SRC / "b" / "__init__.py"])
 
@@ -226,7 +222,7 @@ def unreferenced(trees, users):
 # Only tests use it, and it goes with the roads of training that are being made one.
 LEAVING = {"espalier.train.batched.grouped", "espalier.train.batched.grouped.Grouped"}
 # Stands ready for what train/ and study/ each have of their own.
-COMING = {"espalier.files.clean"}
+COMING: set[str] = set()
 
 
 def test_nothing_is_there_for_tests_alone():

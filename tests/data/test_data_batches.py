@@ -221,19 +221,6 @@ def test_orders_stay_out_of_compiled_code():
     assert torch.equal(torch.compile(drawn, backend="eager")(seeds), drawn(seeds))
 
 
-def test_orders_by_a_generator():
-    first = data.orders(3, 10, torch.Generator().manual_seed(5))
-    generator = torch.Generator().manual_seed(5)
-    assert torch.equal(data.orders(3, 10, generator), first)
-    state = generator.get_state()
-    following = data.orders(3, 10, generator)
-    assert not torch.equal(following, first)
-    assert torch.equal(first.sort(-1).values, torch.arange(10).expand(3, 10))
-    assert len({tuple(row) for row in first.tolist()}) == 3
-    generator.set_state(state)
-    assert torch.equal(data.orders(3, 10, generator), following)
-
-
 @NO_CUDA
 @pytest.mark.cuda
 def test_the_gpu_reads_in_the_same_order():
@@ -246,8 +233,6 @@ def test_the_gpu_reads_in_the_same_order():
     ("call", "error", "says"),
     [
         (lambda: data.Stream(0, n=0), BadInput, "the data are empty"),
-        (lambda: data.orders(1, 0, torch.Generator()), BadInput, "the data are empty"),
-        (lambda: data.orders(0, 4, torch.Generator()), BadInput, "runs is at least 1, not 0"),
         (lambda: data.Stream([], n=4), BadInput, "no seeds, so no runs"),
         (lambda: data.Stream(-1, n=4), BadInput, "seed of a run is at least 0, not -1"),
         (lambda: data.Stream([2**63], n=4), BadInput, "below 2\\^63"),

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import torch._dynamo.testing
 import torch.nn.functional as F
 from torch import nn
 from torch.func import grad, vmap

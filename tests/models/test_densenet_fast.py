@@ -140,21 +140,6 @@ def test_scaled_gates_scale():
     compare(mine, theirs, 1e-9)
 
 
-def test_autograd_sees_the_same_gradient():
-    problem = Problem()
-    fast = FastDenseNet(**problem.shape, precision="float64")
-    mine, losses, _ = fast.gradients(problem.params, problem.masks, problem.x, problem.y)
-    packed = fast.pack(problem.params)
-    packed[FLAT].requires_grad_()
-    logits = fast.grouped(packed, problem.masks, problem.x)
-    each = torch.nn.functional.cross_entropy(
-        logits.movedim(-1, 1), problem.y.unsqueeze(1).expand(-1, 2, -1), reduction="none"
-    ).mean(-1)
-    assert torch.allclose(each, losses, rtol=1e-12)
-    (gradient,) = torch.autograd.grad(each.mean(-1).sum(), packed[FLAT])
-    compare(fast.unpack({FLAT: gradient}), mine, 1e-10)
-
-
 def test_packed_weights_are_the_named_ones():
     problem = Problem(runs=3)
     fast = FastDenseNet(**problem.shape)

@@ -46,8 +46,8 @@ InterpreterBuilder.create_dot = lambda self, a, b, *more: product(self, widened(
 sys.path.insert(0, sys.argv[1])
 from test_densenet_fast import Problem
 from espalier.models.densenet_fast import FastDenseNet
-from espalier.models.densenet_fast import lean
-from espalier.models.densenet_fast.first import TritonOperations, Tuning
+from espalier.models.densenet_fast import launch_bf16 as lean
+from espalier.models.densenet_fast.launch_generic import TritonOperations, Tuning
 
 
 def operations(precision):
@@ -55,9 +55,9 @@ def operations(precision):
     if sys.argv[2] == "first":
         return usual
     if sys.argv[2] == "lean":
-        return lean.LeanOperations(usual, lambda *_: lean.Tuning(32, 2, splits=12))
+        return lean.LeanOperations(usual, lambda *_: lean.Tuning(32, 2, stages=1, splits=12))
     rows = 2 if precision == "float32" else 4
-    return lean.LeanOperations(usual, lambda *_: lean.Tuning(32, 2, splits=12, rows=rows))
+    return lean.LeanOperations(usual, lambda *_: lean.Tuning(32, 2, stages=1, splits=12, rows=rows))
 
 
 problem = Problem(images=2, depth=7, dtype=torch.float32)

@@ -11,17 +11,20 @@ SPACE = espalier.Space(
     [espalier.Bits("a", 300), espalier.Choice("b", 3), espalier.Bits("c", 50), espalier.Choice("d", 5)]
 )
 COST = espalier.Cost.product([espalier.Form.run(0, 300), espalier.Form.run(303, 353) + 2.0], d=SPACE.d)
+STAIRS = espalier.Cost.of_widths(SPACE, {"a": lambda width: -(-width // 8), "c": lambda width: 2 + -(-width // 16)})
 KINDS = {
     "penalty": {"penalty": 0.1},
     "target": {"target": 0.2, "horizon": 100},
     "adaptive": {"penalty": 0.1, "adaptive": True},
     "adaptive target": {"target": 0.2, "horizon": 100, "adaptive": True},
+    "ramp": {"target": 0.2, "horizon": 100, "ramp": lambda progress: progress**2},
+    "widths": {"target": 0.3, "horizon": 100, "cost": STAIRS + 0.01 * COST},
 }
 
 
 def make(kind, device, space=SPACE, **more):
-    cost = COST if space is SPACE else None
-    return espalier.Search(space, cost=cost, batch=(4,), samples=3, device=device, seed=5, **KINDS[kind], **more)
+    given = {"cost": COST} | KINDS[kind] if space is SPACE else {**KINDS[kind], "cost": None}
+    return espalier.Search(space, batch=(4,), samples=3, device=device, seed=5, **given, **more)
 
 
 def value(masks):

@@ -20,11 +20,13 @@ KINDS = {
     "adaptive": {"adaptive": True, "penalty": 0.1},
     "batch": {"batch": (3,), "penalty": [0.0, 0.1, -0.1]},
     "batch target": {"batch": (2,), "target": [0.4, 0.8], "horizon": 80, "adaptive": True},
+    "ramp": {"target": 0.6, "horizon": 80, "ramp": lambda progress: progress**2},
+    "widths": {"target": 0.6, "horizon": 80, "cost": espalier.Cost.of_widths(SPACE, {"a": [0, 1, 1, 3, 3, 4]})},
 }
 
 
 def fresh(kind, seed=0):
-    return espalier.Search(SPACE, cost=COST, seed=seed, samples=3, **KINDS[kind])
+    return espalier.Search(SPACE, seed=seed, samples=3, **{"cost": COST} | KINDS[kind])
 
 
 def run(search, updates):

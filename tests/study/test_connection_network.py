@@ -14,9 +14,9 @@ import espalier
 from espalier.models import DenseNet
 from espalier.space import BadInput
 from espalier.study import densenet_graph
-from espalier.study.batches import PaperBatch
 from espalier.study.densenet_graph import DenseNetGraph
-from espalier.study.selection import Connections
+from espalier.study.networks import Connections
+from espalier.study.run_batches import PaperBatch
 from espalier.study.settings import RunSpec
 from espalier.train.batched import Run, batch_engine
 from espalier.train.batched.stack import made, strip

@@ -13,10 +13,10 @@ from study_helpers import StopAfter
 
 from espalier.data import from_arrays, load
 from espalier.space import BadInput, Corrupt, Unreachable
-from espalier.study.batches import GridBatch
 from espalier.study.grid import Grid
 from espalier.study.lock import locked
-from espalier.study.selection import Units
+from espalier.study.networks import Units
+from espalier.study.run_batches import GridBatch
 from espalier.study.settings import GRID_METHODS as METHODS
 from espalier.study.settings import GridRun, GridSettings, even_widths
 from espalier.train import Recipe

@@ -26,21 +26,16 @@ class Select(nn.Module):
         return f"{len(self.index)} indices, dim={self.dim}"
 
 
-class Fill(nn.Module):
-    """The input's slices put at their places in a wider dimension, zeros elsewhere."""
+class Fill(Select):
+    """The input's slices put at their places in a wider dimension, zeros elsewhere.
 
-    index: Tensor
-
-    def __init__(self, index: Sequence[int], dim: int) -> None:
-        super().__init__()
-        self.dim = dim
-        self.register_buffer("index", torch.tensor(list(index), dtype=torch.int64))
+    index: for each place of the wider dimension where it comes from; the input's length stands for zero.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
-        """index: for each place of the wider dimension where it comes from; the input's length stands for zero."""
         shape = list(x.shape)
         shape[self.dim] = 1
-        return torch.cat([x, x.new_zeros(shape)], self.dim).index_select(self.dim, self.index)
+        return super().forward(torch.cat([x, x.new_zeros(shape)], self.dim))
 
 
 class Zeros(nn.Module):

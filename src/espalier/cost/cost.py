@@ -1,16 +1,17 @@
-"""What a mask costs: a sum of terms, each a constant times a product of non-negative linear forms."""
+"""What a mask costs: a sum of terms, each a constant times a product of linear forms or of functions of widths."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from espalier.cost.expectation import Expectation
+from espalier.cost.widths import Table, WidthExpectation, WidthFunction, WidthTerms, check_apart
 from espalier.space import BadInput, BadType, Space
 
 Weights = float | np.ndarray  # one weight for a whole run of entries, or one for each
@@ -68,7 +69,10 @@ class Form:
 
 @dataclass(frozen=True, eq=False)
 class Cost:
-    """A multilinear cost. Called on a mask it is the cost; called on theta it is exactly the expected cost.
+    """What a mask costs. Called on a mask it is the cost; called on theta it is exactly the expected cost.
+
+    Made by :meth:`linear`, :meth:`product` (linear forms) and :meth:`of_widths` (functions of the number of open gates
+    of a layer); costs add, and scale by positive numbers.
 
     The product of two forms that share entries is reduced by ``m^2 = m``, and by ``m_j m_k = 0`` for two options of
     one choice; for that the cost must know the choices, see :meth:`over`.
@@ -85,7 +89,10 @@ class Cost:
     d: int
     terms: tuple[tuple[float, tuple[Form, ...]], ...]
     space: Space | None = None
-    _expectations: dict[torch.device, Expectation] = field(default_factory=dict, init=False, repr=False)
+    width_terms: WidthTerms = ()
+    _expectations: dict[torch.device, tuple[Expectation, WidthExpectation | None]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @classmethod
     def linear(cls, c: object) -> Cost:
@@ -106,13 +113,44 @@ class Cost:
                     raise BadInput(f"a linear form over entries {start} to {stop} does not fit a space of {d} entries")
         return cls(d, ((_positive(scale), factors),))
 
+    @classmethod
+    def of_widths(cls, space: Space, functions: Mapping[str | tuple[str, ...], Table], *, scale: float = 1.0) -> Cost:
+        """``scale`` times a product of functions of widths: a measured latency, say, which goes up in steps.
+
+        functions: for the name of a group of bits what its width costs, a function of the number of open gates or the
+            list of its values at 0, 1, .. up to all of them; never falling. A tuple of names stands for the sum of
+            their widths, as where one layer reads several. Groups of one product share no gate.
+
+        >>> import torch
+        >>> from espalier.space import Bits, Space
+        >>> space = Space([Bits("fc1", 3), Bits("fc2", 2)])
+        >>> tiles = Cost.of_widths(space, {"fc1": lambda width: -(-width // 2), "fc2": [1.0, 1.0, 5.0]})
+        >>> tiles(torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0])).item()              # two tiles of two, times 5
+        10.0
+        >>> tiles(torch.tensor([0.5, 0.5, 0.5, 1.0, 0.0])).item()              # (0 + 3 + 3 + 2) / 8, times 1
+        1.0
+        """
+        if not isinstance(functions, Mapping) or not functions:
+            raise BadType(f"functions are a dict from the name of a group to what its width costs, not {functions!r}")
+        factors = [WidthFunction.read(space, names, table) for names, table in functions.items()]
+        check_apart(functions, factors)
+        return cls(space.d, (), space, ((_positive(scale), tuple(factors)),))
+
+    def chord(self) -> Cost:
+        """The multilinear cost in which every function of a width is the straight line between its ends."""
+        terms = tuple(
+            (scale, tuple(Form(tuple((a, b, f.mean_step) for a, b in f.runs), float(f.table[0])) for f in factors))
+            for scale, factors in self.width_terms
+        )
+        return replace(self, terms=self.terms + terms, width_terms=())
+
     def over(self, space: Space) -> Cost:
         """The same cost, which now knows which entries are options of one choice."""
         if space.d != self.d:
             raise BadInput(f"this cost is of {self.d} entries, the space has {space.d}")
         if self.space is not None and self.space != space:
             raise BadInput(f"this cost belongs to another space: {self.space!r}, not {space!r}")
-        return Cost(self.d, self.terms, space)
+        return replace(self, space=space)
 
     def __add__(self, other: Cost) -> Cost:
         if not isinstance(other, Cost):
@@ -121,29 +159,35 @@ class Cost:
             raise BadInput(f"costs of {self.d} and of {other.d} entries do not add; they are of different spaces")
         if self.space is not None and other.space is not None and self.space != other.space:
             raise BadInput("costs of two different spaces do not add")
-        return Cost(self.d, self.terms + other.terms, self.space or other.space)
+        space, width_terms = self.space or other.space, self.width_terms + other.width_terms
+        return Cost(self.d, self.terms + other.terms, space, width_terms)
 
     def __mul__(self, factor: float) -> Cost:
         factor = _positive(factor)
-        return Cost(self.d, tuple((scale * factor, forms) for scale, forms in self.terms), self.space)
+        terms = tuple((scale * factor, forms) for scale, forms in self.terms)
+        return replace(self, terms=terms, width_terms=tuple((s * factor, f) for s, f in self.width_terms))
 
     __rmul__ = __mul__
 
-    def on(self, device: torch.device) -> Expectation:
-        """The cost made ready for evaluation on a device (kept)."""
+    def on(self, device: torch.device) -> tuple[Expectation, WidthExpectation | None]:
+        """The cost made ready for evaluation on a device (kept): its linear forms, and its functions of widths."""
         if device not in self._expectations:
-            self._expectations[device] = Expectation.build(self.d, self.terms, self.space, device)
+            forms = Expectation.build(self.d, self.terms, self.space, device)
+            widths = WidthExpectation(self.d, self.width_terms, device) if self.width_terms else None
+            self._expectations[device] = forms, widths
         return self._expectations[device]
 
     def __call__(self, theta: Tensor) -> Tensor:
         """theta or mask: ``(*B, d)``. Returns the (expected) cost ``(*B)``, float64."""
         theta = self._entries(theta)
-        return self.on(theta.device).value(theta)
+        forms, widths = self.on(theta.device)
+        return forms.value(theta) if widths is None else forms.value(theta) + widths.value(theta)
 
     def gradient(self, theta: Tensor) -> Tensor:
         """theta or mask: ``(*B, d)``. Returns dcost/dtheta ``(*B, d)``, float64; at a mask, what each gate adds."""
         theta = self._entries(theta)
-        return self.on(theta.device).gradient(theta)
+        forms, widths = self.on(theta.device)
+        return forms.gradient(theta) if widths is None else forms.gradient(theta) + widths.gradient(theta)
 
     def _entries(self, theta: Tensor) -> Tensor:
         if not isinstance(theta, Tensor):

@@ -1,6 +1,6 @@
 """Data: known sets and your own, fixed splits, and batches made on the device. Needs nothing of the layers above."""
 
-from espalier.data.batches import Stream, crop_flip, epoch_orders, gather, orders, standardise
+from espalier.data.batches import Stream, crop_flip, epoch_orders, gather, standardise
 from espalier.data.catalogue import names
 from espalier.data.dataset import Dataset, folds, from_arrays, held_out
 from espalier.data.digits import all_digits
@@ -21,7 +21,6 @@ __all__ = [
     "held_out",
     "load",
     "names",
-    "orders",
     "standardise",
     "verify",
 ]

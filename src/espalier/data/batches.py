@@ -29,17 +29,6 @@ def epoch_orders(seeds: Tensor, epoch: int, n: int) -> Tensor:
     return torch.argsort(keys, dim=-1, stable=True)
 
 
-def orders(runs: int, n: int, generator: torch.Generator) -> Tensor:
-    """``(runs, n)`` int64: one fresh permutation for each run, on the generator's device.
-
-    For loops that keep a generator; :class:`Stream` needs none.
-    """
-    check_integer("the number of runs", runs, 1)
-    _check_data(n)
-    seeds = torch.randint(2**63 - 1, (runs,), generator=generator, device=generator.device)
-    return epoch_orders(seeds, 0, n)
-
-
 class Stream:
     """The examples each run reads, one epoch after another without a gap.
 

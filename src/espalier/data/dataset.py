@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -106,15 +107,10 @@ class Dataset:
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same data on a device."""
-        return replace(
-            self,
-            train_inputs=self.train_inputs.to(device),
-            train_labels=self.train_labels.to(device),
-            test_inputs=self.test_inputs.to(device),
-            test_labels=self.test_labels.to(device),
-            mean=self.mean.to(device),
-            std=self.std.to(device),
-        )
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
 
     def standardised(self) -> Dataset:
         """The same data, read with the mean and deviation of its own training part.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
-from espalier.gates.canonical import canonical, severed
-from espalier.gates.find import find_groups, structure_of
+from espalier.gates.canonical import connected
+from espalier.gates.find import KINDS, find_groups, structure_of
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
 from espalier.gates.masking import MARK, strip
@@ -19,8 +18,6 @@ from espalier.gates.structure import GateGroup, Structure, finish
 from espalier.gates.trace import Trace, tensors_in, trace
 from espalier.gates.verify import Trial, approved, isolated_random
 from espalier.space import BadInput, BadType, NoGates
-
-KINDS = ("units", "channels", "heads", "branches", "inputs")
 
 
 def attach(
@@ -34,7 +31,8 @@ def attach(
     """Put gates on a model: those placed by hand if there are any, else those that ``attach`` finds.
 
     ``example_inputs``: a tensor, a tuple (positional) or a dict (keyword); run once to see what the model does.
-    ``kinds``: which gates to find; "branches" (whole residual branches) and "inputs" (features) on request.
+    ``kinds``: which gates to find; "branches" (whole residual branches), "inputs" (features) and kinds that were
+    registered (``espalier.gates.register_kind``) on request.
     ``ignore``: names of modules whose own units are left alone. ``check=False`` skips the numerical trial of every
     group, for huge models; then ``least`` stays at 1 everywhere.
 
@@ -95,25 +93,12 @@ def _attach_found(
         refused |= wrong
     if not groups:
         raise NoGates(_nothing(seen, refused))
-    groups = connected(groups, build)
+    free = build([replace(group, least=0) for group in groups])
+    groups = connected(free, groups)
     adapted, phantoms = (trial.adapted, trial.phantoms) if trial else ((), ())
     names = {group.name for group in groups}
     adapted = [a for a in adapted if not a.group or a.group in names]
     return Gated(model, build(groups), adapted=adapted, phantoms=phantoms, refused=refused)
-
-
-def connected(groups: Sequence[GateGroup], build: Callable[[Sequence[GateGroup]], Structure]) -> list[GateGroup]:
-    """The groups, with ``least`` 1 where closing a whole one would cut every path from input to output."""
-    free = [replace(group, least=0) for group in groups]
-    structure = build(free)
-    result, start = [], 0
-    for group in groups:
-        mask = np.ones(structure.space.d)
-        mask[start : start + group.size] = 0
-        start += group.size
-        cut = severed(structure, canonical(structure, structure.space, mask) != 0)
-        result.append(replace(group, least=1) if cut else group)
-    return result
 
 
 def _stuck(model: nn.Module, seen: Trace) -> list[str]:
@@ -166,19 +151,12 @@ def _unseen(group: GateGroup, seen: Trace) -> str:
 def _nothing(seen: Trace, refused: dict[str, str]) -> str:
     """Why there are no gates: what was seen, and what stood in the way."""
     lines = ["no gates: nothing in this model can be cut exactly."]
-    weights = dict.fromkeys(event.weight for event in seen.events)
-    lines.append(f"Seen: {len(seen.tensors)} tensors, {len(weights)} of them weights of linear maps or convolutions.")
+    weights = len({event.weight for event in seen.events})
+    lines.append(f"Seen: {len(seen.tensors)} tensors, {weights} of them weights of linear maps or convolutions.")
     for name, why in list(refused.items())[:8]:
         lines.append(f"  {name}: {why}")
-    reasons: dict[str, str] = {}
-    for number in weights:
-        info = seen.tensors[number]
-        for own in info.atoms[:2]:
-            why = seen.atoms.why(int(own[0])) if len(own) > 1 else ""
-            if why:
-                reasons.setdefault(why, info.name)
-    for why, name in list(reasons.items())[:8]:
-        lines.append(f"  {name}: {why}")
+    for why, axes in list(seen.frozen_axes().items())[:8]:
+        lines.append(f"  {axes[0]}: {why}")
     computed = list(dict.fromkeys(event.module or "the model" for event in seen.computed))
     if computed:
         lines.append(

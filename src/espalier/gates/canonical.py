@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
 import numpy as np
 
-from espalier.gates.structure import Structure
+from espalier.gates.structure import GateGroup, Structure
 from espalier.gates.trace import Array
 from espalier.space import Space
 
@@ -43,7 +46,25 @@ def canonical(structure: Structure, space: Space, mask: Array) -> Array:
     return np.asarray(opened, dtype=mask.dtype)
 
 
-def severed(structure: Structure, opened: Array) -> bool:
+def connected(
+    structure: Structure, groups: Sequence[GateGroup], only: Callable[[Structure, Array], bool] = lambda *_: True
+) -> list[GateGroup]:
+    """The groups, with ``least`` 1 where closing a whole one cuts every path from input to output.
+
+    structure: of these groups, without a ``least``. only: whether the gates ``(n)`` of a group come into question.
+    """
+    result, start = [], 0
+    for group in groups:
+        own = np.arange(start, start + group.size)
+        start += group.size
+        mask = np.ones(structure.space.d)
+        mask[own] = 0
+        cut = only(structure, own) and _severed(structure, canonical(structure, structure.space, mask) != 0)
+        result.append(replace(group, least=1) if cut else group)
+    return result
+
+
+def _severed(structure: Structure, opened: Array) -> bool:
     """Whether under a mask ``(d)`` of booleans every layer that the output needs reads nothing."""
     needed = [layer for layer in structure.layers if layer.anchored and not layer.grouped]
     return bool(needed) and all(any(_all_closed(reads, opened) for reads in layer.reads) for layer in needed)

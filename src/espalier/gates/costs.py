@@ -1,53 +1,100 @@
-"""Counting: units, weights, MACs and parameters as multilinear costs, from the same structure that is cut."""
+"""Counting: units, weights, MACs and parameters as multilinear costs, from the same structure that is cut.
+
+Kinds of cost are a table by name, which others may add to: see :func:`register`.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from espalier.cost import Cost, Form
 from espalier.gates.structure import Structure
 from espalier.gates.trace import Array, Event
-from espalier.space import BadInput
+from espalier.space import BadInput, BadType
 
-KINDS = ("weights", "macs", "units", "parameters")
+if TYPE_CHECKING:
+    from espalier.gates.gated import Gated
+
+CostOf = Callable[["Gated"], Cost]
 
 
-def cost_of(structure: Structure, kind: str) -> Cost:
-    """The cost of a mask.
+def register(name: str, cost_of: CostOf) -> None:
+    """Add a kind of cost: afterwards ``gated.cost(name)`` and ``fit(.., cost=name)`` know it.
 
-    ``units``: open gates. ``weights``: elements of every parameter that enters a linear map or a convolution, once
-    each, however often it is used. ``macs``: multiplications of those in one forward pass of the example inputs, the
-    whole batch as given; products of two activations, as in attention, are not in it. ``parameters``: elements of
-    all parameters.
+    cost_of: given the gated model, returns the cost of its masks, an :class:`espalier.Cost` over ``gated.space``.
     """
-    space = structure.space
-    if kind == "units":
-        return Cost.linear(np.ones(space.d)).over(space)
-    total = Cost.product([Form.run(0, space.d, 0.0)], d=space.d)
-    if kind in ("weights", "parameters"):
-        weights = {event.weight for event in structure.trace.events}
-        for info in structure.trace.tensors:
-            if info.is_parameter and (kind == "parameters" or info.number in weights):
-                total = total + elements(structure, info.number, ())
-        if kind == "weights":
-            for event in computed_weights(structure):
-                total = total + computed_elements(structure, event, ())
-    elif kind == "macs":
-        uses: dict[int, float] = {}
-        for event in structure.trace.events:
-            if event.rows and event.uses:
-                total = total + elements(structure, event.weight, event.rows) * event.uses
-            elif event.uses:
-                uses[event.weight] = uses.get(event.weight, 0.0) + event.uses
-        for event in structure.trace.computed:
-            total = total + computed_elements(structure, event, event.rows) * event.uses
-        for number, times in uses.items():
-            total = total + elements(structure, number, ()) * times
-    else:
+    if not isinstance(name, str) or not callable(cost_of):
+        raise BadType(f"a kind of cost is a name and a function of a gated model, not {name!r} and {cost_of!r}")
+    if KINDS.get(name, cost_of) is not cost_of:
+        raise BadInput(f"there is a kind of cost {name!r} already; give this one another name")
+    KINDS[name] = cost_of
+
+
+def cost_of(gated: Gated, kind: str) -> Cost:
+    """The cost of this kind, over the space of the gated model."""
+    if kind not in KINDS:
         raise BadInput(f"a cost is one of {', '.join(KINDS)}, not {kind!r}")
-    return total.over(space)
+    cost = KINDS[kind](gated)
+    if not isinstance(cost, Cost):
+        raise BadType(f"the kind of cost {kind!r} gave {type(cost).__name__}, not an espalier.Cost")
+    return cost.over(gated.space)
+
+
+def units(gated: Gated) -> Cost:
+    """Open gates."""
+    return Cost.linear(np.ones(gated.d))
+
+
+def weights(gated: Gated) -> Cost:
+    """Elements of every parameter that enters a linear map or a convolution, once each, however often it is used."""
+    structure = gated.structure
+    numbers = {event.weight for event in structure.trace.events}
+    total = _parameters(structure, numbers)
+    for event in computed_weights(structure):
+        total = total + computed_elements(structure, event, ())
+    return total
+
+
+def parameters(gated: Gated) -> Cost:
+    """Elements of all parameters."""
+    return _parameters(gated.structure, {info.number for info in gated.structure.trace.tensors})
+
+
+def macs(gated: Gated) -> Cost:
+    """Multiplications of the weights in one forward pass of the example inputs, the whole batch as given; products of
+    two activations, as in attention, are not in it."""
+    structure = gated.structure
+    total, uses = _nothing(structure), dict[int, float]()
+    for event in structure.trace.events:
+        if event.rows and event.uses:
+            total = total + elements(structure, event.weight, event.rows) * event.uses
+        elif event.uses:
+            uses[event.weight] = uses.get(event.weight, 0.0) + event.uses
+    for event in structure.trace.computed:
+        total = total + computed_elements(structure, event, event.rows) * event.uses
+    for number, times in uses.items():
+        total = total + elements(structure, number, ()) * times
+    return total
+
+
+KINDS: dict[str, CostOf] = {"weights": weights, "macs": macs, "units": units, "parameters": parameters}
+
+
+def _nothing(structure: Structure) -> Cost:
+    return Cost.product([Form.run(0, structure.space.d, 0.0)], d=structure.space.d)
+
+
+def _parameters(structure: Structure, numbers: set[int]) -> Cost:
+    """The elements of those of these tensors that are parameters."""
+    total = _nothing(structure)
+    for info in structure.trace.tensors:
+        if info.is_parameter and info.number in numbers:
+            total = total + elements(structure, info.number, ())
+    return total
 
 
 def computed_weights(structure: Structure) -> list[Event]:
@@ -74,7 +121,7 @@ def elements(structure: Structure, number: int, rows: tuple[Array, ...]) -> Cost
     axes += [structure.follow(atoms.reshape(-1)) for atoms in rows]
     scale = math.prod(len(axis) for axis in axes if not (axis >= 0).any())
     if scale == 0:
-        return Cost.product([Form.run(0, d, 0.0)], d=d)
+        return _nothing(structure)
     forms = [form_of(axis) for axis in axes if (axis >= 0).any()]
     branch = structure.members.get(structure.trace.tensors[number].places[0][0], -1)
     forms += [Form.run(branch, branch + 1)] if branch >= 0 else []

@@ -72,15 +72,7 @@ def _not_gated(gated: Gated) -> list[str]:
     lines: list[str] = []
     for name, why in gated.refused.items():
         lines += textwrap.wrap(f"{name}: {why}", WIDTH, initial_indent="  ", subsequent_indent="    ")
-    reasons: dict[str, list[str]] = {}
-    for number in dict.fromkeys(event.weight for event in trace.events):
-        info = trace.tensors[number]
-        for dim, own in enumerate(info.atoms[:2]):
-            frozen = trace.atoms.frozen(own) if len(own) > 1 else np.zeros(1, dtype=bool)
-            if frozen.any():
-                why = trace.atoms.why(int(own[int(np.flatnonzero(frozen)[0])]))
-                reasons.setdefault(why, []).append(f"{info.name}[{dim}]")
-    for why, names in reasons.items():
+    for why, names in trace.frozen_axes().items():
         lines += textwrap.wrap(f"{why}: {', '.join(names)}", WIDTH, initial_indent="  ", subsequent_indent="    ")
     for info in trace.tensors:
         if info.is_parameter and not info.touched:

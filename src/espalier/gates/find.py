@@ -1,8 +1,11 @@
-"""Finding gates by themselves: from tied atoms to groups of units, channels, heads and input features."""
+"""Finding gates by themselves: from tied atoms to groups of units, channels, heads and input features.
+
+Kinds of gates are a table by name, which others may add to: see :func:`register`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 from torch import nn
@@ -10,11 +13,51 @@ from torch import nn
 from espalier.gates.standins import branch_layer
 from espalier.gates.structure import GateGroup, Structure
 from espalier.gates.trace import Array, Trace
+from espalier.space import BadInput, BadType
 
 Member = tuple[int, int, bool]  # tensor, dimension, whether it is read there
+Finder = Callable[[Trace, Mapping[str, nn.Module]], list[GateGroup]]
+
+
+def register(name: str, finder: Finder) -> None:
+    """Add a kind of gates: afterwards ``attach(.., kinds=(name,))`` knows it.
+
+    finder: given what the trace of a model shows and the model's modules by path, returns groups whose ``kind`` is this
+    name. Each unit of a group is an array of the classes of atoms (see ``gates/trace/atoms.py``) that one gate opens
+    and closes; groups of another kind, regrouped, are the shortest way to some. Every group is tried out before it is
+    offered.
+    """
+    if not isinstance(name, str) or not callable(finder):
+        raise BadType(f"a kind of gates is a name and a function of a trace and modules, not {name!r} and {finder!r}")
+    if KINDS.get(name, finder) is not finder:
+        raise BadInput(f"there is a kind of gates {name!r} already; give this one another name")
+    KINDS[name] = finder
 
 
 def find_groups(trace: Trace, kinds: Collection[str], modules: Mapping[str, nn.Module]) -> list[GateGroup]:
+    """The groups of these kinds: inputs first, then as the model holds them, and those without tensors last."""
+    groups = list[GateGroup]()
+    owner: dict[int, str] = {}  # of a class of atoms: the kind that gates it
+    for finder in dict.fromkeys(KINDS[kind] for kind in kinds):
+        for group in finder(trace, modules):
+            if KINDS.get(group.kind) is not finder:
+                raise BadInput(f"{group.name!r} is of kind {group.kind!r}, and its finder is registered for another")
+            if group.kind not in kinds:
+                continue
+            for root in np.unique(trace.atoms.roots(np.concatenate(group.units))).tolist():
+                if owner.setdefault(root, group.kind) != group.kind:
+                    both = f"{owner[root]!r} and {group.kind!r}"
+                    raise BadInput(f"{group.name!r} would be gated by two kinds, {both}; leave one of them out")
+            groups.append(group)
+
+    def place(group: GateGroup) -> tuple[int, int]:
+        firsts = [int(unit.min()) for unit in group.units if len(unit)]
+        return (0, 0) if group.kind == "inputs" else (1, min(firsts)) if firsts else (2, 0)
+
+    return named(sorted(groups, key=place))
+
+
+def _tied_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateGroup]:
     """Every live class that some layer sums over, grouped by who writes it and who reads it.
 
     Grouping by both keeps units of two kinds apart even where one layer reads them side by side.
@@ -44,17 +87,11 @@ def find_groups(trace: Trace, kinds: Collection[str], modules: Mapping[str, nn.M
     for signature, classes in grouped.items():
         members_ = [member for member, _ in signature]
         joined = bool(atoms.joined[[a for root in classes for a in by_root[root]]].any())
+        first = {root: min(by_root[root]) for root in classes}
+        ordered = sorted(classes, key=lambda root: first[root])
         kind = kind_of(trace, members_, joined)
-        if kind in kinds:
-            first = {root: min(by_root[root]) for root in classes}
-            ordered = sorted(classes, key=lambda root: first[root])
-            groups.append(_group(trace, kind, members_, [np.array([root]) for root in ordered]))
-    groups.sort(key=lambda group: min(int(unit[0]) for unit in group.units))
-    if "inputs" in kinds:
-        groups = _input_groups(trace, from_input) + groups
-    if "branches" in kinds:
-        groups += _branch_groups(trace, modules)
-    return named(groups)
+        groups.append(_group(trace, kind, members_, [np.array([root]) for root in ordered]))
+    return groups
 
 
 def _branch_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateGroup]:
@@ -125,8 +162,9 @@ def _input_classes(trace: Trace) -> dict[int, set[int]]:
     return {member: classes for root, classes in classes_of.items() for member in classes}
 
 
-def _input_groups(trace: Trace, from_input: dict[int, set[int]]) -> list[GateGroup]:
-    atoms = trace.atoms
+def _input_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateGroup]:
+    """The features of the input that some layer reads: one gate each."""
+    atoms, from_input = trace.atoms, _input_classes(trace)
     everything = np.arange(atoms.count)
     roots = atoms.roots(everything)
     groups = []
@@ -148,6 +186,15 @@ def _input_groups(trace: Trace, from_input: dict[int, set[int]]) -> list[GateGro
             name = "inputs" if len(trace.inputs) == 1 else f"inputs.{number}"
             groups.append(GateGroup(name, "inputs", tuple(units), (), tuple(sorted(reads)), 0))
     return groups
+
+
+KINDS: dict[str, Finder] = {
+    "units": _tied_groups,
+    "channels": _tied_groups,
+    "heads": _tied_groups,
+    "branches": _branch_groups,
+    "inputs": _input_groups,
+}
 
 
 def structure_of(trace: Trace, groups: Sequence[GateGroup]) -> Structure:

@@ -63,9 +63,12 @@ class Gated:
     def __repr__(self) -> str:
         return f"Gated({type(self.model).__name__}, d={self.d}, groups={len(self.space.groups)})"
 
-    def _checked(self, mask: Tensor) -> Tensor:
+    def _checked(self, mask: Tensor, wait: bool = True) -> Tensor:
+        """wait: look at the values of a mask on a GPU too."""
         self._attached()
-        self.space.check_mask(mask)
+        self.space.check_mask_form(mask)
+        if wait or mask.device.type == "cpu":
+            self.space.check_mask(mask)
         return mask.detach()
 
     def _attached(self) -> None:
@@ -76,8 +79,8 @@ class Gated:
             if children.get(name) is not child:
                 raise BadInput(f"module {path!r} was replaced since the gates were attached; detach and attach again")
 
-    def _one(self, mask: Tensor) -> Tensor:
-        mask = self._checked(mask)
+    def _one(self, mask: Tensor, wait: bool = True) -> Tensor:
+        mask = self._checked(mask, wait)
         if mask.ndim != 1:
             raise BadMask(f"one mask of {self.d} entries at a time, not shape {tuple(mask.shape)}")
         return mask
@@ -97,13 +100,7 @@ class Gated:
                 loss(model(x), y).backward()
                 gradient = slopes()
         """
-        self._attached()
-        self.space.check_mask_form(mask)
-        if mask.device.type == "cpu":  # looking at values on a GPU would wait for it
-            self.space.check_mask(mask)
-        if mask.ndim != 1:
-            raise BadMask(f"one mask of {self.d} entries at a time, not shape {tuple(mask.shape)}")
-        mask, previous = mask.detach(), (self._mask, self._slopes)
+        mask, previous = self._one(mask, wait=False), (self._mask, self._slopes)
         self._set(mask, slopes)
         try:
             with self._installed.copies.opened_afterwards():
@@ -143,10 +140,13 @@ class Gated:
         """The plain, smaller module for a mask ``(d)``; the user's model is untouched."""
         return strip(apply_plan(self.model, self.plan(mask)))
 
-    def cost(self, kind: str = "weights") -> Cost:
-        """The cost of a mask: "weights", "macs", "units" or "parameters". Exact for canonical masks."""
+    def cost(self, kind: str | Cost = "weights") -> Cost:
+        """The cost of a mask: "weights", "macs", "units", "parameters" or a registered kind, exact for canonical masks;
+        or a cost of one's own, over the space of these gates."""
+        if isinstance(kind, Cost):
+            return kind.over(self.space)
         if kind not in self._costs:
-            self._costs[kind] = cost_of(self.structure, kind)
+            self._costs[kind] = cost_of(self, kind)
         return self._costs[kind]
 
     def explain(self, mask: Tensor | None = None) -> str:

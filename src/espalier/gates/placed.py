@@ -7,18 +7,17 @@ can be left out by an index selection. A class follows an entry when that entry 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from espalier.gates.canonical import canonical, severed
+from espalier.gates.canonical import connected
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
 from espalier.gates.structure import GateGroup, Structure, finish
-from espalier.gates.trace import Trace, trace
+from espalier.gates.trace import Array, Trace, trace
 from espalier.gates.verify import Trial, random_masks
 from espalier.space import BadInput
 
@@ -34,7 +33,9 @@ def attach_placed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     _refuse_before_batch_norm(model, seen)
     structure = placed_structure(seen, gates)
     finish(structure, model)
-    structure.groups = _kept_connected(structure, [gate.least for gate in gates.values()])
+    least = [gate.least for gate in gates.values()]
+    groups = connected(structure, structure.groups, _read_alone)
+    structure.groups = [g if own is None else replace(g, least=own) for g, own in zip(groups, least, strict=True)]
     structure.__dict__.pop("space", None)  # its `least` changed
     if check:
         trial = Trial(model, args, kwargs)
@@ -45,23 +46,13 @@ def attach_placed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     return Gated(model, structure)
 
 
-def _kept_connected(structure: Structure, given: Sequence[int | None]) -> list[GateGroup]:
-    """The groups, with ``least`` as it is given, else 1 where closing one cuts every path and what it gates is read
-    through it alone.
+def _read_alone(structure: Structure, own: Array) -> bool:
+    """Whether what these gates read is read through them alone, as the units of a layer are.
 
-    That is a layer of units. A layer of connections whose sources others read as well may be emptied.
+    A layer of connections whose sources others read as well may be emptied.
     """
-    result, start = [], 0
-    for group, least in zip(structure.groups, given, strict=True):
-        own = np.arange(start, start + group.size)
-        start += group.size
-        mask = np.ones(structure.space.d)
-        mask[own] = 0
-        sources = [layer for layer in structure.layers if np.isin(own, layer.read_by).any()]
-        alone = bool(sources) and all(np.isin(layer.read_by, own).all() for layer in sources)
-        cut = alone and severed(structure, canonical(structure, structure.space, mask) != 0)
-        result.append(replace(group, least=int(cut) if least is None else least))
-    return result
+    sources = [layer for layer in structure.layers if np.isin(own, layer.read_by).any()]
+    return bool(sources) and all(np.isin(layer.read_by, own).all() for layer in sources)
 
 
 def _culprit(trial: Trial, structure: Structure, problem: str) -> str:

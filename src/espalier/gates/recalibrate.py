@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.space import BadInput, BadType
+from espalier.space import BadInput, BadType, whole_number
 
 
 def recalibrate(model: nn.Module, data: Any, *, batch_size: int = 256) -> None:
@@ -19,10 +19,7 @@ def recalibrate(model: nn.Module, data: Any, *, batch_size: int = 256) -> None:
     keyword arguments. Everything but BatchNorm runs in eval mode; afterwards modes and momenta are as before. Inside
     ``gated.masked(mask)`` the statistics are the mask's. If it fails, the statistics are as before.
     """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int):
-        raise BadType(f"batch_size is a positive integer, not {batch_size!r}")
-    if batch_size < 1:
-        raise BadInput(f"batch_size is a positive integer, not {batch_size}")
+    whole_number(batch_size, "batch_size", 1)
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
     modes = {module: module.training for module in model.modules()}
     momenta = {norm: norm.momentum for norm in norms}

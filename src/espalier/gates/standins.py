@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,12 @@ def emptied_layers(
             continue
         blocks = [layout.at(1) for layout in layouts]
         if all(block is not None and not keep(block.atoms).any() for block in blocks):
-            layers[path] = {"kind": "zeros", "width": 0, "dim": 1, "reach": _reach(module), "lookup": False}
+            layers[path] = _zeros(0, 1, _reach(module))
+
+
+def _zeros(width: int, dim: int = -1, reach: Sequence[list[int]] = (), lookup: bool = False) -> dict[str, Any]:
+    """Zeros of this width in place of a layer; see :class:`espalier.compact.layers.Zeros`."""
+    return {"kind": "zeros", "width": width, "dim": dim, "reach": list(reach), "lookup": lookup}
 
 
 def _reach(module: nn.Module) -> list[list[int]]:
@@ -70,12 +75,11 @@ def branch_layer(
     shape = shapes.get("weight", () if weight is None else tuple(weight.shape))
     if isinstance(module, nn.modules.conv._ConvNd) and not module.transposed:
         reach = _reach(module)
-        return {"kind": "zeros", "width": shape[0], "dim": -1 - len(reach), "reach": reach, "lookup": False}
+        return _zeros(shape[0], -1 - len(reach), reach)
     buffers = [name for name in module._buffers if not name.startswith("espalier_")]
     if len(shape) == 2 and set(module._parameters) <= {"weight", "bias"} and not buffers:
         out = 0 if isinstance(module, nn.Linear) else 1
-        lookup = isinstance(module, nn.Embedding)
-        return {"kind": "zeros", "width": shape[out], "dim": -1, "reach": [], "lookup": lookup}
+        return _zeros(shape[out], lookup=isinstance(module, nn.Embedding))
     return None
 
 
@@ -110,14 +114,7 @@ def phantom_layers(
                 norms = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.PReLU)
                 if layers.get(path, {}).get("kind") == "bias" or isinstance(module, norms):
                     return None
-                width = len(own) // group.size
-                layers[path] = {
-                    "kind": "zeros",
-                    "width": width,
-                    "dim": -1,
-                    "reach": [],
-                    "lookup": isinstance(module, nn.Embedding),
-                }
+                layers[path] = _zeros(len(own) // group.size, lookup=isinstance(module, nn.Embedding))
             else:
                 return None
     return layers

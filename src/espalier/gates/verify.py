@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from espalier.compact.apply import apply_plan
 from espalier.compact.plan import Plan
@@ -43,15 +44,8 @@ KNOWN_SIZES = (
 Build = Callable[[Sequence[GateGroup]], Structure]
 
 
-def to_float64(value: Any) -> Any:
-    """Floating-point tensors of nested arguments in float64."""
-    if isinstance(value, Tensor):
-        return value.double() if value.is_floating_point() else value
-    if isinstance(value, dict):
-        return {key: to_float64(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
-        return type(value)(to_float64(item) for item in value)
-    return value
+def _to_float64(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 class Trial:
@@ -67,7 +61,7 @@ class Trial:
             self.model = copy.deepcopy(model).double()
         except (RuntimeError, TypeError) as error:
             raise BadInput(f"this model cannot be copied, which trying it out and cutting it need: {error}") from error
-        self.args, self.kwargs = to_float64(args), to_float64(kwargs)
+        self.args, self.kwargs = tree_map(_to_float64, (args, kwargs))
         self.modules = dict(self.model.named_modules())
         self._perturb()
         self.runs_in_training = False  # train mode is random, but runs; then a cut has to run there as well
@@ -98,11 +92,11 @@ class Trial:
                     module.running_mean.add_(self._noise(module.running_mean), alpha=0.3)
                     module.running_var.add_(self._noise(module.running_var).abs())
 
-    def run(self, model: nn.Module, training: bool) -> list[Tensor]:
+    def run(self, model: nn.Module, training: bool, seed: int = 7) -> list[Tensor]:
         """The output's tensors; buffers are put back afterwards."""
         held = [(b, b.clone()) for b in model.buffers()]
         model.train(training)
-        torch.manual_seed(7)
+        torch.manual_seed(seed)
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -125,17 +119,9 @@ class Trial:
         """How far two runs in this mode are apart under different random numbers; None: it does not run."""
         try:
             with isolated_random():
-                first = self.run(self.model, training)
-                torch.manual_seed(8)
-                self.model.train(training)
-                held = [(b, b.clone()) for b in self.model.buffers()]
-                with torch.no_grad():
-                    second = list(tensors_in(self.model(*self.args, **self.kwargs)))
-                    for buffer, value in held:
-                        buffer.copy_(value)
+                return distance(self.run(self.model, training), self.run(self.model, training, seed=8))
         except Exception:
             return None
-        return distance(first, second)
 
     def disagreement(self, structure: Structure, masks: Sequence[Array], adapted: Sequence[Adapted] = ()) -> str:
         """What goes wrong between masked and cut under these masks; empty when nothing does."""

@@ -1,4 +1,4 @@
-"""He initialisation, as the paper's experiments use it: normal by fan-in, biases zero."""
+"""He initialisation, as the paper's experiments use it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import nn
 
 
 def he_normal(model: nn.Module) -> None:
-    """Initialise every linear and convolution layer of a model in place."""
+    """Initialise every linear and convolution layer of a model in place: normal by fan-in, biases zero."""
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Conv2d)):
             nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from espalier.cost import Cost
-from espalier.space import BadInput, BadType, Space
+from espalier.space import BadInput, BadType, Space, whole_number
 
 
 def per_run(value: object, name: str, batch: tuple[int, ...], device: torch.device) -> Tensor:
@@ -41,20 +40,12 @@ def share(numbers: Tensor, name: str) -> Tensor:
     return numbers
 
 
-def whole(value: object, name: str, least: int, hint: str = "") -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise BadType(f"{name} is an integer, not {value!r}")
-    if value < least:
-        raise BadInput(f"{name} is at least {least}, not {value}{hint}")
-    return value
-
-
 def batch_shape(batch: object) -> tuple[int, ...]:
     if isinstance(batch, int) and not isinstance(batch, bool):
         batch = (batch,)
     if not isinstance(batch, Sequence) or isinstance(batch, str):
         raise BadType(f"batch is the shape of the runs, such as (8,), not {batch!r}")
-    return tuple(whole(size, "a size in batch", 1) for size in batch)
+    return tuple(whole_number(size, "a size in batch", 1) for size in batch)
 
 
 def read_cost(cost: object, space: Space) -> Cost | None:
@@ -73,14 +64,16 @@ def read_cost(cost: object, space: Space) -> Cost | None:
     return cost.over(space)
 
 
+def real(value: object, name: str, what: str = "a number") -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise BadType(f"{name} is {what}, not {value!r}")
+    return float(value)
+
+
 def read_margin(margin: float | None) -> float | None:
-    if margin is None:
-        return None
-    if isinstance(margin, bool) or not isinstance(margin, (int, float)):
-        raise BadType(f"margin is a number, not {margin!r}")
-    if not (math.isfinite(margin) and 0 <= margin < 0.5):
+    if margin is not None and not 0 <= real(margin, "margin") < 0.5:
         raise BadInput(f"margin is in [0, 0.5), not {margin!r}: theta of a bit stays in [margin, 1 - margin]")
-    return float(margin)
+    return margin if margin is None else float(margin)
 
 
 def read_device(device: str | torch.device | None) -> torch.device:
@@ -91,7 +84,7 @@ def read_device(device: str | torch.device | None) -> torch.device:
 
 
 def read_seed(seed: object) -> int:
-    number = whole(seed, "seed", 0)
+    number = whole_number(seed, "seed", 0)
     if number >= 2**63:
         raise BadInput(f"seed is below 2**63, not {number}")
     return number
@@ -100,11 +93,9 @@ def read_seed(seed: object) -> int:
 def read_initial(initial: object, space: Space, batch: tuple[int, ...], device: torch.device) -> float | Tensor:
     """A probability for every bit, or theta itself: ``(d)`` or ``(*batch, d)``."""
     if not isinstance(initial, Tensor):
-        if isinstance(initial, bool) or not isinstance(initial, (int, float)):
-            raise BadType(f"initial is a probability or a tensor of them, not {initial!r}")
-        if not 0 <= initial <= 1:
+        if not 0 <= real(initial, "initial", "a probability or a tensor of them") <= 1:
             raise BadInput(f"initial is a probability in [0, 1], not {initial!r}")
-        return float(initial)
+        return real(initial, "initial")
     theta = initial.detach().to(device=device, dtype=torch.float64)
     if theta.shape not in ((space.d,), (*batch, space.d)):
         allowed = " or ".join(dict.fromkeys(str(shape) for shape in ((space.d,), (*batch, space.d))))
@@ -120,18 +111,40 @@ def read_initial(initial: object, space: Space, batch: tuple[int, ...], device: 
 
 
 def read_even(even: object) -> float:
-    if isinstance(even, bool) or not isinstance(even, (int, float)):
-        raise BadType(f"even is a number, not {even!r}")
-    if not 0 <= even <= 1:
+    if not 0 <= real(even, "even") <= 1:
         raise BadInput(f"even is in [0, 1], not {even!r}: 0 takes from gates by their cost, 1 from all alike")
-    return float(even)
+    return real(even, "even")
 
 
 def ramp_length(horizon: object, ramp: object) -> int:
     """The number of updates over which the expected cost is led to the target."""
-    updates = whole(horizon, "horizon", 1)
-    if isinstance(ramp, bool) or not isinstance(ramp, (int, float)):
-        raise BadType(f"ramp is a share of the horizon, not {ramp!r}")
-    if not 0 < ramp <= 1:
+    updates = whole_number(horizon, "horizon", 1)
+    share = real(ramp, "ramp", "a share of the horizon or a function of progress")
+    if not 0 < share <= 1:
         raise BadInput(f"ramp is a share of the horizon in (0, 1], not {ramp!r}: the target is reached inside the run")
-    return max(round(ramp * updates), 1)
+    return max(round(share * updates), 1)
+
+
+Ramp = float | Callable[[float], float | Sequence[float] | Tensor]
+
+
+def read_ramp(horizon: object, ramp: object, batch: tuple[int, ...], device: torch.device) -> int | Tensor:
+    """The number of updates of a straight way to the target, or of a function of progress a table of how much of the
+    way is gone after 0, 1, .. updates, ``(horizon + 1, *batch)``: looked up where the search is, without a wait."""
+    if not callable(ramp):
+        return ramp_length(horizon, ramp)
+    updates = whole_number(horizon, "horizon", 1)
+    rows = [ramp(update / updates) for update in range(updates + 1)]
+    if all(isinstance(row, (int, float)) for row in rows):
+        table = torch.tensor(rows, dtype=torch.float64, device=device).reshape(-1, *(1 for _ in batch))
+    else:
+        table = torch.stack([per_run(row, "ramp", batch, device) for row in rows])
+    if not bool(table.isfinite().all()):
+        raise BadInput("ramp, a function of progress, gives a value that is not finite")
+    if bool(((table[0].abs() > 1e-9) | ((table[-1] - 1).abs() > 1e-9)).any()):
+        ends = f"{table[0].flatten()[0].item():g} to {table[-1].flatten()[0].item():g}"
+        raise BadInput(f"ramp, a function of progress, goes from 0 at 0 to 1 at 1, not from {ends}")
+    falls = (table.diff(dim=0) < 0).reshape(updates, -1).any(1).nonzero()
+    if len(falls):
+        raise BadInput(f"ramp, a function of progress, never falls, but it does after {falls[0].item() / updates:g}")
+    return table.expand(-1, *batch)

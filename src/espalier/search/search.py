@@ -12,10 +12,10 @@ from torch import Tensor
 from espalier.cost import Cost
 from espalier.search import arguments, selection
 from espalier.search.adapt import Adaptation
-from espalier.search.control import Price
 from espalier.search.distribution import Distribution
+from espalier.search.penalty import FLATTEST, Penalty
 from espalier.search.signal import Signal, of_losses
-from espalier.space import BadInput, BadMask, BadMaskType, BadType, Corrupt, Diverged, Space
+from espalier.space import BadInput, BadMask, BadMaskType, BadType, Corrupt, Diverged, Space, whole_number
 
 CACHED = 1 << 18  # entries handled at a time on a CPU, so that what a step needs between passes stays in its cache
 
@@ -35,7 +35,9 @@ class Search:
     signal: what theta learns from. "ranked": the order of the losses, as in the paper. "slopes": how strongly the loss
         depends on each gate, which ``tell`` is given beside the losses; one mask an update is then enough.
         "first-order": the slopes as they are, exact where the loss is linear in each gate. See docs/signal.md.
-    ramp: the share of the horizon over which the expected cost is led to the target.
+    ramp: the share of the horizon over which the expected cost is led to the target, straight. Or a function: how much
+        of the way is gone, from 0 to 1 and never back, when this share of the horizon is; a number, or one for each
+        run. A state does not hold it: to resume, give the same again.
     even: from which gates the way to a target takes: 0 from each in proportion to its cost, 1 from all alike.
 
     >>> search = Search(20, penalty=0.1, seed=1)             # twenty bits, each open one costing the same
@@ -61,7 +63,7 @@ class Search:
         margin: float | None = None,
         adaptive: bool = False,
         signal: str = "ranked",
-        ramp: float = 0.5,
+        ramp: arguments.Ramp = 0.5,
         even: float = 0.0,
         seed: int = 0,
         batch: int | Sequence[int] = (),
@@ -72,7 +74,7 @@ class Search:
         self.batch = arguments.batch_shape(batch)
         self.signal, self._signal = signal, Signal.start(signal, self.batch, self.device)
         fewest, why = (1, "") if self.reads_slopes else (2, ": the losses of an update are compared with each other")
-        self.samples = arguments.whole(samples, "samples", fewest, why)
+        self.samples = whole_number(samples, "samples", fewest, why)
         self._distribution = Distribution(self.space, arguments.read_margin(margin), self.device)
         theta = arguments.read_initial(initial, self.space, self.batch, self.device)
         theta = self._distribution.initial(theta) if isinstance(theta, float) else self._distribution.bound(theta)
@@ -81,7 +83,7 @@ class Search:
             learning_rate = 1.0 if adaptive else 1 / self.space.freedom
         self.learning_rate = arguments.positive(self._numbers(learning_rate, "learning_rate"), "learning_rate")
         self._adaptation = Adaptation.start(self._theta) if adaptive else None
-        self._price = self._read_price(cost, penalty, target, horizon, ramp, even)
+        self._penalty = self._read_penalty(cost, penalty, target, horizon, ramp, even)
         self.updates = torch.zeros(self.batch, dtype=torch.int64, device=self.device)
         self.diverged = torch.zeros(self.batch, dtype=torch.bool, device=self.device)
         self._settled: Tensor | None = None
@@ -104,21 +106,21 @@ class Search:
     @property
     def penalty(self) -> Tensor:
         """The eps' in force ``(*batch)``; with a target, the running mean of what it took."""
-        return torch.zeros_like(self.learning_rate) if self._price is None else self._price.penalty
+        return torch.zeros_like(self.learning_rate) if self._penalty is None else self._penalty.value
 
     @property
     def cost(self) -> Cost:
-        return self._priced.cost
+        return self._controlled.cost
 
     @property
     def target(self) -> Tensor | None:
         """The share of the full cost to end at ``(*batch)``."""
-        return None if self._price is None else self._price.target
+        return None if self._penalty is None else self._penalty.target
 
     @property
     def full_cost(self) -> Tensor:
         """The cost of the most expensive structure."""
-        return self._priced.full_cost
+        return self._controlled.full_cost
 
     @property
     def reads_slopes(self) -> bool:
@@ -138,11 +140,11 @@ class Search:
         cost is at most the target, to which no further gate can be added."""
         if self._settled is not None:
             return self._settled.clone()
-        price = self._price
-        if price is None or price.target is None:
+        bound = self._penalty
+        if bound is None or bound.target is None:
             return selection.repaired(self._distribution, self._theta)
-        budget = price.target * price.full_cost
-        return selection.within(self._distribution, price.cost, self._theta, budget, price.full, price.smallest)
+        budget = bound.target * bound.full_cost
+        return selection.within(self._distribution, bound.cost, self._theta, budget, bound.full, bound.smallest)
 
     def whole(self, noise: Tensor | None = None) -> Tensor:
         """A mask ``(*batch, d)`` with every bit open, to train under before the search begins; choices, of which there
@@ -156,17 +158,17 @@ class Search:
 
     def usage(self) -> Tensor:
         """Cost of ``select()`` over the full cost ``(*batch)``."""
-        return self._priced.cost(self.select()) / self.full_cost
+        return self._controlled.cost(self.select()) / self.full_cost
 
     def expected_cost(self) -> Tensor:
         """The exact expectation of the cost under theta ``(*batch)``."""
-        return self._priced.cost(self._theta)
+        return self._controlled.cost(self._theta)
 
     def gap(self) -> Tensor:
         """How far the mode is from the target, before the selection, as a share of the full cost ``(*batch)``."""
         if self.target is None:
             raise BadInput("gap() needs a target, and this search has none")
-        return self._priced.cost(self.mode()) / self.full_cost - self.target
+        return self._controlled.cost(self.mode()) / self.full_cost - self.target
 
     def check(self) -> None:
         """Raise :class:`Diverged` if a run met an update without any finite loss."""
@@ -206,10 +208,7 @@ class Search:
         spreads: of the same shape, the root mean square of the slopes of single examples, where they are known; without
             them the size of the slopes stands in.
         """
-        self._check_told(masks, losses)
-        for name, given in (("slopes", slopes), ("spreads", spreads)):
-            if given is not None:
-                self._check_slopes(given, masks, name)
+        self._check_told(masks, losses, slopes, spreads)
         if self._settled is not None:
             return
         alive = self.learn(masks, losses, slopes, spreads)
@@ -257,13 +256,12 @@ class Search:
                 return natural[..., part]
 
         self.diverged.logical_or_(~alive)
-        slope = self._price.cost.gradient(self._theta) if self._price is not None and self._price.counts else None
-        pull = slope if slope is None or self._price is None else self._price.pull(slope)
-        lr, eps = self._step_sizes(direction, alive, slope, pull)
+        lr = self._learning_rate(direction, alive)
+        eps, pull = self._cost_step(direction, lr)
         for part in self._parts:  # Eq. (7): theta += lr (mean_i u_i (M_i - theta) - eps natural gradient of the cost)
             theta = self._theta[..., part]
             step = direction(part)
-            if eps is not None and pull is not None:
+            if pull is not None:
                 step = step - eps.unsqueeze(-1) * self._distribution.natural(theta, pull[..., part])
             moved = self._distribution.bound(theta + lr.unsqueeze(-1) * step)
             if not self.space.is_bits:  # holding a choice at its sum of 1 may move a last digit: not without a step
@@ -272,10 +270,8 @@ class Search:
         self.updates.add_(alive)
         return alive
 
-    def _step_sizes(
-        self, direction: Callable[[slice], Tensor], alive: Tensor, slopes: Tensor | None, pull: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """The learning rate ``(*batch)``, 0 for a run that is not to move, and eps ``(*batch)`` or None."""
+    def _learning_rate(self, direction: Callable[[slice], Tensor], alive: Tensor) -> Tensor:
+        """The learning rate ``(*batch)``, 0 for a run that is not to move."""
         lr = self.learning_rate
         if self._adaptation is not None:
             white = self._distribution.whitened(self._theta, direction(slice(0, self.space.d)))
@@ -284,38 +280,49 @@ class Search:
             length = self._adaptation.length(lr)
             lr = torch.where(norm > 0, length / torch.where(norm > 0, norm, 1.0), 0.0)
             self._adaptation.learn(white, norm, length, self.space.freedom)
-        lr = torch.where(alive, lr, 0.0)
-        if self._price is None or slopes is None or pull is None:
-            return lr, None
-        if self._price.target is None:
-            return lr, self._price.penalty / self._price.scale
-        drift = grip = torch.zeros_like(lr)
+        return torch.where(alive, lr, 0.0)
+
+    def _cost_step(self, direction: Callable[[slice], Tensor], lr: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The eps ``(*batch)`` of this update, and the slopes ``(*batch, d)`` it goes down; None where cost counts
+        for nothing."""
+        penalty = self._penalty
+        if penalty is None or not penalty.counts:
+            return torch.zeros_like(lr), None
+        slopes = penalty.cost.gradient(self._theta)
+        if penalty.target is None:
+            return penalty.value / penalty.scale, slopes
+        mean = penalty.mean_slopes(self._theta, slopes)
+        pull = penalty.pull(mean)
+        drift = grip = flattest = torch.zeros_like(lr)
         for part in self._parts:
-            theta, slope = self._theta[..., part], slopes[..., part]
-            drift = drift + (slope * direction(part)).sum(-1)
-            grip = grip + (slope * self._distribution.natural(theta, pull[..., part])).sum(-1)
-        return lr, self._price.solve(self._theta, self.updates, lr, drift, grip)
+            natural = self._distribution.natural(self._theta[..., part], pull[..., part])
+            drift = drift + (slopes[..., part] * direction(part)).sum(-1)
+            grip = grip + (slopes[..., part] * natural).sum(-1)
+            if mean is not slopes:
+                flattest = flattest + FLATTEST * (mean[..., part] * natural).sum(-1)
+        if mean is not slopes:
+            grip = torch.maximum(grip, flattest)
+        return penalty.solve(self._theta, self.updates, lr, drift, grip), pull
 
     def settle(self) -> None:
         """Fix the structure: from now on ``ask`` repeats ``select()`` and ``tell`` changes nothing."""
         self._settled = self.select()
 
+    def _changing(self) -> dict[str, Tensor]:
+        """The live tensors that an update changes, by their names in a state."""
+        tensors = {"theta": self._theta, "updates": self.updates, "diverged": self.diverged}
+        if self.target is not None:  # a fixed penalty is a setting, a solved one is part of the state
+            tensors["penalty"] = self.penalty
+        if self._signal is not None:
+            tensors[f"signal.{self.signal}"] = self._signal.size
+        if self._adaptation is not None:
+            tensors |= {f"adaptation.{name}": value for name, value in vars(self._adaptation).items()}
+        return tensors
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes, as tensors, with the space's layout as JSON text."""
-        state: dict[str, Any] = {
-            "space": self.space.to_json(),
-            "theta": self._theta.clone(),
-            "updates": self.updates.clone(),
-            "diverged": self.diverged.clone(),
-            "generator": self.generator.get_state(),
-        }
-        if self.target is not None:  # a fixed penalty is a setting, a solved one is part of the state
-            state["penalty"] = self.penalty.clone()
-        if self._signal is not None:
-            state[f"signal.{self.signal}"] = self._signal.size.clone()
-        if self._adaptation is not None:
-            for name in ("path", "gamma", "shrink"):
-                state[f"adaptation.{name}"] = getattr(self._adaptation, name).clone()
+        state: dict[str, Any] = {name: tensor.clone() for name, tensor in self._changing().items()}
+        state |= {"space": self.space.to_json(), "generator": self.generator.get_state()}
         if self._settled is not None:
             state["settled"] = self._settled.clone()
         return state
@@ -355,16 +362,8 @@ class Search:
             self.generator.set_state(state["generator"].cpu())
         except RuntimeError as error:
             raise Corrupt(f"the random generator in this state cannot be restored: {error}") from None
-        self._theta.copy_(state["theta"])
-        if "penalty" in state:
-            self.penalty.copy_(state["penalty"])
-        self.updates.copy_(state["updates"])
-        self.diverged.copy_(state["diverged"])
-        if self._signal is not None:
-            self._signal.size.copy_(state[f"signal.{self.signal}"])
-        if self._adaptation is not None:
-            for name in ("path", "gamma", "shrink"):
-                getattr(self._adaptation, name).copy_(state[f"adaptation.{name}"])
+        for name, tensor in self._changing().items():
+            tensor.copy_(state[name])
         self._settled = state["settled"].to(self.device).clone() if "settled" in state else None
 
     # Reading what is given
@@ -373,20 +372,20 @@ class Search:
         return arguments.per_run(value, name, self.batch, self.device)
 
     @property
-    def _priced(self) -> Price:
-        if self._price is None:
+    def _controlled(self) -> Penalty:
+        if self._penalty is None:
             raise BadInput("this search has no cost: its space holds no bits to count; give `cost`")
-        return self._price
+        return self._penalty
 
-    def _read_price(
+    def _read_penalty(
         self, cost: object, penalty: object, target: object, horizon: object, ramp: object, even: object
-    ) -> Price | None:
+    ) -> Penalty | None:
         if penalty is not None and target is not None:
             raise BadInput(f"penalty={penalty!r} and target={target!r} exclude each other; give one of them")
         if target is not None and horizon is None:
             raise BadInput(f"target={target!r} needs horizon, the number of updates of the run")
         if horizon is not None:
-            arguments.whole(horizon, "horizon", 1)
+            whole_number(horizon, "horizon", 1)
         read = arguments.read_cost(cost, self.space)
         if read is None:
             if penalty is not None or target is not None:
@@ -394,38 +393,38 @@ class Search:
             return None
         shares = None if target is None else arguments.share(self._numbers(target, "target"), "target")
         eps = self._numbers(0.0 if penalty is None else penalty, "penalty")
-        price = Price(self.space, read, eps, shares, arguments.read_even(even))
+        result = Penalty(self.space, read, eps, shares, arguments.read_even(even))
         if target is not None:
-            bound, closed = self._distribution.bound, price.smallest.clone()
+            bound, closed = self._distribution.bound, result.smallest.clone()
             for _, where in self.space.bits:
                 closed[where] = 0.0
-            length = arguments.ramp_length(horizon, ramp)
-            price.start_ramp(self._theta, bound(closed), bound(price.full), length)
-        return price
+            way = arguments.read_ramp(horizon, ramp, self.batch, self.device)
+            result.start_ramp(self._theta, bound(closed), bound(result.full), way)
+        return result
 
-    def _check_slopes(self, slopes: Tensor, masks: Tensor, name: str) -> None:
-        if not isinstance(slopes, Tensor) or not slopes.is_floating_point():
-            kind = slopes.dtype if isinstance(slopes, Tensor) else type(slopes).__name__
+    def _check_given(self, given: Tensor, name: str, shape: tuple[int, ...], each: str) -> None:
+        """Refuse what is not a floating-point tensor of this shape. each: what it holds one number for."""
+        if not isinstance(given, Tensor) or not given.is_floating_point():
+            kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
             raise BadType(f"{name} are a floating-point tensor, not {kind}")
-        if slopes.shape != masks.shape:
-            raise BadInput(f"{name} have shape {tuple(slopes.shape)}, not {tuple(masks.shape)}: one for each entry")
-        if slopes.device != self.device:
-            raise BadInput(f"{name} are on {slopes.device}, the search is on {self.device}; use {name}.to(...)")
+        if given.shape != shape:
+            raise BadInput(f"{name} have shape {tuple(given.shape)}, not {tuple(shape)}: one for each {each}")
 
-    def _check_told(self, masks: Tensor, losses: Tensor) -> None:
+    def _check_told(self, masks: Tensor, losses: Tensor, slopes: Tensor | None, spreads: Tensor | None) -> None:
         self.space.check_mask_form(masks)
         if masks.dtype != torch.float32:
             raise BadMaskType(f"masks are float32 as ask() gives them, not {masks.dtype}; use masks.float()")
         if masks.shape != (*self.batch, self.samples, self.space.d):
             wanted = (*self.batch, self.samples, self.space.d)
             raise BadMask(f"masks have shape {tuple(masks.shape)}, not {wanted} as ask() gives them")
-        if not isinstance(losses, Tensor) or not losses.is_floating_point():
-            kind = losses.dtype if isinstance(losses, Tensor) else type(losses).__name__
-            raise BadType(f"losses are a floating-point tensor, not {kind}")
-        if losses.shape != masks.shape[:-1]:
-            raise BadInput(f"losses have shape {tuple(losses.shape)}, not {tuple(masks.shape[:-1])}: one for each mask")
+        self._check_given(losses, "losses", masks.shape[:-1], "mask")
         if masks.device != self.device:
             raise BadMask(f"masks are on {masks.device}, the search is on {self.device}; use masks.to(...)")
         asked = self._asked is not None and self._asked() is masks and masks._version == self._asked_version
         if self.device.type == "cpu" and not asked:  # looking at values on a GPU would wait for it
             self.space.check_mask(masks)
+        for name, given in (("slopes", slopes), ("spreads", spreads)):
+            if given is not None:
+                self._check_given(given, name, masks.shape, "entry")
+                if given.device != self.device:
+                    raise BadInput(f"{name} are on {given.device}, the search is on {self.device}; use {name}.to(...)")

@@ -84,7 +84,7 @@ def _affordable_options(distribution: Distribution, cost: Cost, theta: Tensor, b
 def _top_up(space: Space, cost: Cost, theta: Tensor, budget: Tensor, price: Tensor, mask: Tensor) -> Tensor:
     """Open gates by descending theta (among equals the cheaper, then the earlier one) until none fits any more.
 
-    Opening a gate never makes another one cheaper, so one that does not fit now never will: each round opens the
+    To open a gate never makes a structure cheaper, so one that does not fit now never will: each round opens the
     longest run of the candidates that fits, by bisection, and drops the one after it.
     """
     by_price = price.argsort(stable=True)

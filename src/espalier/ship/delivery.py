@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from espalier.compact import load, save
-from espalier.integrations.compare import answers, repeated
 from espalier.ship import card, import_spec, run_parts
 from espalier.ship.card import Loading
 from espalier.ship.factories import Network
+from espalier.ship.parity import answers, repeated
 from espalier.ship.run_parts import CALL
 from espalier.space import BadInput, BadType, Corrupt
 from espalier.train import Result, pytree
@@ -66,7 +66,7 @@ def _as_torch(small: nn.Module, inputs: Any, folder: Path) -> tuple[list[str], d
 
 
 def _as_onnx(small: nn.Module, inputs: Any, folder: Path) -> tuple[list[str], dict[str, Any]]:
-    from espalier.integrations.onnx import export
+    from espalier.ship.onnx import export
 
     if inputs is None:
         raise BadInput("the format onnx needs some real examples, which the file is checked with: give inputs")

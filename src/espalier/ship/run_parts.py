@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from espalier.compact import load as load_compact
 from espalier.compact import save as save_compact
-from espalier.integrations.compare import answers, apart
 from espalier.ship.factories import Network
+from espalier.ship.parity import answers, apart
 from espalier.space import BadInput, Corrupt
 from espalier.train import Result, Score, feed, pytree, state_codec
 from espalier.train.checkpoint import pack, unpack, write

@@ -11,7 +11,7 @@ from espalier.space.errors import (
     NoGates,
     Unreachable,
 )
-from espalier.space.space import Bits, Choice, Group, Space
+from espalier.space.space import Bits, Choice, Group, Space, whole_number
 
 __all__ = [
     "BadInput",
@@ -27,4 +27,5 @@ __all__ = [
     "NoGates",
     "Space",
     "Unreachable",
+    "whole_number",
 ]

@@ -19,11 +19,13 @@ def _check_name(name: object) -> None:
         raise BadInput("a group's name is empty; give it one, so that reports can say what it is")
 
 
-def _check_count(value: object, what: str, least: int) -> None:
+def whole_number(value: object, what: str, least: int, hint: str = "") -> int:
+    """The value, if it is an integer of at least ``least``. what: its name in errors; hint: how they end."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise BadType(f"{what} is an integer, not {value!r}")
     if value < least:
-        raise BadInput(f"{what} is at least {least}, not {value}")
+        raise BadInput(f"{what} is at least {least}, not {value}{hint}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,8 @@ class Bits:
 
     def __post_init__(self) -> None:
         _check_name(self.name)
-        _check_count(self.size, f"the size of bits {self.name!r}", 1)
-        _check_count(self.least, f"`least` of bits {self.name!r}", 0)
+        whole_number(self.size, f"the size of bits {self.name!r}", 1)
+        whole_number(self.least, f"`least` of bits {self.name!r}", 0)
         if self.least > self.size:
             raise BadInput(f"bits {self.name!r}: least={self.least} exceeds their number {self.size}")
 
@@ -59,7 +61,7 @@ class Choice:
 
     def __post_init__(self) -> None:
         _check_name(self.name)
-        _check_count(self.size, f"the number of options of choice {self.name!r}", 2)
+        whole_number(self.size, f"the number of options of choice {self.name!r}", 2)
 
 
 Group = Bits | Choice

@@ -13,8 +13,8 @@ import torch
 from espalier.data import Dataset, all_digits, folds, load
 from espalier.space import BadInput
 from espalier.study import run_files
-from espalier.study.batches import GridBatch, train
 from espalier.study.lock import locked
+from espalier.study.run_batches import GridBatch, train
 from espalier.study.settings import GRID_METHODS as METHODS
 from espalier.study.settings import GridRun, GridSettings, even_widths
 from espalier.train import checks

@@ -17,8 +17,8 @@ from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.gates.attach import attach
 from espalier.search import Search
-from espalier.search.arguments import whole
 from espalier.space import BadInput, BadType, Diverged, EspalierError
+from espalier.space import whole_number as whole
 from espalier.train import batchnorm, checks, feed, fingerprint, progress, pytree, recipes, rng
 from espalier.train import schedule as schedules
 from espalier.train.batched.optimizers import Optimizer

@@ -12,8 +12,8 @@ from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.gates.attach import attach
 from espalier.search import Search
-from espalier.search.arguments import whole
 from espalier.space import BadInput, BadType
+from espalier.space import whole_number as whole
 from espalier.train import batchnorm, checks, feed, pytree, recipes, scoring
 from espalier.train import schedule as schedules
 from espalier.train.batched.optimizers import SGD, Adam, Optimizer

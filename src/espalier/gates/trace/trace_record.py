@@ -83,6 +83,18 @@ class Trace:
     def atoms(self) -> Atoms:
         return self.p.atoms
 
+    def frozen_axes(self) -> dict[str, list[str]]:
+        """Why outputs and inputs of layers are always kept: by reason, the axes of weights that it holds."""
+        reasons: dict[str, list[str]] = {}
+        for number in dict.fromkeys(event.weight for event in self.events):
+            info = self.tensors[number]
+            for dim, own in enumerate(info.atoms[:2]):
+                frozen = self.atoms.frozen(own) if len(own) > 1 else np.zeros(1, dtype=bool)
+                if frozen.any():
+                    why = self.atoms.why(int(own[int(np.flatnonzero(frozen)[0])]))
+                    reasons.setdefault(why, []).append(f"{info.name}[{dim}]")
+        return reasons
+
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors of a module's result: nested lists, tuples, mappings and dataclasses; caches are not results."""

@@ -1,7 +1,8 @@
 """The gated DenseNet's update of many runs, fast: one class behind one switch (``--step fast``).
 
-``network.py`` knows the network; ``chunks.py`` holds what is done to a block's activations, in torch; ``first.py`` and
-``lean.py`` do the same on a GPU, by the kernels in ``kernels.py``, ``forward.py`` and ``backward.py``.
+``network.py`` knows the network; ``chunks.py`` holds what is done to a block's activations, in torch;
+``launch_generic.py`` and ``launch_bf16.py`` do the same on a GPU, by the kernels in ``kernels_generic.py`` and
+``kernels_bf16.py``.
 :class:`espalier.models.DenseNet` is the definition.
 """
 

@@ -1,7 +1,7 @@
 """A dense block in chunks of 16 channels, and what the fast step does to them, as torch has it.
 
 Activations lie as ``(chunks, groups, pixels, 16)``; a layer's 12 channels are one chunk, padded with zeros. A group is
-one mask of one run: G = R * S. The operations here work on any device in any precision; ``first.py`` has the
+one mask of one run: G = R * S. The operations here work on any device in any precision; ``launch_generic.py`` has the
 same ones for CUDA.
 """
 
@@ -184,8 +184,8 @@ class TorchOperations:
         chunks = room.block.first + layer
         u = _columns(_framed(_images(room, self._read(room, layer, chunks).to(room.x.dtype))))
         w = room.forward[:, layer, :, :chunks, :, :3].repeat_interleave(room.samples, 0)
-        found = torch.einsum("yxcgpi,gycixo->gpo", u.unflatten(0, (3, 3)), w)
-        room.inner[chunks].copy_(found.reshape(room.inner[chunks].shape))
+        output = torch.einsum("yxcgpi,gycixo->gpo", u.unflatten(0, (3, 3)), w)
+        room.inner[chunks].copy_(output.reshape(room.inner[chunks].shape))
         self._normalise(room, chunks, chunks + 1)
 
     def pool(self, room: Room) -> None:
@@ -212,8 +212,8 @@ class TorchOperations:
                     asked = torch.einsum("tgpo,gtoi->gpi", dy, w).to(wide)
                 passed = torch.where(x * room.scale[:, k, None, where] + room.shift[:, k, None, where] > 0, asked, 0.0)
                 gate = room.gates[:, k, j, None]
-                for part, found in ((room.beta_grad, passed), (room.gamma_grad, passed * normal)):
-                    part[:, k, where] += (found.sum(1) * gate).unflatten(0, (-1, room.samples)).sum(1)
+                for part, term in ((room.beta_grad, passed), (room.gamma_grad, passed * normal)):
+                    part[:, k, where] += (term.sum(1) * gate).unflatten(0, (-1, room.samples)).sum(1)
                 room.grad[j] += passed * room.gain[:, k, None, where]
             room.totals[0, :, where] = room.grad[j].sum(1)
             room.totals[1, :, where] = (room.grad[j] * normal).sum(1)
@@ -224,8 +224,8 @@ class TorchOperations:
         rstd = room.rstd[:, None, where]
         normal = (room.inner[j].flatten(1, 3).to(room.grad.dtype) - room.mean[:, None, where]) * rstd
         mean, slope = room.totals[:, :, None, where] / room.pixels
-        found: Tensor = rstd * (room.grad[j] - mean - normal * slope)
-        return found
+        gradient: Tensor = rstd * (room.grad[j] - mean - normal * slope)
+        return gradient
 
     def finish(self, room: Room, layer: int) -> None:
         inner = room.out[layer, :, :, 1:-1, 1:-1]

@@ -6,7 +6,7 @@ input is ever stored: ``m relu(g x + b) = relu((g m) x + b m)``. And backwards a
 ask of it in one pass, because the gradients of later layers are ready when an earlier one needs them.
 
 This file knows the network; what is done to a block's activations is in ``chunks.py`` (torch) and
-``first.py`` (the same for CUDA).
+``launch_generic.py`` (the same for CUDA).
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -77,7 +77,7 @@ class FastDenseNet:
         if depth < 7 or (depth - 4) % 3:
             raise BadInput(f"a DenseNet of three equal blocks has a depth of 4 + 3 n layers, not {depth}")
         self.precision, self.dtype = precision, DTYPES[precision]
-        self.lean = precision == "bf16"  # whether a GPU takes the kernels of lean.py: set before a call
+        self.lean = precision == "bf16"  # whether a GPU takes the kernels of launch_bf16.py: set before a call
         self.wide = torch.float64 if precision == "float64" else torch.float32
         self.growth, self.classes, self.stem, self.channels = growth, classes, stem, channels
         self.layers = (depth - 4) // 3
@@ -95,18 +95,18 @@ class FastDenseNet:
         def norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
             return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
-        found: dict[str, tuple[int, ...]] = {"stem.weight": (self.stem, self.channels, 3, 3)}
+        shapes: dict[str, tuple[int, ...]] = {"stem.weight": (self.stem, self.channels, 3, 3)}
         widths = [self.stem + b * self.layers * self.growth for b in range(4)]
         for b in range(3):
             for i in range(self.layers):
                 width = widths[b] + i * self.growth
-                found |= norm(f"blocks.{b}.{i}.norm", width)
-                found[f"blocks.{b}.{i}.conv.weight"] = (self.growth, width, 3, 3)
+                shapes |= norm(f"blocks.{b}.{i}.norm", width)
+                shapes[f"blocks.{b}.{i}.conv.weight"] = (self.growth, width, 3, 3)
         for b in range(2):
-            found |= norm(f"transitions.{b}.norm", widths[b + 1])
-            found[f"transitions.{b}.conv.weight"] = (widths[b + 1], widths[b + 1], 1, 1)
+            shapes |= norm(f"transitions.{b}.norm", widths[b + 1])
+            shapes[f"transitions.{b}.conv.weight"] = (widths[b + 1], widths[b + 1], 1, 1)
         return (
-            found | norm("norm", widths[3]) | {"head.weight": (self.classes, widths[3]), "head.bias": (self.classes,)}
+            shapes | norm("norm", widths[3]) | {"head.weight": (self.classes, widths[3]), "head.bias": (self.classes,)}
         )
 
     # ---- weights in one tensor --------------------------------------------------------------------------------------
@@ -147,14 +147,8 @@ class FastDenseNet:
         finite = losses.isfinite()
         share = finite.to(logs.dtype) / (finite.sum(-1, keepdim=True).clamp(min=1) * y.shape[1])
         gradient = self._backward((logs.exp() - chosen.to(logs.dtype)) * share[..., None, None])
-        found = {FLAT: gradient}
-        return found if FLAT in params else self.unpack(found), losses, wrong
-
-    def grouped(self, params: Mapping[str, Tensor], masks: Tensor, x: Tensor) -> Tensor:
-        """The logits ``(R, S, B, classes)``, differentiable in the parameters. Arguments as for :meth:`gradients`."""
-        flat = params[FLAT] if FLAT in params else self.pack(params)[FLAT]
-        logits: Tensor = _Grouped.apply(flat, self, masks, x)
-        return logits
+        packed = {FLAT: gradient}
+        return packed if FLAT in params else self.unpack(packed), losses, wrong
 
     def _forward(self, flat: Tensor, masks: Tensor, x: Tensor) -> Tensor:
         runs, samples, images, size = *masks.shape[:2], x.shape[1], x.shape[-1]
@@ -215,13 +209,13 @@ class FastDenseNet:
     def _blocks(self, size: int) -> list[Block]:
         if size % 4 or size < 4:
             raise BadInput(f"the fast step reads square images of a size divisible by 4, not {size} pixels")
-        found, width = [], self.stem
+        blocks, width = [], self.stem
         for b in range(3):
             total = width + self.layers * self.growth
             pool, outputs = (2, total) if b < 2 else (size, self.classes)
-            found.append(Block(size, width, self.growth, self.layers, outputs, pool))
+            blocks.append(Block(size, width, self.growth, self.layers, outputs, pool))
             size, width = size // 2, total
-        return found
+        return blocks
 
     def _room(
         self, runs: int, samples: int, images: int, size: int, device: torch.device
@@ -237,7 +231,7 @@ class FastDenseNet:
 
     def _on_gpu(self, size: int) -> Operations:
         try:
-            from espalier.models.densenet_fast import first as gpu
+            from espalier.models.densenet_fast import launch_generic as gpu
         except ImportError as error:
             raise BadInput("the fast step on a GPU needs Triton; install it, or use the readable step") from error
         if size & (size - 1):
@@ -246,7 +240,7 @@ class FastDenseNet:
         usual = gpu.TritonOperations(exact, gpu.tuned if small else gpu.careful)
         if not self.lean:
             return usual
-        from espalier.models.densenet_fast import lean
+        from espalier.models.densenet_fast import launch_bf16 as lean
 
         return lean.LeanOperations(usual, lean.tuned if small else lean.careful)
 
@@ -309,8 +303,8 @@ class FastDenseNet:
     def _indices(self, name: str) -> Tensor:
         """Which column of the flat weights each number of a parameter is."""
         shape = self.shapes[name]
-        found: Tensor = self.starts[name] + torch.arange(torch.Size(shape).numel()).view(shape)
-        return found
+        indices: Tensor = self.starts[name] + torch.arange(torch.Size(shape).numel()).view(shape)
+        return indices
 
     def _convolutions(self, b: int, block: Block) -> tuple[Tensor, Tensor]:
         forward = torch.full((block.layers, 3, block.slots, 4, LANES), self.size)
@@ -324,43 +318,30 @@ class FastDenseNet:
         return forward.unflatten(2, (block.chunks, LANES)), backward
 
     def _tail(self, b: int, block: Block) -> Tensor:
-        found = torch.full((block.slots, block.outputs), self.size)
+        index = torch.full((block.slots, block.outputs), self.size)
         name = f"transitions.{b}.conv.weight" if b < 2 else "head.weight"
-        found[block.channels(block.layers)] = self._indices(name).flatten(1).T
-        return found
+        index[block.channels(block.layers)] = self._indices(name).flatten(1).T
+        return index
 
     def _norms(self, b: int, block: Block, part: str) -> Tensor:
-        found = torch.full((block.consumers, block.slots), self.size)
+        index = torch.full((block.consumers, block.slots), self.size)
         for i in range(block.layers):
-            found[i, block.channels(i)] = self._indices(f"blocks.{b}.{i}.norm.{part}")
+            index[i, block.channels(i)] = self._indices(f"blocks.{b}.{i}.norm.{part}")
         name = f"transitions.{b}.norm.{part}" if b < 2 else f"norm.{part}"
-        found[-1, block.channels(block.layers)] = self._indices(name)
-        return found
+        index[-1, block.channels(block.layers)] = self._indices(name)
+        return index
 
     def _gates(self, b: int, block: Block) -> Tensor:
         """Which bit of the mask each consumer has for each chunk: first all layers' bits, then the tails'."""
-        found = torch.full((block.consumers, block.chunks), self.d)
+        bits = torch.full((block.consumers, block.chunks), self.d)
         bit = b * self.layers * (self.layers + 1) // 2
         for i in range(block.consumers):
             if i == block.layers:
                 bit = 3 * self.layers * (self.layers + 1) // 2 + b * (self.layers + 1)
-            found[i, : block.first] = bit
-            found[i, block.first : block.first + i] = bit + 1 + torch.arange(i)
+            bits[i, : block.first] = bit
+            bits[i, block.first : block.first + i] = bit + 1 + torch.arange(i)
             bit += i + 1
-        return found
-
-
-class _Grouped(torch.autograd.Function):
-    """autograd's view of it."""
-
-    @staticmethod
-    def forward(ctx: Any, flat: Tensor, fast: FastDenseNet, masks: Tensor, x: Tensor) -> Tensor:
-        ctx.fast = fast
-        return fast._forward(flat, masks, x)
-
-    @staticmethod
-    def backward(ctx: Any, logits: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.fast._backward(logits), None, None, None
+        return bits
 
 
 def _windows(x: Tensor) -> Tensor:
@@ -371,6 +352,6 @@ def _windows(x: Tensor) -> Tensor:
     framed = torch.nn.functional.pad(x, (1, 1, 1, 1))
     windows = framed.unfold(3, 3, 1).unfold(4, 3, 1).permute(0, 1, 3, 4, 2, 5, 6)  # (R, B, H, W, C, 3, 3)
     wide = x.shape[2] * 9
-    found = x.new_zeros(*windows.shape[:4], wide + -wide % LANES)
-    found[..., :wide].unflatten(-1, windows.shape[4:]).copy_(windows)
-    return found.flatten(1, 3)
+    columns = x.new_zeros(*windows.shape[:4], wide + -wide % LANES)
+    columns[..., :wide].unflatten(-1, windows.shape[4:]).copy_(windows)
+    return columns.flatten(1, 3)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from espalier.gates.trace.layout import Layout, Propagation
 
@@ -58,18 +59,7 @@ class Call:
 
     @property
     def tensors(self) -> list[Layout]:
-        layouts: list[Layout] = []
-
-        def visit(value: Any) -> None:
-            if isinstance(value, Tensor):
-                layouts.append(self.of(value))
-            elif isinstance(value, (list, tuple)):
-                for item in value:
-                    visit(item)
-
-        visit(self.args)
-        visit(tuple(self.kwargs.values()))
-        return layouts
+        return [self.of(leaf) for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
 
     def shape(self, i: int | None = None) -> tuple[int, ...]:
         out = self.out if i is None else self.out[i]

@@ -62,15 +62,13 @@ def weight_first(a: Layout, b: Layout) -> bool:
     return is_weight(a) and not is_weight(b)
 
 
-@rule("mm")
-def mm(call: Call) -> Result:
-    return _matrix(call, call.of(call.args[0]), call.of(call.args[1]))
-
-
-@rule("addmm")
-def addmm(call: Call) -> Result:
-    product = _matrix(call, call.of(call.args[1]), call.of(call.args[2]))
-    return call.p.merged([call.of(call.args[0]), product], call.shape(), "added")
+@rule("mm", "bmm", "mv", "addmm", "baddbmm", "addmv")
+def product(call: Call) -> Result:
+    """The product of two operands, or that added to the first of three."""
+    added = int("add" in call.name)
+    a, b = (call.of(operand) for operand in call.args[added : added + 2])
+    out = {2: _matrix, 3: _batched, 1: _vector}[len(b.shape)](call, a, b)
+    return call.p.merged([call.x, out], call.shape(), "added") if added else out
 
 
 @rule("linear")
@@ -96,34 +94,20 @@ def _matrix(call: Call, a: Layout, b: Layout) -> Layout:
     return call.p.clean(shape, [*a2.blocks, *b2.blocks])
 
 
-@rule("mv", "addmv")
-def mv(call: Call) -> Result:
-    added = call.name == "aten::addmv"
-    a, v = call.of(call.args[1 if added else 0]), call.of(call.args[2 if added else 1])
+def _vector(call: Call, a: Layout, v: Layout) -> Layout:
+    """``(m, k) @ (k)``."""
     a2, _ = contract(call, a, 1, v, 0)
     if weight_first(a, v):
         used(call, a, [1], v, [])
     else:
         used(call, v, [0], a2, [0])
-    out = call.p.clean((a.shape[0],), a2.blocks)
-    return call.p.merged([call.of(call.args[0]), out], call.shape(), "added") if added else out
+    return call.p.clean((a.shape[0],), a2.blocks)
 
 
 @rule("dot")
 def dot(call: Call) -> Result:
     contract(call, call.of(call.args[0]), 0, call.of(call.args[1]), 0)
     return Layout(())
-
-
-@rule("bmm")
-def bmm(call: Call) -> Result:
-    return _batched(call, call.of(call.args[0]), call.of(call.args[1]))
-
-
-@rule("baddbmm")
-def baddbmm(call: Call) -> Result:
-    product = _batched(call, call.of(call.args[1]), call.of(call.args[2]))
-    return call.p.merged([call.of(call.args[0]), product], call.shape(), "added")
 
 
 def _batched(call: Call, a: Layout, b: Layout) -> Layout:

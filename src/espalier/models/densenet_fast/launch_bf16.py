@@ -14,42 +14,25 @@ import torch
 import triton
 from torch import Tensor
 
-from espalier.models.densenet_fast import backward, forward
+from espalier.models.densenet_fast import kernels_bf16 as kernels
 from espalier.models.densenet_fast.chunks import EPS, Block, Room
-from espalier.models.densenet_fast.first import TritonOperations, framed
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """How a kernel is cut up.
-
-    Pixels of a tile or side by side in a strip, chunks at a time, warps, stages of its pipeline. Of weights alone:
-    splits of the pixels of all groups together. Of layers alone: rows of a strip, 2 or 4 (1: no strips but the usual
-    kernel).
-    """
-
-    tile: int
-    many: int = 1
-    warps: int = 4
-    stages: int = 1
-    splits: int = 0
-    rows: int = 1
+from espalier.models.densenet_fast.launch_generic import TritonOperations, Tuning, framed
 
 
 def tuned(operation: str, size: int) -> Tuning:
     """For bfloat16 and images of size x size pixels: fast on an H200 with eight runs and with one; nothing spills."""
     return {
-        "layer": Tuning(64, stages=5, rows=2),
-        "source": Tuning(64, warps=2, stages=2 if size > 8 else 1),
-        "input": Tuning(128, many=2),
-        "weights": Tuning(64, many=4, splits=32 if size > 8 else 8),
+        "layer": Tuning(64, many=1, stages=5, rows=2),
+        "source": Tuning(64, many=1, warps=2, stages=2 if size > 8 else 1),
+        "input": Tuning(128, many=2, stages=1),
+        "weights": Tuning(64, many=4, stages=1, splits=32 if size > 8 else 8),
     }[operation]
 
 
 def careful(operation: str, size: int) -> Tuning:
     """Small enough for products of float32 without tensor cores, which take many registers."""
     warps, rows = 8 if operation in ("layer", "weights") else 4, 2 if operation == "layer" else 1
-    return Tuning(max(32, size), warps=warps, stages=2, splits=2 * size, rows=rows)
+    return Tuning(max(32, size), many=1, warps=warps, stages=2, splits=2 * size, rows=rows)
 
 
 @dataclass(eq=False)
@@ -86,7 +69,7 @@ class LeanOperations:
             return self.usual.layer(room, layer)
         images, wide = room.pixels // size**2, max(tuning.tile, size)
         strips = triton.cdiv(images, wide // size) * (size // rows)
-        forward.layer[(strips, room.groups)](
+        kernels.layer[(strips, room.groups)](
             room.x, room.forward, room.scale, room.shift, lists.by_consumer, lists.consumer_count, room.sums,
             lists.arrived, room.mean, room.rstd, room.gain, room.offset, layer, block.first, block.consumers,
             block.chunks, room.samples, images, room.pixels, room.forward.stride(0), size, size,
@@ -99,7 +82,7 @@ class LeanOperations:
         tuning = self.tuning("input" if several else "source", block.size)
         many = tuning.many if several else 1
         programs = triton.cdiv(room.pixels, tuning.tile), triton.cdiv(last - first, many), room.groups
-        backward.source[programs](
+        kernels.source[programs](
             room.x, room.out, room.backward, room.pooled_grad, room.gain, room.offset, room.mean, room.rstd,
             lists.by_chunk, lists.chunk_count, room.gates, room.grad, room.totals,
             room.gamma_grad, room.beta_grad, room.gamma_grad.stride(0), first, last, block.consumers, block.chunks,
@@ -115,14 +98,14 @@ class LeanOperations:
         per_split = triton.cdiv(triton.cdiv(room.pixels, splits), tuning.tile) * tuning.tile
         whole = tuning.tile % block.size == 0 and block.size**2 % tuning.tile == 0
         sums = torch.zeros(2, *room.weights.shape, device=room.weights.device)
-        backward.weights[(triton.cdiv(room.pixels, per_split), block.layers * quads, room.groups)](
+        kernels.weights[(triton.cdiv(room.pixels, per_split), block.layers * quads, room.groups)](
             room.x, room.out, room.scale, room.shift, room.mean, room.rstd, room.gates, lists.by_consumer,
             lists.consumer_count, sums, block.consumers, block.chunks, room.samples, room.groups, room.pixels,
             framed(room), per_split, sums.stride(1), sums.stride(0), block.size, block.size, tuning.tile, tuning.many,
             self.usual.precision, whole, num_warps=tuning.warps, num_stages=tuning.stages,
         )  # fmt: skip
         gamma, beta = self.affine[block]
-        backward.settle[(block.chunks - 1, block.layers, room.groups // room.samples)](
+        kernels.settle[(block.chunks - 1, block.layers, room.groups // room.samples)](
             sums, room.backward, gamma, beta, room.weights, room.gamma_grad, room.beta_grad, block.first,
             block.consumers, block.chunks, sums.stride(0), sums.stride(1), gamma.stride(0), room.backward.stride(0),
             room.weights.stride(0),

@@ -1,7 +1,8 @@
-"""ResNet for images of 32 x 32, of depth 6 n + 2: three stages of n basic blocks, any widths."""
+"""Convolutional networks whose gates are found: a small CNN, VGG-16 and ResNet for small images, of any widths."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch.nn.functional as F
@@ -10,7 +11,80 @@ from torch import Tensor, nn
 from espalier.models.init import he_normal
 from espalier.space import BadInput
 
-STREAMS = (16, 32, 64)
+STAGES = (2, 2, 3, 3, 3)  # of VGG: convolutions before each max-pool
+WIDTHS = (64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)  # of VGG-16
+STREAMS = (16, 32, 64)  # of ResNet: the channels of each stage
+
+
+def _convolutions(channels: int, widths: Sequence[int]) -> nn.ModuleList:
+    """A block for each width: a 3x3 convolution, BatchNorm and ReLU."""
+    return nn.ModuleList(
+        nn.Sequential(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU())
+        for a, b in itertools.pairwise([channels, *widths])
+    )
+
+
+class CNN(nn.Module):
+    """3x3 convolutions; before each but the first the image is halved, while it has at least four pixels a side; then
+    the mean over the image and one linear layer. Its channels' gates are found, none are placed by hand.
+
+    >>> sum(p.numel() for p in CNN(channels=1, widths=(16, 32)).parameters())
+    5178
+    """
+
+    def __init__(self, channels: int = 3, widths: Sequence[int] = (32, 64, 128), outputs: int = 10) -> None:
+        super().__init__()
+        if not widths:
+            raise BadInput("a CNN has at least one width, the channels of its first block; got none")
+        self.blocks = _convolutions(channels, widths)
+        self.pool = nn.MaxPool2d(2)
+        self.head = nn.Linear(widths[-1], outputs)
+        he_normal(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: ``(N, channels, H, W)``. Returns logits ``(N, outputs)``."""
+        for i, block in enumerate(self.blocks):
+            if i and min(x.shape[2:]) >= 4:
+                x = self.pool(x)
+            x = block(x)
+        logits: Tensor = self.head(x.mean((2, 3)))
+        return logits
+
+
+class VGG(nn.Module):
+    """Thirteen 3x3 convolutions, each with BatchNorm and ReLU; each of five stages ends in a max-pool, as long as there
+    are two pixels a side; then the mean over what is left of the image and one linear layer.
+
+    widths: the channels of each convolution. The default is VGG-16, where d = 4224 gates are found.
+
+    >>> sum(p.numel() for p in VGG().parameters())
+    14724042
+    """
+
+    def __init__(self, widths: Sequence[int] = WIDTHS, outputs: int = 10, channels: int = 3) -> None:
+        super().__init__()
+        if len(widths) != sum(STAGES):
+            raise BadInput(f"this VGG has {sum(STAGES)} convolutions, so as many widths, not {len(widths)}")
+        self.blocks = _convolutions(channels, widths)
+        self.pool = nn.MaxPool2d(2)
+        self.head = nn.Linear(widths[-1], outputs)
+        he_normal(self)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """As the network is now: of a compact one, those with which it can be built from scratch."""
+        return tuple(block[0].out_channels for block in self.blocks)  # type: ignore[index]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: ``(N, channels, H, W)``. Returns logits ``(N, outputs)``."""
+        blocks = iter(self.blocks)
+        for count in STAGES:
+            for block in itertools.islice(blocks, count):
+                x = block(x)
+            if min(x.shape[2:]) >= 2:
+                x = self.pool(x)
+        logits: Tensor = self.head(x.mean((2, 3)))
+        return logits
 
 
 class Block(nn.Module):

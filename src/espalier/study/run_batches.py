@@ -14,8 +14,8 @@ from torch.func import vmap
 
 from espalier.data import Dataset
 from espalier.space import BadInput
+from espalier.study.networks import Row, Selection, Units
 from espalier.study.run_files import mask_to_hex
-from espalier.study.selection import Row, Selection, Units
 from espalier.study.settings import PAIR, GridRun, GridSettings, PaperSettings, RunSpec
 from espalier.train import rng
 from espalier.train.batched.batch import Compute, Precision

@@ -12,9 +12,9 @@ import espalier
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
-from espalier.integrations import onnx  # noqa: E402
-from espalier.integrations.compare import apart, random_like, repeated  # noqa: E402
-from espalier.integrations.onnx import NotExported, export, verify  # noqa: E402
+from espalier.ship import onnx  # noqa: E402
+from espalier.ship.onnx import NotExported, export, verify  # noqa: E402
+from espalier.ship.parity import apart, random_like, repeated  # noqa: E402
 
 
 def convolutional():

@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from espalier.models.densenet_fast import kernels
+from espalier.models.densenet_fast import kernels_generic as kernels
 from espalier.models.densenet_fast.chunks import EPS, Room
 
 
@@ -19,7 +19,9 @@ from espalier.models.densenet_fast.chunks import EPS, Room
 class Tuning:
     """How a kernel is cut up.
 
-    Pixels of a tile, chunks at a time, warps, stages of its pipeline, splits of the pixels.
+    Pixels of a tile or side by side in a strip, chunks at a time, warps, stages of its pipeline. Of weights alone:
+    splits of the pixels (of all groups together, in bfloat16). Of layers in bfloat16 alone: rows of a strip, 2 or 4 (1:
+    no strips but the usual kernel).
     """
 
     tile: int = 128
@@ -27,6 +29,7 @@ class Tuning:
     warps: int = 4
     stages: int = 3
     splits: int = 8
+    rows: int = 1
 
 
 def tuned(operation: str, size: int) -> Tuning:

@@ -1,4 +1,4 @@
-"""The price of cost: a fixed penalty, or the one that leads the expected cost along a ramp to its target.
+"""What cost counts for: a fixed penalty, or the one that leads the expected cost along a ramp to its target.
 
 A step ``theta += lr (U - eps F^-1 g)`` with g = dcost/dtheta changes the expected cost, to first order, by
 ``lr (g.U - eps g.F^-1 g)``. Both products are known exactly before the step is taken, so with a target eps is solved
@@ -14,24 +14,28 @@ import torch
 from torch import Tensor
 
 from espalier.cost import Cost
-from espalier.search import extremes
+from espalier.search import cost_bounds
 from espalier.space import BadInput, Space, Unreachable
 
+FLATTEST = 0.25  # of the mean slope of a function of widths: where it is flatter, a step goes no further than for that
 
-class Price:
-    """What cost counts for in each run. Holds ``penalty`` ``(*B)``, the eps' in force; the rest never changes."""
 
-    def __init__(self, space: Space, cost: Cost, penalty: Tensor, target: Tensor | None, even: float = 0.0) -> None:
-        self.cost, self.penalty, self.target, self.even = cost, penalty, target, even
+class Penalty:
+    """What cost counts for in each run. Holds ``value`` ``(*B)``, the eps' in force; the rest never changes."""
+
+    def __init__(self, space: Space, cost: Cost, value: Tensor, target: Tensor | None, even: float = 0.0) -> None:
+        self.cost, self.value, self.target, self.even = cost, value, target, even
+        # Of functions of widths the straight line between their ends: a staircase has no slope of its own to go by.
+        self.chord = cost.chord() if cost.width_terms else None
         self.choices = [where for _, where in space.choices]
-        self.full = extremes.most_expensive(space, cost, penalty.device)  # (d)
-        self.smallest = extremes.cheapest(space, cost, penalty.device)  # (d)
+        self.full = cost_bounds.most_expensive(space, cost, value.device)  # (d)
+        self.smallest = cost_bounds.cheapest(space, cost, value.device)  # (d)
         self.full_cost, self.smallest_cost = cost(self.full), cost(self.smallest)
         # eps = eps' / s, s the most that one variable changes: the paper's eps' / max(c).
-        self.scale = extremes.spread(space, cost.gradient(self.full))
+        self.scale = cost_bounds.spread(space, (self.chord or cost).gradient(self.full))
         if not bool(self.scale > 0):
             raise BadInput("no gate changes this cost, so nothing would be controlled; give another cost")
-        self.counts = target is not None or bool((penalty != 0).any())
+        self.counts = target is not None or bool((value != 0).any())
         if target is not None:
             smallest = (self.smallest_cost / self.full_cost).item()
             if bool((target < smallest).any()):
@@ -42,8 +46,13 @@ class Price:
                     f"{shown:.6g}; targets from {shown:.6g} to 1 can be met (what no gate cuts always stays)"
                 )
 
+    def mean_slopes(self, theta: Tensor, slopes: Tensor) -> Tensor:
+        """The slopes ``(*B, d)`` by which a run is led to its target: those of the cost, or where it has functions of
+        widths, those of the straight lines between their ends. On a step of a staircase the former are as good as 0."""
+        return slopes if self.chord is None or self.target is None else self.chord.gradient(theta)
+
     def pull(self, slopes: Tensor) -> Tensor:
-        """The slopes ``(*B, d)`` that the step goes down, of the cost's own slopes; eps makes up for their size.
+        """The slopes ``(*B, d)`` that the step goes down, of the cost's (mean) slopes; eps makes up for their size.
 
         Down the cost itself the dearest gates go first, whatever they are worth, wherever the losses cannot tell yet:
         the first layer of a network that reads many inputs ends as its bottleneck. ``even`` takes that out, fully at
@@ -57,19 +66,25 @@ class Price:
         share = slopes / self.scale
         return self.scale * torch.where(share > 0, share.clamp(min=1e-30) ** (1 - self.even), 0.0)
 
-    def start_ramp(self, theta: Tensor, lowest: Tensor, highest: Tensor, length: int) -> None:
-        """From the expected cost of theta ``(*B, d)`` to the target in ``length`` updates.
+    def start_ramp(self, theta: Tensor, lowest: Tensor, highest: Tensor, ramp: int | Tensor) -> None:
+        """From the expected cost of theta ``(*B, d)`` to the target.
 
         lowest, highest: theta ``(d)`` with everything closed and everything open, as far as its bounds let it: an
         expectation beyond theirs would be asked for in vain.
+        ramp: a number of updates for a straight way, or the share of the way that is gone after 0, 1, .. updates,
+        ``(horizon + 1, *B)``.
         """
         assert self.target is not None
         end = torch.clamp(self.target * self.full_cost, self.cost(lowest), self.cost(highest))
-        self.start, self.end, self.length = self.cost(theta), end, length
+        self.start, self.end, self.ramp = self.cost(theta), end, ramp
 
     def wanted(self, updates: Tensor) -> Tensor:
         """The expected cost that the ramp asks for after so many updates ``(*B)``."""
-        return self.start + (self.end - self.start) * (updates.to(torch.float64) / self.length).clamp(max=1.0)
+        if isinstance(self.ramp, Tensor):  # looked up on the device
+            gone = self.ramp.gather(0, updates.clamp(max=len(self.ramp) - 1).unsqueeze(0)).squeeze(0)
+        else:
+            gone = (updates.to(torch.float64) / self.ramp).clamp(max=1.0)
+        return self.start + (self.end - self.start) * gone
 
     def solve(self, theta: Tensor, updates: Tensor, lr: Tensor, drift: Tensor, grip: Tensor) -> Tensor:
         """The eps ``(*B)`` after whose step the expected cost is what the ramp asks for.
@@ -83,5 +98,5 @@ class Price:
         eps = (drift - missing / torch.where(moves, lr, 1.0)) / torch.where(grip > 0, grip, 1.0)
         # What is reported is a running mean over about a hundred updates: a single one holds the noise of the losses.
         weight = torch.where(moves, (1 / (updates.to(torch.float64) + 1)).clamp(min=0.01), 0.0)
-        self.penalty.lerp_(eps * self.scale, weight)
+        self.value.lerp_(eps * self.scale, weight)
         return eps

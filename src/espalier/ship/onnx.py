@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
-from espalier.integrations.compare import answers, apart, random_like, repeated
+from espalier.ship.parity import answers, apart, random_like, repeated
 from espalier.space import BadInput, EspalierError
 from espalier.train import pytree
 
@@ -83,10 +84,10 @@ def verify(
         for what, given in (("real", repeated(inputs, batch)), ("random", random_like(inputs, batch))):
             fed = dict(zip(_names(given), (t.numpy() for t in pytree.tensors(given))))
             try:
-                told = session.run(None, {name: fed[name] for name, _, _ in taken})
+                outputs = session.run(None, {name: fed[name] for name, _, _ in taken})
             except Exception as error:
                 raise NotExported(f"{path}: onnxruntime fails at {batch} examples: {_first_line(error)}") from error
-            difference = apart([torch.from_numpy(one) for one in told], answers(model, given))
+            difference = apart([torch.from_numpy(one) for one in outputs], answers(model, given))
             if not difference <= tolerance:
                 raise NotExported(
                     f"{path}: at {batch} {what} examples onnxruntime and torch differ by {difference:.2g} of the "
@@ -102,7 +103,7 @@ def _program(model: nn.Module, inputs: Any) -> Any:
     arguments: tuple[Any, ...] = ()
     if not keywords:
         arguments = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
-    shapes: Any = _any_batch(keywords or arguments)
+    shapes = tree_map(lambda _: {0: BATCH}, keywords or arguments)
     outputs = len(answers(model, inputs))
     try:
         with _quiet():
@@ -120,14 +121,6 @@ def _program(model: nn.Module, inputs: Any) -> Any:
         raise NotExported(f"torch cannot export this network to ONNX: {_first_line(error)}") from error
 
 
-def _any_batch(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return {0: BATCH}
-    if isinstance(value, dict):
-        return {key: _any_batch(item) for key, item in value.items()}
-    return type(value)(_any_batch(item) for item in value)
-
-
 def _names(inputs: Any) -> list[str]:
     """One for each tensor: inputs, inputs_0 and so on, or the words of a dict."""
     if isinstance(inputs, dict) and all(isinstance(value, Tensor) for value in inputs.values()):
@@ -140,12 +133,12 @@ def _needed() -> Any:
     """onnxruntime, when everything is here."""
     for name in ("onnx", "onnxscript", "onnxruntime"):
         try:
-            found = importlib.import_module(name)
+            module = importlib.import_module(name)
         except ModuleNotFoundError as missing:
             if missing.name != name:
                 raise
             raise BadInput(f"ONNX needs {name}: pip install 'espalier[onnx]'") from None
-    return found
+    return module
 
 
 @contextmanager

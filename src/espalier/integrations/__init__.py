@@ -1,1 +1,0 @@
-"""Other people's tools: each file needs its own extra, and is imported where it is used."""
