@@ -106,7 +106,7 @@ def test_the_small_network_its_card_and_its_onnx_file(espal, trained, monkeypatc
     assert isinstance(scope["session"], onnxruntime.InferenceSession)
 
     # Its numbers are those of the run and of the tensors.
-    ships = json.loads((trained / "run" / "shipped.json").read_text())
+    ships = json.loads((trained / "run" / "result.json").read_text())
     weights = sum(p.numel() for p in small.parameters() if p.ndim > 1)
     macs = sum(p.numel() * (64 if p.ndim == 4 else 1) for p in small.parameters() if p.ndim > 1)
     assert [ships["sizes"][kind][0] for kind in ("weights", "macs")] == [weights, macs]
@@ -160,7 +160,7 @@ def test_what_is_no_finished_run_is_said_in_one_line(espal, trained):
     (trained / "several").mkdir()
     shutil.copytree("run", "several/a")
     shutil.copytree("run", "half")
-    (trained / "half" / "shipped.json").unlink()
+    (trained / "half" / "result.json").unlink()
     shutil.copytree("run", "python")
     (trained / "python" / "call.json").unlink()
     for folder, said in {
@@ -169,7 +169,7 @@ def test_what_is_no_finished_run_is_said_in_one_line(espal, trained):
         "empty": "not a run directory",
         "several": "several/a",
         "half": "same command, as espalier",
-        "python": "espalier.save",
+        "python": "--model file.py:function",
     }.items():
         line = espal("compact", folder, "--to", "small").line
         assert said in line, line
@@ -178,12 +178,12 @@ def test_what_is_no_finished_run_is_said_in_one_line(espal, trained):
         lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)),
         (x, y), penalties=[0.1], epochs=1, batch_size=16, checkpoint="sweep", quiet=True, device="cpu",
     )  # fmt: skip
-    for folder in ("sweep", "sweep/run-000"):
-        assert "not their networks" in espal("compact", folder, "--to", "small").line
+    assert "sweep/run-000" in espal("compact", "sweep", "--to", "small").line
+    assert "--model file.py:function" in espal("compact", "sweep/run-000", "--to", "small").line
     assert not (trained / "small").exists()
 
 
-KEPT = ["call.json", "settings.json", "shipped.json", "probe.safetensors", "small/plan.json", "small/model.safetensors"]
+KEPT = ["call.json", "settings.json", "result.json", "probe.safetensors", "small/plan.json", "small/model.safetensors"]
 
 
 @pytest.mark.parametrize("name", KEPT)

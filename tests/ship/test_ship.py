@@ -67,6 +67,41 @@ def test_a_result_of_a_sweep_ships_as_well(tmp_path):
     assert "Nothing was held out" in text
 
 
+@pytest.mark.parametrize("how", ["fit", "sweep"])
+def test_the_run_directory_of_fit_and_of_sweep_ships(how, tmp_path):
+    arguments: dict[str, Any] = {"epochs": 2, "batch_size": 16, "validation": data(), "quiet": True, "device": "cpu"}
+    torch.manual_seed(0)
+    if how == "fit":
+        result, run = (
+            espalier.fit(Net(), data(), target=0.5, checkpoint=tmp_path / "run", **arguments),
+            tmp_path / "run",
+        )
+    else:
+        result = espalier.sweep(Net, data(), targets=[0.5, 0.8], checkpoint=tmp_path / "runs", **arguments)[0]
+        run = tmp_path / "runs" / "run-000"
+    with pytest.raises(BadInput, match="give the uncut one"):
+        espalier.ship(run, tmp_path / "small")
+    shipped = espalier.ship(run, tmp_path / "small", model=Net)
+    kept = int(result.mask.sum())
+    assert shipped.sizes == {
+        "units": [kept, 12], "weights": [9 * kept, 108], "macs": [9 * kept, 108], "parameters": [10 * kept + 3, 123],
+    }  # fmt: skip
+    assert shipped.checks == {"examples": 64, "difference": 0.0}
+    assert set(shipped.speed) == {1, 64}
+    again = espalier.load(tmp_path / "small", Net).eval()
+    assert torch.equal(again(data()[0]), result.model(data()[0]))
+    card = (tmp_path / "small" / "README.md").read_text()
+    for words in ("a target of 50.00% of the weights", "96 examples", "64 real examples", "How it was made", "torch 2"):
+        assert words in card
+
+    class Other(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
+
+    with pytest.raises(BadInput, match="does not answer as the trained one did"):
+        espalier.ship(run, tmp_path / "other", model=Other)
+
+
 def test_onnx_and_a_format_from_outside(result, tmp_path, monkeypatch):
     def shapes(small: nn.Module, inputs: Any, folder: Path) -> tuple[list[str], dict[str, Any]]:
         (folder / "shapes.json").write_text(json.dumps([list(p.shape) for p in small.parameters()]))

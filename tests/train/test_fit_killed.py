@@ -83,11 +83,11 @@ def test_a_time_limit_stops_cleanly_and_the_same_call_goes_on(tmp_path: Path, mo
     assert same(model, whole)
     assert [{**row, "seconds": 0} for row in parts[-1].history] == [{**row, "seconds": 0} for row in expected.history]
     assert json.loads((tmp_path / "result.json").read_text())["finished"]
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    before = networks.files(tmp_path)
     again = call(networks.mixed_network(), loss=clock, checkpoint=tmp_path)  # of a finished run
     assert same(again.model, expected.model)
     assert again.updates == 40
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert networks.files(tmp_path) == before
 
 
 def test_seconds_add_up_over_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,11 +54,14 @@ def attach(
         if mark.of() is model:
             raise BadInput("this model has gates already; use them, or call .detach() on their handle first")
         strip(model)  # a deepcopy of a gated model: its hooks belong to nobody
-    if any(isinstance(module, Gate) for module in model.modules()):
-        with isolated_random():
-            return attach_placed(model, args, kwargs, check)
     with isolated_random():
-        return _attach_found(model, args, kwargs, kinds, ignore, check)
+        if any(isinstance(module, Gate) for module in model.modules()):
+            gated = attach_placed(model, args, kwargs, check)
+        else:
+            gated = _attach_found(model, args, kwargs, kinds, ignore, check)
+    first = next((t for t in (*tensors_in(args), *tensors_in(kwargs)) if t.ndim), None)
+    gated.examples = 1 if first is None else max(len(first), 1)
+    return gated
 
 
 def _attach_found(

@@ -27,7 +27,7 @@ class Gated:
     """Gates on a model, made by :func:`espalier.attach`.
 
     ``model``: the user's module, with masks of ones. ``space``: the groups of gates. ``refused``: what was found but
-    is not offered, and why.
+    is not offered, and why. ``examples``: in the inputs that it was attached with, over which MACs are counted.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Gated:
         self.structure = structure
         self.space: Space = structure.space
         self.refused = dict(refused or {})
+        self.examples = 1
         self._adapted, self._phantoms = tuple(adapted), tuple(phantoms)
         self._costs: dict[str, Cost] = {}
         self._installed = install(model, structure)

@@ -131,13 +131,14 @@ def _checks(checks: Mapping[str, Any]) -> str:
     return "## Checked\n\n" + "\n".join(lines) if lines else ""
 
 
-def origin(call: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """The command and settings of a run, and what it ran on. settings: the run's settings.json."""
-    given = {key: value for key, value in call["settings"].items() if json.dumps(value) not in UNSET}
+def origin(command: str, asked: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """The command of a run, if one is known, what it was asked for, and what it ran on, by its settings.json."""
+    given = {key: value for key, value in asked.items() if json.dumps(value) not in UNSET}
+    shown = f"```console\n$ {command}\n```\n\n" if command else ""
     machine, versions = settings["hardware"], settings["versions"]
     device = machine.get("gpu") or machine["cpu"]
     return (
-        f"## How it was made\n\n```console\n$ {call['command']}\n```\n\n"
+        f"## How it was made\n\n{shown}"
         f"```json\n{json.dumps(given, indent=2)}\n```\n\n"
         f"On {device} ({machine['system']}), with "
         + ", ".join(f"{name} {version}" for name, version in versions.items())

@@ -19,12 +19,13 @@ from espalier.compact import load, save
 from espalier.ship import card, import_spec, run_parts
 from espalier.ship.card import Loading
 from espalier.ship.factories import Network
-from espalier.ship.parity import answers, repeated
+from espalier.ship.parity import repeated
 from espalier.ship.run_parts import CALL
 from espalier.space import BadInput, BadType, Corrupt
 from espalier.train import Result, pytree
 from espalier.train.checkpoint import write
-from espalier.train.run_directory import hardware
+from espalier.train.run_directory import PROBE, RESULT, SMALL, hardware
+from espalier.train.scoring import answers
 
 SAME = 1e-4  # of the largest output: what another machine's arithmetic may change
 CARD, TORCH, ONNX = "README.md", ["model.safetensors", "plan.json"], "model.onnx"
@@ -87,10 +88,12 @@ def ship(
 ) -> Shipped:
     """Write the small network of a result or of a run to a folder, check it, time it, and describe it on a card.
 
-    result_or_run: what ``fit`` returned, or one result of ``sweep``; or the run directory of `espalier train`.
+    result_or_run: what ``fit`` returned, or one result of ``sweep``; or the run directory of one of them, or of
+        `espalier train`.
     to: a new or empty folder, or one that an earlier call wrote.
-    model: the factory of the uncut network. A run directory names its own; where that has moved, this one stands in
-        for it, also as text such as ``file.py:function``. Of a result it is needed for checks, times and sizes.
+    model: the factory of the uncut network, also as text such as ``file.py:function``. A run directory of `espalier
+        train` names its own; where that has moved, this one stands in for it. Any other run directory needs it. Of a
+        result it is needed for checks, times and sizes.
     formats: names in ``FORMATS``; "torch", which :func:`espalier.load` reads, is always among them.
     inputs: of a result: some real examples, as the network reads them, on which copies are compared and timed. A run
         directory has its own.
@@ -101,9 +104,9 @@ def ship(
         raise BadInput(f"there is no format {unknown[0]!r}; known are {', '.join(FORMATS)}")
     if isinstance(result_or_run, (str, os.PathLike)):
         run = Path(result_or_run)
-        call = _call(run)
+        _call(run)
         _check_free(folder, run)
-        parcel = _of_run(run, call, model)
+        parcel = _of_run(run, model)
     elif isinstance(result_or_run, Result):
         _check_free(folder, None)
         parcel = _of_result(result_or_run, model, inputs)
@@ -146,15 +149,22 @@ def _of_result(result: Result, model: Factory | str | None, inputs: Any) -> Parc
     }  # fmt: skip
     asked = {"target": result.target, "cost": "cost", "data": ""}
     asked["penalty"] = None if result.target is not None else summary["penalty"]
-    name, module = (getattr(model, key, "") for key in ("__qualname__", "__module__"))
-    loading = Loading("# factory: what builds the uncut network", "factory()")
+    return Parcel(small, model, inputs, numbers, card.about(asked, result.finished), _loading(model), {})
+
+
+def _loading(factory: Factory | None) -> Loading:
+    """How a card says what builds the uncut network: by its name, where it can be imported."""
+    name, module = (getattr(factory, key, "") for key in ("__qualname__", "__module__"))
     if name and "<" not in name and module != "__main__":
-        loading = Loading(f"from {module} import {name.split('.')[0]}", f"{name}()", module)
-    return Parcel(small, model, inputs, numbers, card.about(asked, result.finished), loading, {})
+        return Loading(f"from {module} import {name.split('.')[0]}", f"{name}()", module)
+    return Loading("# factory: what builds the uncut network", "factory()")
 
 
-def _of_run(run: Path, call: dict[str, Any], model: Factory | str | None) -> Parcel:
-    numbers, network = run_parts.numbers_of(run), Network.from_json(call["model"])
+def _of_run(run: Path, model: Factory | str | None) -> Parcel:
+    call, numbers, settings = _call(run), run_parts.numbers_of(run), _settings(run)
+    if call is None:
+        return _of_folder(run, numbers, settings, model)
+    network = Network.from_json(call["model"])
     if isinstance(model, str):
         network = Network(model, network.arguments, network.shape, network.outputs)
     factory = model if callable(model) else network.build
@@ -174,46 +184,63 @@ def _of_run(run: Path, call: dict[str, Any], model: Factory | str | None) -> Par
         ) from None
     except Corrupt as error:
         raise Corrupt(f"{error}{_after(notes)}") from None
-    difference = probe.difference(small)
-    if not difference <= SAME:
-        raise BadInput(
-            f"the network that {network.reference!r} builds now does not answer as the trained one did: outputs differ "
-            f"by {difference:.2g} of the largest; give the factory the run was trained with, by --model{_after(notes)}"
-        )
-    settings = _settings(run)
+    difference = _alike(probe, small, repr(network.reference), _after(notes))
     loading = Loading(*network.code(), network.reference.rpartition(":")[0])
     about = card.about(call["settings"], numbers["finished"])
     checks = {"examples": pytree.count(probe.inputs, "the inputs"), "difference": difference}
-    origin = card.origin(call, settings)
+    origin = card.origin(call["command"], call["settings"], settings)
     return Parcel(small, factory, probe.inputs, numbers, about, loading, checks, origin, tuple(notes))
+
+
+def _of_folder(run: Path, numbers: dict[str, Any], settings: dict[str, Any], model: Factory | str | None) -> Parcel:
+    """Of a run of ``fit`` or ``sweep``, which does not know what built its network."""
+    if model is None:
+        raise BadInput(
+            f"the run in {run} does not name what builds its network: give the uncut one, as ship(run, to, "
+            "model=factory), or --model file.py:function"
+        )
+    factory = Network(model, {}).build if isinstance(model, str) else model
+    probe, small = run_parts.probe(run), run_parts.small_network(run, factory)
+    name = model if isinstance(model, str) else getattr(model, "__qualname__", "the factory")
+    checks = {"examples": pytree.count(probe.inputs, "the inputs"), "difference": _alike(probe, small, name, "")}
+    asked = {"data": ""} | {key: settings["settings"].get(key) for key in ("target", "penalty", "cost")}
+    loading = Loading(*Network(model, {}).code()) if isinstance(model, str) else _loading(factory)
+    origin = card.origin("", settings["settings"], settings)
+    return Parcel(
+        small, factory, probe.inputs, numbers, card.about(asked, numbers["finished"]), loading, checks, origin
+    )
+
+
+def _alike(probe: run_parts.Probe, small: nn.Module, name: str, after: str) -> float:
+    """How far a small network's outputs are from those at the end of training; too far is refused."""
+    difference = probe.difference(small)
+    if not difference <= SAME:
+        raise BadInput(
+            f"the network that {name} builds now does not answer as the trained one did: outputs differ by "
+            f"{difference:.2g} of the largest; give the factory the run was trained with, by --model{after}"
+        )
+    return difference
 
 
 def _after(notes: Sequence[str]) -> str:
     return "".join(f"; {note}" for note in notes)
 
 
-def _call(run: Path) -> dict[str, Any]:
-    """How the run was called; what is no finished run of `espalier train` is refused in a line that says what it is."""
+def _call(run: Path) -> dict[str, Any] | None:
+    """How `espalier train` was called, None of another run; what is no finished run is refused in a line that says what
+    it is."""
     if not run.is_dir():
         raise BadInput(f"there is no folder {run}" if not run.exists() else f"{run} is a file, not a run directory")
-    if not (run / CALL).exists():
+    if not (run / CALL).exists() and not (run / "settings.json").exists():
         inside = sorted(path.parent.name for path in run.glob("*/settings.json"))
-        callable_ones = [name for name in inside if (run / name / CALL).exists()]
-        if callable_ones:
-            raise BadInput(f"{run} holds {len(inside)} runs; name one of them, such as {run / callable_ones[0]}")
-        if inside or (run / "settings.json").exists():
-            raise BadInput(
-                f"{run} keeps the numbers of its runs, not their networks: train the one you want with `espalier "
-                "train`, or in Python use espalier.save(result.model, folder)"
-            )
-        raise BadInput(f"{run} is not a run directory: it has no {CALL}, as `espalier train --out` writes")
-    call = run_parts.call_of(run)
-    needed = (run_parts.NUMBERS, run_parts.SMALL, run_parts.PROBE, "settings.json")
-    if not all((run / name).exists() for name in needed):
-        raise BadInput(
-            f"the run in {run} did not get to its end; go on with it by the same command, as {call['command']} "
-            f"(its --out being {run})"
-        )
+        if inside:
+            raise BadInput(f"{run} holds {len(inside)} runs; name one of them, such as {run / inside[0]}")
+        raise BadInput(f"{run} is not a run directory: it has no settings.json, as every run writes")
+    call = run_parts.call_of(run) if (run / CALL).exists() else None
+    there = all((run / name).exists() for name in (SMALL, PROBE, "settings.json"))
+    if not there or not any((run / name).exists() for name in (RESULT, run_parts.FORMER)):
+        how = "call" if call is None else f"command, as {call['command']} (its --out being {run})"
+        raise BadInput(f"the run in {run} did not get to its end; go on with it by the same {how}")
     return call
 
 
@@ -222,14 +249,14 @@ def _settings(run: Path) -> dict[str, Any]:
         settings = json.loads((run / "settings.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise Corrupt(f"{run / 'settings.json'} is damaged: {error}") from None
-    if not isinstance(settings, dict) or not {"hardware", "versions"} <= settings.keys():
+    if not isinstance(settings, dict) or not {"hardware", "versions", "settings"} <= settings.keys():
         raise Corrupt(f"{run / 'settings.json'} was not written by a run")
     return settings
 
 
 def _check_free(to: Path, run: Path | None) -> None:
     """Only an empty folder, a new one, or what an earlier call wrote is written to."""
-    if run is not None and to.resolve() in (run.resolve(), (run / run_parts.SMALL).resolve()):
+    if run is not None and to.resolve() in (run.resolve(), (run / SMALL).resolve()):
         raise BadInput(f"{to} is the run itself; name another folder to write to")
     if to.exists() and not to.is_dir():
         raise BadInput(f"{to} is a file; name a folder to write to")

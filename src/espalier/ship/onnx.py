@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from espalier.ship.parity import answers, apart, random_like, repeated
+from espalier.ship.parity import apart, random_like, repeated
 from espalier.space import BadInput, EspalierError
 from espalier.train import pytree
+from espalier.train.scoring import answers
 
 TOLERANCE = 1e-4  # of the largest output; float32 sums in another order differ by about 1e-6
 BATCHES = (1, 2, 7, 33)

@@ -5,17 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from espalier.train import pytree
-from espalier.train.scoring import evaluating
-
-
-@torch.no_grad()
-def answers(model: nn.Module, inputs: Any) -> list[Tensor]:
-    """The tensors a model gives in eval mode, on the CPU. inputs: on its device; a tensor, a tuple or a dict."""
-    with evaluating(model):
-        return [tensor.detach().cpu() for tensor in pytree.tensors(pytree.call(model, inputs))]
 
 
 def apart(ours: list[Tensor], theirs: list[Tensor]) -> float:

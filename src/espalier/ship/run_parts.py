@@ -1,38 +1,27 @@
-"""What the run directory of `espalier train` holds beside the run's own files: how it was called, and what ships.
-
-``call.json``         the command, the network's factory, the settings
-``small/``            the compact model, as espalier.save writes it
-``shipped.json``      units, weights, MACs and parameters, kept and in full; errors, and on what
-``probe.safetensors`` a few real inputs and the small network's outputs, by which every later copy of it is checked
-"""
+"""What ships of a run directory, and how `espalier train` was called; see :mod:`espalier.train.run_directory`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from espalier.compact import load as load_compact
-from espalier.compact import save as save_compact
 from espalier.ship.factories import Network
-from espalier.ship.parity import answers, apart
+from espalier.ship.parity import apart
 from espalier.space import BadInput, Corrupt
-from espalier.train import Result, Score, feed, pytree, state_codec
-from espalier.train.checkpoint import pack, unpack, write
-from espalier.train.metrics import clean
-from espalier.train.optimizer import Gated
+from espalier.train import state_codec
+from espalier.train.checkpoint import unpack, write
+from espalier.train.run_directory import PROBE, RESULT, SMALL
+from espalier.train.scoring import answers
 
 FORMAT = 1
-CALL, SMALL, NUMBERS, PROBE = "call.json", "small", "shipped.json", "probe.safetensors"
+CALL, FORMER = "call.json", "shipped.json"  # the latter in folders of version 0.1, for result.json
 FREE = ("data_dir", "device")  # may change between the calls of one run
-COUNTED = ("units", "weights", "macs", "parameters")
-PROBED = 64  # examples
 
 
 @dataclass(frozen=True)
@@ -47,39 +36,18 @@ class Probe:
         return apart(answers(model, self.inputs), self.outputs)
 
 
-def save(
-    folder: Path, result: Result, gated: Gated, reading: feed.Feed, *, judged_on: str, prepared: str, test: Score | None
-) -> dict[str, Any]:
-    """Write what ships from a run beside the run's own files. Returns its numbers."""
-    mask, ones = result.mask, torch.ones_like(result.mask)
-    example = pytree.count(reading.example(), "the inputs")
-    sizes = {}
-    for kind in COUNTED:
-        cost, per = gated.cost(kind), example if kind == "macs" else 1  # MACs are of the whole example batch
-        sizes[kind] = [round(float(cost(mask)) / per), round(float(cost(ones)) / per)]
-    inputs = pytree.each(lambda t: t[:PROBED].cpu(), next(iter(reading.once(PROBED)))[0])
-    small = deepcopy(result.model).cpu()  # what ships runs anywhere
-    outputs = answers(small, inputs)
-    save_compact(small, folder / SMALL)
-    structure, tensors = state_codec.split({"inputs": inputs, "outputs": outputs})
-    write(folder / PROBE, pack({"format": 1, "state": structure}, tensors))
-    numbers: dict[str, Any] = {"finished": result.finished, "sizes": sizes, "inputs": prepared, "judged_on": judged_on}
-    for name, score in (("validation", result.validation), ("test", test)):
-        values = {"loss": None, "error": None, "examples": None} if score is None else asdict(score)
-        numbers |= clean({f"{name}_{key}": value for key, value in values.items()})
-    write(folder / NUMBERS, (json.dumps(numbers, indent=2, allow_nan=False) + "\n").encode())
-    return numbers
-
-
 def numbers_of(folder: Path) -> dict[str, Any]:
     """Sizes and errors of what ships."""
+    path = folder / (FORMER if (folder / FORMER).exists() else RESULT)
     try:
-        numbers = json.loads((folder / NUMBERS).read_text(encoding="utf-8"))
+        numbers = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise Corrupt(f"{folder / NUMBERS} cannot be read: {error}. Run the same training command again") from None
+        raise Corrupt(f"{path} cannot be read: {error}. Run the same training command again") from None
     if not isinstance(numbers, dict) or not {"finished", "sizes"} <= numbers.keys():
-        raise Corrupt(f"{folder / NUMBERS} is not what a training wrote. Run the same training command again")
-    return numbers
+        raise Corrupt(f"{path} is not what a training wrote. Run the same training command again")
+    usual: dict[str, Any] = {"inputs": "as they were in training", "judged_on": "the validation data"}
+    usual |= dict.fromkeys(f"{part}_{key}" for part in ("validation", "test") for key in ("loss", "error", "examples"))
+    return usual | numbers
 
 
 def probe(folder: Path) -> Probe:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from espalier.space import BadInput, EspalierError
 from espalier.study import sources
 from espalier.study.settings import COSTS
 from espalier.train import Recipe, Result, checks, evaluate, feed, fit, pytree, recipes
+from espalier.train.run_directory import RunDirectory
 from espalier.train.scoring import evaluating
 from espalier.train.setting import check, declared, number, one_of, setting, share, usual_device
 
@@ -201,9 +202,9 @@ def run(
         raise BadInput(f"{why}. What was saved in {out} is intact") from error
     run_parts.name_origin(out)
     test = None if source.test is None else evaluate(result.model, source.test, loss=loss)
-    return result, run_parts.save(
-        out, result, gated, reading, judged_on=source.judged_on, prepared=source.prepared, test=test
-    )
+    scores = {"loss": None, "error": None, "examples": None} if test is None else asdict(test)
+    about = {"inputs": source.prepared, "judged_on": source.judged_on}
+    return result, RunDirectory(out).add(about | {f"test_{name}": value for name, value in scores.items()})
 
 
 def _load(model: nn.Module, path: Path) -> None:

@@ -102,6 +102,9 @@ class EagerEngine:
             inputs, targets = pytree.each(lambda t: t.to(self.device, non_blocking=True), batch)
             yield inputs, targets
 
+    def some_inputs(self, count: int) -> Any:
+        return pytree.each(lambda t: t[:count].cpu(), next(iter(self.feed.once(count)))[0])
+
     def settle(self) -> None:
         self.structure.settle()
 

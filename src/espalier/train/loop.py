@@ -65,6 +65,13 @@ class Engine(Protocol):
         """``(R, d)``; None where masks are given."""
         ...
 
+    @property
+    def gated(self) -> Any: ...
+
+    def some_inputs(self, count: int) -> Any:
+        """So many real inputs as the network reads them, on the CPU."""
+        ...
+
     def advance(self, updates: int, stop: Stop) -> None:
         """So many updates; an engine that makes them one by one ends after the present one if it is interrupted."""
         ...

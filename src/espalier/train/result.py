@@ -68,6 +68,10 @@ class Result:
         return None if self.validation is None else self.validation.error
 
     @property
+    def validation_examples(self) -> int | None:
+        return None if self.validation is None else self.validation.examples
+
+    @property
     def kept(self) -> dict[str, list[int]]:
         """Of each group of gates, how many are open, of how many."""
         slices = self.space.slices.items()
@@ -76,7 +80,7 @@ class Result:
     def summary(self) -> dict[str, Any]:
         """The result as JSON-able numbers, for ``result.json``."""
         shared = ("finished", "target", "share_before", "share_after")
-        own = ("penalty", "validation_loss", "validation_error", "kept", "updates")
+        own = ("penalty", "validation_loss", "validation_error", "validation_examples", "kept", "updates")
         words = {name: getattr(self, name) for name in shared} | self.shares
         words |= {name: getattr(self, name) for name in own} | {"seconds": round(self.seconds, 3)}
         if self.run is not None:

@@ -1,19 +1,25 @@
-"""The run directory: settings, versions, hardware, metrics, theta over time and the result, for reports to read.
+"""The run directory, of ``fit``, of each run of ``sweep`` and of `espalier train` alike: for reports, and for shipping.
 
-``settings.json``  what was asked for, the seed, versions and hardware (of the last call that trained)
+``settings.json``  what was asked for, the seed, versions and hardware (of the last call that trained); its format
 ``metrics.jsonl``  one row for each epoch, JSON lines
 ``theta.safetensors``  ``theta`` ``(snapshots, d)`` float32 and ``updates`` ``(snapshots)`` int64
-``result.json``    what came out; with ``finished`` false, what would ship where a time limit stopped the run
+``result.json``    what came out, and the sizes that are kept and in full; with ``finished`` false, what would ship
+                   where a time limit stopped the run
+``small/``         the compact model, as ``espalier.save`` writes it
+``probe.safetensors`` a few real inputs and the small network's outputs, by which every later copy of it is checked
 ``checkpoint-*``   the last two checkpoints
+``call.json``      of `espalier train` alone: the command, the network's factory, the settings
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,17 +29,24 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from espalier.space import BadInput
+from espalier.compact import save
+from espalier.space import BadInput, EspalierError
+from espalier.train import state_codec
 from espalier.train.callbacks import Callback
-from espalier.train.checkpoint import NotSaved, write
+from espalier.train.checkpoint import NotSaved, pack, write
 from espalier.train.metrics import Row, clean
+from espalier.train.scoring import answers
 
 if TYPE_CHECKING:
     from espalier.train.loop import Loop
+    from espalier.train.optimizer import Gated
     from espalier.train.result import Result
 
-NAMES = ("settings.json", "metrics.jsonl", "theta.safetensors", "result.json")
-LEFT = "left.txt"
+FORMAT = 1
+SMALL, PROBE, RESULT, LEFT = "small", "probe.safetensors", "result.json", "left.txt"
+NAMES = ("settings.json", "metrics.jsonl", "theta.safetensors", RESULT)
+COUNTED = ("units", "weights", "macs", "parameters")
+PROBED = 64  # examples
 
 
 class RunDirectory:
@@ -46,7 +59,7 @@ class RunDirectory:
     def start(self, settings: Mapping[str, Any], device: torch.device, history: Sequence[Row]) -> None:
         """Also puts the metrics back to what the checkpoint knows: rows written after it will be written again."""
         self.check()
-        head = {"settings": dict(settings), "versions": versions(), "hardware": hardware(device)}
+        head = {"format": FORMAT, "settings": dict(settings), "versions": versions(), "hardware": hardware(device)}
         write(self.folder / "settings.json", _json(head))
         write(self.metrics, b"".join(_line(row) for row in history))
 
@@ -68,7 +81,7 @@ class RunDirectory:
     def complete(self) -> bool:
         """Whether a finished run has been written here: then it is not written again."""
         try:
-            return bool(json.loads((self.folder / "result.json").read_text())["finished"])
+            return bool(json.loads((self.folder / RESULT).read_text())["finished"])
         except (OSError, ValueError, KeyError):
             return False
 
@@ -79,9 +92,22 @@ class RunDirectory:
         except OSError as error:
             raise NotSaved(error.errno, f"{self.metrics} could not be written: {error.strerror}") from error
 
-    def finish(self, result: Mapping[str, Any], theta: Mapping[str, Tensor]) -> None:
+    def finish(self, result: Result, theta: Mapping[str, Tensor], gated: Gated, inputs: Any) -> None:
+        """inputs: some real ones, as the network reads them, on the CPU."""
         write(self.folder / "theta.safetensors", safetensors.torch.save(dict(theta)))
-        write(self.folder / "result.json", _json(clean(result)))
+        small = deepcopy(result.model).cpu()  # what ships runs anywhere
+        if hasattr(small, "espalier_plan"):  # gates of one's own may cut in a way that cannot be saved
+            save(small, self.folder / SMALL)
+            structure, tensors = state_codec.split({"inputs": inputs, "outputs": answers(small, inputs)})
+            write(self.folder / PROBE, pack({"format": FORMAT, "state": structure}, tensors))
+        write(self.folder / RESULT, _json(clean(result.summary() | {"sizes": sizes(gated, result.mask)})))
+
+    def add(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
+        """Add to what came out. Returns all of it."""
+        path = self.folder / RESULT
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) | clean(numbers)
+        write(path, _json(result))
+        return result
 
     def leave(self, weights: str | None) -> None:
         """Note the weights (a hash) with which an unfinished run was left, where they are ahead of its checkpoint."""
@@ -121,7 +147,17 @@ class Records(Callback):
     def on_end(self, loop: Loop, results: list[Result]) -> None:
         if not self.written:
             for i, (directory, result) in enumerate(zip(self.directories, results, strict=True)):
-                directory.finish(result.summary(), loop.thetas.table(i))
+                directory.finish(result, loop.thetas.table(i), loop.engine.gated, loop.engine.some_inputs(PROBED))
+
+
+def sizes(gated: Gated, mask: Tensor) -> dict[str, list[int]]:
+    """What a mask ``(d)`` keeps of the network, and all of it; MACs of one example."""
+    counted = dict[str, list[int]]()
+    for kind in COUNTED:
+        with contextlib.suppress(EspalierError):  # gates of one's own may not know every kind
+            cost, per = gated.cost(kind), getattr(gated, "examples", 1) if kind == "macs" else 1
+            counted[kind] = [round(float(cost(m)) / per) for m in (mask, torch.ones_like(mask))]
+    return counted
 
 
 def versions() -> dict[str, str]:

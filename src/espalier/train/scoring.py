@@ -120,6 +120,13 @@ def class_dim(outputs: object, targets: object) -> int | None:
     return fitting[0] if len(fitting) == 1 else None
 
 
+@torch.no_grad()
+def answers(model: nn.Module, inputs: Any) -> list[Tensor]:
+    """The tensors a model gives in eval mode, on the CPU. inputs: on its device; a tensor, a tuple or a dict."""
+    with evaluating(model):
+        return [tensor.detach().cpu() for tensor in pytree.tensors(pytree.call(model, inputs))]
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Eval mode; afterwards every module is in the mode it was in."""

@@ -201,6 +201,9 @@ class BatchEngine:
         self.gated.model.train()
         self.batch.advance(updates)
 
+    def some_inputs(self, count: int) -> Tensor:
+        return next(self._stored(count)).cpu()
+
     def settle(self) -> None:
         assert self.search is not None
         self.reached = self._reach(self.search)
