@@ -89,7 +89,7 @@ def test_an_old_flag_of_a_command_says_so_in_one_line(espal, tmp_path):
     first, second = done.err.splitlines()
     assert first == "espalier: --dataset is now --data; the old name is accepted in this release only"
     assert "letters" in second
-    done = espal("train", "--model", "mpl", "--lr", 0.1, "--recipe=paper", "--out", tmp_path / "out")
+    done = espal("train", "--model", "mpl", "--lr", 0.1, "--preset=paper", "--out", tmp_path / "out")
     assert [line.split()[1:5] for line in done.err.splitlines()[:-1]] == [
         ["--lr", "is", "now", "--learning-rate;"],
         ["--preset", "is", "now", "--recipe;"],

@@ -32,7 +32,7 @@ def test_a_named_network_on_named_data(espal, tmp_path):
     assert done.code == 0, done.err
     assert "25.00% of the weights" in done.out
     assert "before the selection" in done.out
-    result, ships = story(run), story(run, "shipped.json")
+    result, ships = story(run), story(run, "result.json")
     assert result["share_after"] <= 0.25
     full = 64 * 12 + 12 * 12 + 12 * 10
     assert ships["sizes"]["weights"][1] == ships["sizes"]["macs"][1] == full
@@ -60,7 +60,7 @@ def test_a_network_and_data_of_ones_own_in_a_file(espal, own):
     assert story(own / "run", "settings.json")["command"] == call["command"]
     assert call["model"]["reference"] == "net.py:build"
     assert call["model"]["arguments"] == {"width": 24, "deep": True}
-    assert story(own / "run", "shipped.json")["sizes"]["weights"][1] == 64 * 24 + 24 * 24 + 24 * 10
+    assert story(own / "run", "result.json")["sizes"]["weights"][1] == 64 * 24 + 24 * 24 + 24 * 10
     assert "10 examples held out" in done.out  # a tenth, since there is no test part
 
 
@@ -92,7 +92,7 @@ def test_arrays_in_a_file(espal, tmp_path, monkeypatch):
     assert espal(*cnn, "--target", 0.6, "--cost", "macs", "--out", "r").code == 0
     settings = story(tmp_path / "r", "settings.json")["settings"]["data"]["tensors"]
     assert settings == [["torch.float32", 60, 1, 6, 6], ["torch.int64", 60]]
-    assert "times 0.00392156863" in story(tmp_path / "r", "shipped.json")["inputs"]
+    assert "times 0.00392156863" in story(tmp_path / "r", "result.json")["inputs"]
 
     np.savez("b.npz", inputs=rng.normal(size=(40, 5)), targets=rng.normal(size=(40, 2)))
     mlp = ("train", "--model", "mlp", "--model-arg", "hidden=[6]", "--data", "b.npz", "--batch-size", 10, *FAST)
@@ -128,7 +128,7 @@ def test_settings_reach_the_training(espal, tmp_path):
     assert (found["samples"], found["seed"], found["batch_size"], found["cost"]) == (4, 7, 100, "parameters")
     assert found["data"]["examples"] == 1347 - 269
     assert found["settle_at"] == 10 - round(0.25 * 10)
-    ships = story(tmp_path / "a", "shipped.json")
+    ships = story(tmp_path / "a", "result.json")
     assert ships["validation_examples"] == 269
     assert ships["test_examples"] == 450
 
@@ -166,7 +166,7 @@ def test_a_time_limit_is_no_failure_and_the_same_command_goes_on(espal, tmp_path
     assert stopped.code == 0
     assert "unfinished" in stopped.out
     assert story(tmp_path / "r")["finished"] is False
-    assert story(tmp_path / "r", "shipped.json")["finished"] is False
+    assert story(tmp_path / "r", "result.json")["finished"] is False
     done = espal(*words, *FAST, "--json")
     assert json.loads(done.out)["finished"] is True
     whole = espal(*words[:-1], tmp_path / "s", *FAST, "--json")

@@ -44,7 +44,7 @@ class Weighed(networks.Watched):
 
 def run(model: nn.Module, **given: Any) -> Any:
     settings = {"loss": F.cross_entropy, "epochs": 4, "batch_size": 32, "target": 0.4, "quiet": True, "seed": 5}
-    return fit(model, (X, Y), **(settings | {"preset": RECIPE} | given))
+    return fit(model, (X, Y), **(settings | {"recipe": RECIPE} | given))
 
 
 def test_the_whole_network_trains_first_as_without_gates() -> None:
@@ -175,7 +175,7 @@ def test_in_a_batch_it_is_the_open_mask_that_is_given() -> None:
 
 
 def test_a_ramp_given_to_a_sweep_lets_its_search_begin_earlier() -> None:
-    given = {"loss": F.cross_entropy, "epochs": 4, "batch_size": 32, "preset": RECIPE, "quiet": True}
+    given = {"loss": F.cross_entropy, "epochs": 4, "batch_size": 32, "recipe": RECIPE, "quiet": True}
     late = espalier.sweep(networks.mlp, (X, Y), targets=[0.4], search={"ramp": 0.5}, **given)[0]
     assert [row["begun"] for row in late.history] == [True] * 4
     assert [row["settled"] for row in late.history] == [False, False, True, True]
@@ -183,7 +183,7 @@ def test_a_ramp_given_to_a_sweep_lets_its_search_begin_earlier() -> None:
 
 
 def test_rows_of_a_sweep_say_when_the_search_has_begun() -> None:
-    given = {"loss": F.cross_entropy, "epochs": 4, "batch_size": 32, "preset": RECIPE, "quiet": True}
+    given = {"loss": F.cross_entropy, "epochs": 4, "batch_size": 32, "recipe": RECIPE, "quiet": True}
     late = espalier.sweep(networks.mlp, (X, Y), targets=[0.4], **given)[0]
     assert [row["begun"] for row in late.history] == [False, True, True, True]
     never = espalier.sweep(networks.mlp, (X, Y), dropouts=[0.1], **given)[0]

@@ -122,8 +122,8 @@ def test_what_cannot_work_is_said_before_training(
     given: dict[str, Any] = {"batch_size": 32, "epochs": 2, "loss": loss, "quiet": True} | settings
 
     def run() -> object:
-        if isinstance(given.get("preset"), dict):
-            given["preset"] = Recipe(**given["preset"])
+        if isinstance(given.get("recipe"), dict):
+            given["recipe"] = Recipe(**given["recipe"])
         if way == "fit":
             return fit(networks.mlp(8, 1), DATA, **given)
         return sweep(lambda: networks.mlp(8, 1), DATA, targets=[given.pop("target")], **given)
