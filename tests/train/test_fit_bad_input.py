@@ -10,11 +10,11 @@ import os
 from pathlib import Path
 
 import networks
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
 
 import espalier
 from espalier import fit
@@ -46,7 +46,7 @@ REFUSED = {
     "inputs of two lengths": ({"data": ((X, X[:5]), Y)}, r"different numbers of examples: \[5, 128\]"),
     "an iterator": ({"data": iter([(X, Y)])}, "only once; give a DataLoader"),
     "no data": ({"data": 7}, "an iterable of such pairs, not int"),
-    "not pairs": ({"data": [X, X]}, r"pairs \(inputs, targets\), not Tensor"),
+    "not pairs": ({"data": [X, X]}, r"pairs \(inputs, targets\), or dicts with 'labels', not Tensor"),
     "a batch larger than the data": ({"batch_size": 200}, "batch_size=200 is larger than the data, 128"),
     "a batch of nothing": ({"batch_size": 0}, "batch_size is at least 1, not 0"),
     "no epochs": ({"epochs": 0}, "epochs is at least 1, not 0"),
@@ -85,7 +85,8 @@ REFUSED = {
     "a device that is not there": ({"device": "cuda:99"}, "device 'cuda:99': torch sees"),
     "a scheduler that is a number": ({"scheduler": 3}, "scheduler is a function that is given the optimizer"),
     "no scheduler": ({"scheduler": lambda o: o}, "gives a torch scheduler.*not SGD"),
-    "no loss": ({"loss": None}, "loss is a function of .*such as F.cross_entropy, not None"),
+    "no loss": ({"loss": None}, "loss=None is for batches that are dicts"),
+    "a number as loss": ({"loss": 3}, "loss is a function of .*such as F.cross_entropy, not 3"),
     "a loss by name": ({"loss": "ce"}, "loss is a function"),
     "a class of losses": ({"loss": nn.CrossEntropyLoss}, r"CrossEntropyLoss is a class: give CrossEntropyLoss\(\)"),
     "a loss without a graph": ({"loss": lambda o, t: F.cross_entropy(o, t).detach()}, "the loss has no gradient"),
@@ -99,9 +100,8 @@ REFUSED = {
         {"data": (X.double(), Y)},
         r"computes in torch.float32, the inputs are torch.float64: use x.to\(torch.float32\)",
     ),
-    "a dataset of torch": ({"data": TensorDataset(X, Y)}, r"DataLoader\(data, 32, shuffle=True\)"),
-    "NumPy": ({"data": (X.numpy(), Y.numpy())}, "torch.from_numpy"),
-    "lists": ({"data": ([[0.0] * 64], [1])}, r"pairs \(inputs, targets\), not list; one pair of tensors is a tuple"),
+    "arrays of text": ({"data": (np.array([["a"] * 64]), Y.numpy()[:1])}, "arrays hold numbers"),
+    "lists": ({"data": ([[0.0] * 64], [1])}, r"pairs \(inputs, targets\), .* not list; one pair of tensors is a tuple"),
     "empty validation": ({"validation": (X[:0], Y[:0])}, "the data are empty"),
 }
 

@@ -30,7 +30,9 @@ def device(given: object) -> torch.device:
 
 
 def loss(given: object) -> None:
-    """A function of outputs and targets."""
+    """A function of outputs and targets, or None for the model's own."""
+    if given is None:
+        return
     if isinstance(given, type):
         raise BadType(f"loss is a function of (outputs, targets); {given.__name__} is a class: give {given.__name__}()")
     if not callable(given):

@@ -7,7 +7,7 @@ Where masks are compared an update reads ``batch`` examples, which all of them s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Subset, TensorDataset
 
 from espalier.data import Dataset, Stream, standardise
 from espalier.space import BadInput, BadType
@@ -24,6 +23,8 @@ from espalier.train import pytree
 from espalier.train.pytree import Nested
 
 Batch = tuple[Nested, Nested]  # inputs, targets
+Adapter = Callable[[Any], Batch]
+LABELS = "labels"  # what a batch that is a dict calls its targets
 
 
 class Feed(Protocol):
@@ -118,8 +119,10 @@ class Batches:
 
     exact = False
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Any, adapt: Adapter | None = None) -> None:
+        """adapt: makes inputs and targets of what the source gives; None: see :func:`pair`."""
         self.source: Iterable[Any] = source
+        self.adapt = pair if adapt is None else adapt
         if isinstance(source, Iterator):
             raise BadInput(
                 "data is an iterator, which can be gone through only once; give a DataLoader, a list of batches, or an "
@@ -167,36 +170,112 @@ class Batches:
 
     def _pass(self) -> Iterator[Batch]:
         number = 0
-        for batch in self.source:
-            if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-                raise BadType(
-                    f"data gives pairs (inputs, targets), not {type(batch).__name__}; one pair of tensors is a tuple "
-                    "(inputs, targets), its targets a tensor"
-                )
+        for item in self.source:
             number += 1
-            yield batch[0], batch[1]
+            yield self.adapt(item)
         if not number:
             raise BadInput("the data are empty: the iterable gives no batch (any more)")
 
 
-def read(data: object, batch: int, seed: int, dtype: torch.dtype = torch.float32) -> Feed:
-    """data: a Dataset (its training part), a tuple (inputs, targets) whose targets are a tensor, or an iterable.
+def pair(item: Any) -> Batch:
+    """What one item of a loader means: its inputs and its targets.
 
-    dtype: what a Dataset's inputs are turned into.
+    ``(inputs, targets)``; ``(a, b, .., targets)``, of which all but the last are positional arguments; a dict with
+    "labels", of which the rest are keyword arguments. Arrays become tensors.
+    """
+    if isinstance(item, Mapping):
+        if LABELS not in item:
+            raise BadType(
+                f"a batch that is a dict holds its targets as {LABELS!r}, this one {sorted(map(str, item))}; give "
+                "batch=, a function of what the loader gives that returns (inputs, targets)"
+            )
+        inputs = {key: as_tensors(value) for key, value in item.items()}
+        return inputs, inputs.pop(LABELS)
+    if not isinstance(item, (tuple, list)) or len(item) < 2:
+        raise BadType(
+            f"data gives pairs (inputs, targets), or dicts with {LABELS!r}, not {type(item).__name__}; one pair of "
+            "tensors is a tuple (inputs, targets); batch= is a function that makes a pair of what a loader gives"
+        )
+    *arguments, targets = (as_tensors(part) for part in item)
+    return arguments[0] if len(arguments) == 1 else tuple(arguments), targets
+
+
+def adapter(given: Adapter | None, own_loss: bool) -> Adapter | None:
+    """How a call reads batches. own_loss: whether the model computes its loss, of the labels among its inputs."""
+    if given is not None and not callable(given):
+        raise BadType(f"batch is a function that makes (inputs, targets) of what the loader gives, not {given!r}")
+    if given is not None:
+
+        def checked(item: Any) -> Batch:
+            parts = given(item)
+            if not isinstance(parts, tuple) or len(parts) != 2:
+                raise BadType(f"batch gives a tuple (inputs, targets), not {type(parts).__name__}")
+            return parts
+
+        return checked
+    return _with_labels if own_loss else None
+
+
+def _with_labels(item: Any) -> Batch:
+    if not isinstance(item, Mapping):
+        raise BadType(f"loss=None is for batches that are dicts with {LABELS!r}, not {type(item).__name__}; give loss=")
+    inputs, targets = pair(item)
+    return inputs | {LABELS: targets}, targets
+
+
+def as_tensors(value: Any) -> Nested:
+    """NumPy arrays and tables of pandas as tensors, in tuples, lists and dicts too; float64 of an array as float32."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(as_tensors(item) for item in value)
+    if isinstance(value, Mapping):
+        return {key: as_tensors(item) for key, item in value.items()}
+    if hasattr(value, "to_numpy"):
+        value = value.to_numpy()
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "biuf":
+            raise BadType(f"arrays hold numbers, not {value.dtype}; encode what is not a number first")
+        return torch.from_numpy(np.ascontiguousarray(value, np.float32 if value.dtype == np.float64 else None))
+    return value
+
+
+def read(data: object, batch: int, seed: int, dtype: torch.dtype = torch.float32, adapt: Adapter | None = None) -> Feed:
+    """data: a Dataset (its training part), (inputs, targets) of tensors, arrays or tables, a dict of them with
+    "labels", a torch Dataset, or an iterable of batches.
+
+    dtype: what a Dataset's inputs are turned into. adapt: makes inputs and targets of what an iterable gives.
     """
     if isinstance(data, Dataset):
         return Tensors(*data.train, batch, seed, data.affine(dtype))
-    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor):
-        return Tensors(data[0], data[1], batch, seed)
-    if isinstance(data, (TensorDataset, Subset)):
-        kind = type(data).__name__
-        raise BadType(f"a {kind} gives single examples; give torch.utils.data.DataLoader(data, {batch}, shuffle=True)")
-    if isinstance(data, (tuple, list)) and len(data) == 2 and any(isinstance(part, np.ndarray) for part in data):
-        raise BadType("data are tensors, not NumPy arrays: give (torch.from_numpy(inputs), torch.from_numpy(targets))")
-    return Batches(data)
+    if isinstance(data, Mapping) and LABELS in data:
+        return Tensors(*(adapt or pair)(data), batch, seed)
+    if adapt is None and _is_pair(data):
+        inputs, targets = as_tensors(data)
+        return Tensors(inputs, targets, batch, seed)
+    if isinstance(data, torch.utils.data.IterableDataset):
+        return Batches(torch.utils.data.DataLoader(data, batch), adapt)
+    if isinstance(data, torch.utils.data.Dataset):
+        return Batches(torch.utils.data.DataLoader(data, batch, shuffle=True), adapt)
+    return Batches(data, adapt)
 
 
-def read_held_out(data: object, batch: int, dtype: torch.dtype = torch.float32, beside: Dataset | None = None) -> Feed:
+def _is_pair(data: object) -> bool:
+    """Whether it is inputs and targets, and not two batches."""
+    if not isinstance(data, tuple) or len(data) != 2:
+        return False
+    inputs, targets = (isinstance(part, (Tensor, np.ndarray, Mapping)) or hasattr(part, "to_numpy") for part in data)
+    if targets:
+        return True
+    several = isinstance(data[1], (tuple, list)) and all(isinstance(t, (Tensor, np.ndarray)) for t in data[1])
+    return inputs and several
+
+
+def read_held_out(
+    data: object,
+    batch: int,
+    dtype: torch.dtype = torch.float32,
+    beside: Dataset | None = None,
+    adapt: Adapter | None = None,
+) -> Feed:
     """Data to evaluate on, each example once: as :func:`read`, but the test part of a Dataset. A batch that is larger
     than the data is no mistake here.
 
@@ -205,9 +284,11 @@ def read_held_out(data: object, batch: int, dtype: torch.dtype = torch.float32, 
     affine = None
     if isinstance(data, Dataset):
         affine, data = data.affine(dtype), data.test
-    if not (isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor)):
-        return read(data, batch, 0)
+    if adapt is not None or not _is_pair(data):
+        return read(data, batch, 0, dtype, adapt)
+    assert isinstance(data, tuple)
     if beside is not None and any(data[0] is own for own in (beside.train_inputs, beside.test_inputs)):
         affine = beside.affine(dtype)
-    size = len(data[1]) if data[1].ndim else 0
-    return Tensors(data[0], data[1], max(min(batch, size), 1), 0, affine)
+    inputs, targets = as_tensors(data)
+    size = pytree.count(targets, "the targets")
+    return Tensors(inputs, targets, max(min(batch, size), 1), 0, affine)

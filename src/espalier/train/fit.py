@@ -19,13 +19,14 @@ from espalier.gates.attach import attach
 from espalier.search import Search
 from espalier.space import BadInput, BadType, Diverged, EspalierError
 from espalier.space import whole_number as whole
-from espalier.train import batchnorm, checks, feed, fingerprint, progress, pytree, recipes, rng
+from espalier.train import batchnorm, checks, feed, fingerprint, progress, pytree, recipes, rng, scoring
 from espalier.train import schedule as schedules
 from espalier.train.batched.optimizers import Optimizer
 from espalier.train.callbacks import Callback
 from espalier.train.callbacks import check as callbacks_checked
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.eager import EagerEngine, Scheduler
+from espalier.train.feed import Adapter
 from espalier.train.loop import Loop, OutOfMemory
 from espalier.train.optimizer import Gated
 from espalier.train.recipes import OptimizerFactory, Recipe, SchedulerFactory
@@ -42,11 +43,12 @@ def fit(
     data: Any,
     *,
     epochs: int,
-    loss: Loss = F.cross_entropy,
+    loss: Loss | None = F.cross_entropy,
     cost: str | Cost | Tensor | Sequence[float] = "weights",
     penalty: float | None = None,
     target: float | None = None,
     batch_size: int = 64,
+    batch: Adapter | None = None,
     samples: int = 2,
     optimizer: Optimizer | OptimizerFactory | None = None,
     schedule: str | Schedule | None = None,
@@ -66,11 +68,15 @@ def fit(
 
     model: a module, to which gates are attached, or what :func:`espalier.attach` gave. New or already trained. Parts of
         it in eval mode (frozen BatchNorm) stay so and keep their statistics, unless the whole model is in eval mode.
-    data: ``(inputs, targets)`` with examples first, a :class:`espalier.data.Dataset` (its training part), or an
-        iterable of such pairs that can be gone through again, as a DataLoader can. Inputs may be a tensor, a tuple
-        (positional arguments) or a dict (keyword arguments). They reach the model as they are, also uint8; what is
-        stored in a Dataset, and its ``test`` as validation, as the Dataset says.
-    loss: ``loss(outputs, targets)`` gives a scalar, the mean over the mini-batch.
+    data: ``(inputs, targets)`` with examples first: tensors, NumPy arrays or tables of pandas; a
+        :class:`espalier.data.Dataset` (its training part); a torch Dataset; or an iterable of batches that can be gone
+        through again, as a DataLoader can. Inputs may be a tensor, a tuple (positional arguments) or a dict (keyword
+        arguments). They reach the model as they are, also uint8; what is stored in a Dataset, and its ``test`` as
+        validation, as the Dataset says.
+    batch: makes ``(inputs, targets)`` of what such an iterable gives. Default: a tuple is its inputs and last its
+        targets; a dict has its targets as "labels", and the rest of it are keyword arguments.
+    loss: ``loss(outputs, targets)`` gives a scalar, the mean over the mini-batch. None: the model's own,
+        ``outputs.loss``, as of Transformers; the labels then stay among the inputs.
     cost: "weights", "macs", "units", "parameters", or a cost of one's own over the gates.
     penalty: how strongly cost counts; target: the share of the full cost to end at. One of them, or neither.
     samples: masks per update. Where losses are ranked they share one mini-batch of batch_size examples; where slopes
@@ -97,7 +103,9 @@ def fit(
     folder = None if checkpoint is None else checks.folder(checkpoint)
     seed = whole(seed, "seed", 0)
     module, where = _place(model, device)
-    feeding = feed.read(data, whole(batch_size, "batch_size", 1), seed, pytree.dtype(module))
+    adapt = feed.adapter(batch, own_loss=loss is None)
+    loss = scoring.own_loss if loss is None else loss
+    feeding = feed.read(data, whole(batch_size, "batch_size", 1), seed, pytree.dtype(module), adapt)
     recipe = recipes.chosen(recipe, preset, settle, penalised=target is None)
     horizon = whole(epochs, "epochs", 1) * feeding.updates
     recipe.phases(horizon, target)  # what does not fit is said before gates are attached
@@ -105,7 +113,7 @@ def fit(
     validation = data if validation is None and isinstance(data, Dataset) else validation
     if validation is not None:
         beside = data if isinstance(data, Dataset) else None
-        held_out = feed.read_held_out(validation, batch_size, pytree.dtype(module), beside)
+        held_out = feed.read_held_out(validation, batch_size, pytree.dtype(module), beside, adapt)
     if schedule is not None and scheduler is not None:
         raise BadInput("schedule and scheduler both say how the learning rate goes; give one of them")
     if scheduler is not None:

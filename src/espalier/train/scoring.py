@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -81,6 +81,17 @@ def stochastic(
         inputs, targets = _on(gated.model, batches[0])
         dim = class_dim(pytree.call(gated.model, inputs), targets)
     return _score(gated.model, batches, loss, predict)
+
+
+def own_loss(outputs: Any, targets: Any) -> Tensor:
+    """The loss that a model computes itself of the labels among its inputs: ``outputs.loss``, or its key "loss"."""
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if not isinstance(loss, Tensor):
+        raise BadInput(
+            "loss=None means the model's own, outputs.loss, of a batch with labels; this model gives none. Give loss=, "
+            "a function of (outputs, targets)"
+        )
+    return loss
 
 
 def wrong(outputs: object, targets: object) -> tuple[Tensor, Tensor] | None:

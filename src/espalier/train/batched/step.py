@@ -121,11 +121,12 @@ class Differential:
             loss, wrong = self.measured(self.outputs(params, fixed, masks[0], x), y)
             return loss.unsqueeze(0), wrong.unsqueeze(0)
 
-        def under(mask: Tensor) -> Measured:
+        def under(mask: Tensor, y: Tensor) -> Measured:
             return self.measured(self.outputs(params, fixed, mask, x), y)
 
-        found: Measured = vmap(under, randomness="different")(masks)
-        return found
+        # Each mask has its targets, though they are the same: torch maps no mean square with one side alone mapped.
+        losses: Measured = vmap(under, randomness="different")(masks, y.expand(len(masks), *y.shape))
+        return losses
 
     def _own(self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor) -> Measured:
         if len(masks) == 1:  # nothing to map over

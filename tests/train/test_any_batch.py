@@ -1,0 +1,166 @@
+"""Data as people have them: arrays, tables, torch Datasets, loaders of dicts, several inputs, targets, own losses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import networks
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import espalier
+from espalier import fit, sweep
+from espalier.train import evaluate
+
+X, Y = networks.digit_vectors(256)[0]
+
+
+def short(model: nn.Module, data: Any, **settings: Any) -> Any:
+    return fit(model, data, **{"epochs": 2, "batch_size": 32, "target": 0.5, "quiet": True} | settings)
+
+
+def test_arrays_and_tables_are_read_as_tensors_are() -> None:
+    pandas = pytest.importorskip("pandas")
+    expected = short(networks.mlp(), (X, Y))
+    arrays = X.numpy().astype(np.float64), Y.numpy()
+    tables = pandas.DataFrame(X.numpy()), pandas.Series(Y.numpy())
+    for data in (arrays, tables, {"input": X, "labels": Y}):
+        result = short(networks.mlp(), data, validation=data)
+        assert result.theta.equal(expected.theta)
+        assert result.validation == evaluate(expected.model, (X, Y), loss=F.cross_entropy)
+
+
+def test_a_torch_dataset_is_put_into_a_loader() -> None:
+    result = short(networks.mlp(), TensorDataset(X, Y), validation=TensorDataset(X, Y))
+    assert result.updates == 16
+    assert result.validation.examples == 256
+
+    class Stream(IterableDataset):
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            return iter(zip(X, Y))
+
+    assert short(networks.mlp(), Stream()).updates == 16
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.head = nn.Linear(32, 12), nn.Linear(32, 12), nn.Linear(12, 10)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.head(torch.relu(self.first(a) + self.second(b)))
+
+
+def test_all_but_the_last_of_a_tuple_are_inputs() -> None:
+    a, b = X.chunk(2, 1)
+    expected = short(TwoInputs(), DataLoader(TensorDataset(a, b, Y), 32), seed=1)
+    pairs = [((p.clone(), q.clone()), y) for p, q, y in zip(a.split(32), b.split(32), Y.split(32))]
+    again = short(TwoInputs(), pairs, seed=1)
+    assert again.theta.equal(expected.theta)
+    adapted = short(
+        TwoInputs(), [{"left": p, "right": q, "y": y} for (p, q), y in pairs], seed=1,
+        batch=lambda item: ((item["left"], item["right"]), item["y"]),
+    )  # fmt: skip
+    assert adapted.theta.equal(expected.theta)
+
+
+class OwnLoss(nn.Module):
+    """As models of Transformers: labels among the arguments, the loss among the outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = networks.mlp()
+
+    def forward(self, pixels: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        logits = self.net(pixels)
+        return {"logits": logits} | ({} if labels is None else {"loss": F.cross_entropy(logits, labels)})
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_model_s_own_loss(loaded: bool) -> None:
+    expected = short(networks.mlp(), [(x, y) for x, y in zip(X.split(32), Y.split(32))] if loaded else (X, Y))
+    batches = [{"pixels": x, "labels": y} for x, y in zip(X.split(32), Y.split(32))]
+    data = batches if loaded else {"pixels": X, "labels": Y}
+    result = short(OwnLoss(), data, loss=None, validation=data)
+    assert result.theta.equal(expected.theta)
+    assert result.validation.loss < 2.3
+    given = short(OwnLoss(), data, loss=lambda outputs, labels: F.cross_entropy(outputs["logits"], labels))
+    assert given.theta.equal(expected.theta)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.digit, self.mean = nn.Linear(64, 24), nn.Linear(24, 10), nn.Linear(24, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.relu(self.body(x))
+        return self.digit(x), self.mean(x)
+
+
+def test_several_targets() -> None:
+    both = (Y, X.mean(1, keepdim=True))
+
+    def loss(outputs: tuple[Tensor, Tensor], targets: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(outputs[0], targets[0]) + F.mse_loss(outputs[1], targets[1])
+
+    first = short(TwoHeads(), (X, both), loss=loss, validation=(X, both))
+    assert first.history[-1]["validation_loss"] < first.history[0]["loss"]
+    assert first.history[-1]["error"] is None
+
+
+@pytest.mark.parametrize("way", ["fit", "sweep"])
+@pytest.mark.parametrize("recipe", ["default", "ranked"])
+@pytest.mark.parametrize(
+    ("loss", "kind"),
+    [
+        (F.mse_loss, "number"), (F.smooth_l1_loss, "number"), (F.huber_loss, "number"), (F.l1_loss, "number"),
+        (F.binary_cross_entropy_with_logits, "labels"), (F.binary_cross_entropy_with_logits, "number"),
+    ],
+)  # fmt: skip
+def test_regression_binary_and_multi_label(way: str, recipe: str, loss: Any, kind: str) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(256, 64, generator=draw)
+    y = x[:, :10] - x[:, 10:20]
+    y = y[:, :1] if kind == "number" else y
+    y = (y > 0).float() if loss is F.binary_cross_entropy_with_logits else y
+
+    def network() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, y.shape[1]))
+
+    settings: dict[str, Any] = {"epochs": 12, "batch_size": 16, "loss": loss, "recipe": recipe, "validation": (x, y)}
+    if way == "fit":
+        result = fit(network(), (x, y), target=0.5, quiet=True, **settings)
+    else:
+        result = sweep(network, (x, y), targets=[0.5, 0.8], quiet=True, **settings)[0]
+    with torch.no_grad():
+        constant = float(loss(torch.zeros_like(y), y))
+    assert result.validation_loss < 0.8 * constant
+    assert result.validation_error is None
+    assert result.share_after <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "said"),
+    [
+        ([{"pixels": X[:8]}], {}, "holds its targets as 'labels'"),
+        ([X[:8]], {}, "pairs"),
+        ([(X[:8], Y[:8])], {"loss": None}, "loss=None is for batches that are dicts"),
+        ([{"pixels": X[:8], "labels": Y[:8]}], {"loss": None, "model": TwoInputs()}, "does not take these inputs"),
+        ([(X[:8], Y[:8])], {"batch": 3}, "batch is a function"),
+        ([(X[:8], Y[:8])], {"batch": lambda item: item[0]}, "batch gives a tuple"),
+        ((np.array([["a"] * 64] * 8), Y[:8]), {}, "arrays hold numbers"),
+    ],
+)
+def test_what_cannot_be_read_is_named(data: Any, settings: dict[str, Any], said: str) -> None:
+    given = {"model": networks.mlp()} | settings
+    with pytest.raises(espalier.EspalierError, match=said):
+        short(given.pop("model"), data, **given)
