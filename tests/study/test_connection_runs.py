@@ -117,7 +117,7 @@ class Killed(Exception):
 class KilledBeforeTheLast(Silent):
     """Dies in the middle of things: when the last update is done and its measurement is about to begin."""
 
-    def update(self, done: int) -> None:
+    def update(self, done: int, text: str = "") -> None:
         if done == UPDATES:
             raise Killed
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import networks
 import pytest
+import torch
 
 import espalier
 from espalier import Callback, fit, sweep
 from espalier.train import loop as loops
+from espalier.train.callbacks import EarlyStopping, Logger, TensorBoard
 from espalier.train.loop import Loop
 
 DATA, TEST = networks.digit_vectors(320)
@@ -113,3 +115,64 @@ def test_an_error_of_a_callback_is_the_user_s_own(how: str, tmp_path: Path) -> N
 def test_what_is_no_callback_is_named(given: Any) -> None:
     with pytest.raises((espalier.BadInput, TypeError), match="callback"):
         fit(networks.mlp(), DATA, callbacks=given, **SHORT)
+
+
+class Rising(Callback):
+    """A validation loss that falls until the third epoch and rises from there."""
+
+    def on_epoch(self, loop: Loop, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            row["validation_loss"] = abs(row["epoch"] - 3) + 0.5
+
+
+@pytest.mark.parametrize("how", ["fit", "sweep"])
+def test_early_stopping_waits_for_the_structure_to_settle(how: str) -> None:
+    settings = {"epochs": 8, "settle": 0.75, "callbacks": [Rising(), EarlyStopping(patience=2)]} | {"target": 0.4}
+    if how == "fit":
+        result = fit(networks.mlp(), DATA, **(SHORT | settings))
+    else:
+        settings["targets"] = [settings.pop("target"), 0.6]
+        result = sweep(networks.mlp, DATA, **(SHORT | settings))[0]
+    assert result.updates == 50  # settled from the third epoch on, the best of which is the third itself
+    assert result.finished
+    assert "validation_loss did not get better for 2" in result.stopped
+
+
+def test_the_best_epoch_is_what_ships() -> None:
+    class Weights(Callback):
+        def __init__(self) -> None:
+            self.seen: dict[int, list[torch.Tensor]] = {}
+
+        def on_epoch(self, loop: Loop, rows: list[dict[str, Any]]) -> None:
+            network = loop.engine.structure.network
+            self.seen[rows[0]["epoch"]] = [p.detach().clone() for p in network.parameters()]
+
+    kept = Weights()
+    settings = {"epochs": 8, "settle": 0.75, "callbacks": [Rising(), kept, EarlyStopping(patience=2, best=True)]}
+    result = fit(networks.mlp(), DATA, target=0.4, **(SHORT | settings))
+    for ours, third in zip(result.model.parameters(), kept.seen[3], strict=True):
+        assert ours.equal(third)
+    with pytest.raises(espalier.BadInput, match="use fit"):
+        sweep(networks.mlp, DATA, targets=[0.4, 0.6], **(SHORT | {"callbacks": [EarlyStopping(best=True)]}))
+
+
+def test_loggers_see_every_row(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = []
+    result = fit(networks.mlp(), DATA, target=0.4, **(SHORT | {"callbacks": [Logger(rows.append)]}))
+    assert rows == result.history
+    runs: list[int] = []
+    sweep(
+        networks.mlp, DATA, targets=[0.4, 0.6], **(SHORT | {"callbacks": [Logger(lambda row, run: runs.append(run))]})
+    )
+    assert runs == [0, 1] * 4
+    pytest.importorskip("tensorboard")
+    fit(networks.mlp(), DATA, target=0.4, **(SHORT | {"callbacks": [TensorBoard(tmp_path / "board")]}))
+    assert list((tmp_path / "board").glob("events*"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"), [({"patience": 0}, "at least 1"), ({"monitor": "accuracy"}, "no 'accuracy' to monitor")]
+)
+def test_early_stopping_names_what_is_wrong(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(espalier.BadInput, match=said):
+        fit(networks.mlp(), DATA, target=0.4, **(SHORT | {"callbacks": [EarlyStopping(**wrong)]}))

@@ -220,7 +220,7 @@ def test_lines_of_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
         if update % 3600 == 0:
             lines.epoch(f"epoch {update // 3600}")
     told = log.getvalue().splitlines()
-    assert told[0] == "  0%  update 10  23 h 59 min left"
+    assert told[0] == "  0%  update 10 of 86,400  23 h 59 min left"
     assert any(line.startswith("  4%  epoch 1 ") for line in told)
     assert told[-1] == "100%  epoch 24  0 s left"
     assert 150 < len(told) < 400

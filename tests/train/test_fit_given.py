@@ -315,3 +315,18 @@ def test_a_trained_network_is_fine_tuned() -> None:
     assert result.validation.error is not None
     assert result.validation.error <= trained.error + 0.02
     assert result.share_after <= 0.5
+
+
+def test_a_result_can_be_looked_at() -> None:
+    result = short(target=0.5, validation=SMALL)
+    assert len(repr(result)) < 300
+    assert repr(result) == f"Result({result})"
+    lines = result.table().splitlines()
+    assert [line.split()[0] for line in lines] == ["0", "2"]
+    assert "coupled: what is written and read together" in result.explain()  # though the gates are off again
+    assert result.gated is None
+    page = result._repr_html_()
+    assert page.count("<tr>") == 2
+    assert "target 50.00% of the cost" in page
+    (swept,) = espalier.sweep(networks.mlp, SMALL, targets=[0.5], epochs=1, batch_size=32, quiet=True)
+    assert swept.explain() == swept.table()

@@ -48,24 +48,23 @@ class Lines(Callback):
         self.progress.start(loop.update, loop.updates)
 
     def on_update(self, loop: Loop) -> None:
-        self.progress.update(loop.update)
-        self._line(loop)
+        self.progress.update(loop.update, self._line(loop))
 
     def on_epoch(self, loop: Loop, rows: list[Row]) -> None:
-        self._line(loop)
+        self.progress.epoch(self._line(loop))
         self.progress.states(settings_in_lines(self.names, rows, self.share))
 
     def on_leave(self, loop: Loop) -> None:
         self.progress.stop()
 
-    def _line(self, loop: Loop) -> None:
+    def _line(self, loop: Loop) -> str:
         text = f"{len(self.names)} runs, {loop.pace}"
         rows = [history[-1] for history in loop.histories if history]
         if rows:
             shares = [row[self.share] for row in rows if row.get(self.share) is not None]
             text += "; median" + (f" share {median(shares):.1%}," if shares else "")
             text += f" error {median(row['validation_error'] for row in rows):.2%}"
-        self.progress.epoch(text)
+        return text
 
 
 def settings_in_lines(names: Sequence[str], rows: Sequence[Row], share: str) -> list[str]:

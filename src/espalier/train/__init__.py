@@ -1,7 +1,7 @@
 """Training and shaping in one loop: the step, the loop, many runs at once, checkpoints."""
 
 from espalier.train.batched import sweep
-from espalier.train.callbacks import Callback
+from espalier.train.callbacks import Callback, EarlyStopping, Logger, TensorBoard
 from espalier.train.checkpoint import Checkpoint, NotSaved
 from espalier.train.fit import fit
 from espalier.train.loop import OutOfMemory
@@ -15,12 +15,15 @@ __all__ = [
     "PRESETS",
     "Callback",
     "Checkpoint",
+    "EarlyStopping",
+    "Logger",
     "NotSaved",
     "OutOfMemory",
     "Recipe",
     "Result",
     "Score",
     "StructureOptimizer",
+    "TensorBoard",
     "deterministic",
     "evaluate",
     "fit",

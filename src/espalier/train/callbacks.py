@@ -5,10 +5,13 @@ Progress bars, run directories, early stopping and loggers are such callbacks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import copy
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from espalier.space import BadType
+from espalier.space import BadInput, BadType
 from espalier.train.metrics import Row
 
 if TYPE_CHECKING:
@@ -45,6 +48,90 @@ class Callback:
 
     def on_end(self, loop: Loop, results: list[Result]) -> None:
         """What came out; ``loop.finished`` is False where a time limit came first."""
+
+
+class EarlyStopping(Callback):
+    """Ends a run whose validation no longer gets better, once its structure has settled: what comes before is not yet
+    what ships. Of a sweep, when it holds for every run of a batch.
+
+    monitor: a number of the rows, the smaller the better; ``largest=True``: the larger the better. patience: so many
+    measurements without a better one. best: go back to the weights of the best measurement (``fit`` only).
+    """
+
+    def __init__(
+        self, monitor: str = "validation_loss", patience: int = 5, *, largest: bool = False, best: bool = False
+    ) -> None:
+        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
+            raise BadInput(f"patience is a number of measurements, at least 1, not {patience!r}")
+        self.monitor, self.patience, self.sign, self.best = monitor, patience, -1.0 if largest else 1.0, best
+        self._weights: dict[str, Any] | None = None
+
+    def on_epoch(self, loop: Loop, rows: list[Row]) -> None:
+        for row in rows:
+            if row.get(self.monitor) is None:
+                raise BadInput(
+                    f"there is no {self.monitor!r} to monitor, only {sorted(k for k, v in row.items() if v)}"
+                )
+        if loop.phase != "settled":
+            return
+        since = [self._since(history) for history in loop.histories]
+        if self.best and since[0] == 0:
+            self._weights = copy.deepcopy(self._network(loop).state_dict())
+        if min(since) >= self.patience:
+            loop.stop(f"{self.monitor} did not get better for {self.patience} measurements")
+
+    def _since(self, history: list[Row]) -> int:
+        """Measurements since the best one with a settled structure."""
+        values = [self.sign * row[self.monitor] for row in history if row["settled"]]
+        return len(values) - 1 - values.index(min(values))
+
+    def on_leave(self, loop: Loop) -> None:
+        if self._weights is not None and loop.finished:
+            self._network(loop).load_state_dict(self._weights)
+            loop.engine.close()  # what was trained is written into the model
+
+    def _network(self, loop: Loop) -> Any:
+        structure = getattr(loop.engine, "structure", None)
+        if structure is None:
+            raise BadInput("best=True goes back to the weights of one run; a sweep has many, so use fit")
+        return structure.network
+
+
+class Logger(Callback):
+    """Hands every row to a function ``log(row)``, or ``log(row, run)`` of a sweep: to a file, a table, a tracker.
+
+    >>> Logger(lambda row: print(row["loss"])).log is not None
+    True
+    """
+
+    def __init__(self, log: Callable[..., None]) -> None:
+        self.log = log
+
+    def on_epoch(self, loop: Loop, rows: list[Row]) -> None:
+        for run, row in enumerate(rows):
+            self.log(row, run) if len(rows) > 1 else self.log(row)
+
+
+class TensorBoard(Callback):
+    """Writes every number of every row to TensorBoard's files in a folder, of a sweep a folder for each run."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder, self.writers = Path(folder), dict[int, Any]()
+
+    def on_epoch(self, loop: Loop, rows: list[Row]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        for run, row in enumerate(rows):
+            if run not in self.writers:
+                place = self.folder if len(rows) == 1 else self.folder / f"run-{run:03d}"
+                self.writers[run] = SummaryWriter(str(place))
+            for name, value in row.items():
+                if isinstance(value, (int, float)):
+                    self.writers[run].add_scalar(name, value, row["update"])
+
+    def on_leave(self, loop: Loop) -> None:
+        while self.writers:
+            self.writers.popitem()[1].close()
 
 
 def check(given: Sequence[Callback]) -> list[Callback]:

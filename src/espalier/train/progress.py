@@ -18,7 +18,10 @@ class Progress(Protocol):
     """Told of every update and epoch; says what it wants."""
 
     def start(self, done: int, total: int) -> None: ...
-    def update(self, done: int) -> None: ...
+    def update(self, done: int, text: str = "") -> None:
+        """text: how it goes, where there is more to say than how far it is."""
+        ...
+
     def epoch(self, text: str) -> None: ...
     def states(self, lines: list[str]) -> None:
         """Of a study: one line for each setting, with every run of it."""
@@ -34,7 +37,7 @@ class Silent:
     def start(self, done: int, total: int) -> None:
         pass
 
-    def update(self, done: int) -> None:
+    def update(self, done: int, text: str = "") -> None:
         pass
 
     def epoch(self, text: str) -> None:
@@ -57,19 +60,19 @@ class Lines:
     def __init__(self, stream: TextIO, every: float = 10.0) -> None:
         self.stream, self.every = stream, every
         self.clock = Clock()
-        self.shown, self.text = 0.0, ""
+        self.shown, self.first = 0.0, True
 
     def start(self, done: int, total: int) -> None:
         self.clock.start(done, total)
         self.shown = self.clock.began
 
-    def update(self, done: int) -> None:
+    def update(self, done: int, text: str = "") -> None:
         self.clock.done = done
-        if self._due():
-            self._show(self.text or f"update {done}")
+        if self._due():  # a line of an epoch is shown once
+            self._show(text or f"update {done:,} of {self.clock.total:,}")
 
     def epoch(self, text: str) -> None:
-        first, self.text = not self.text, text
+        first, self.first = self.first, False
         if first or self._due() or self.clock.done == self.clock.total:
             self._show(text)
 
@@ -121,12 +124,13 @@ class Bar:
         self.task = self.bar.add_task("", total=total, completed=done, text="", left="?")
         self.bar.start()
 
-    def update(self, done: int) -> None:
+    def update(self, done: int, text: str = "") -> None:
         self.clock.done = done
         now = time.monotonic()
         if now - self.drawn > 0.1:  # updates may take microseconds
             self.drawn = now
-            self.bar.update(self.task, completed=done, left=span(self.clock.left()))
+            said: dict[str, Any] = {"text": text} if text else {}
+            self.bar.update(self.task, completed=done, left=span(self.clock.left()), **said)
 
     def epoch(self, text: str) -> None:
         if self.narrow:
@@ -196,13 +200,14 @@ class Shown(Callback):
 
 def describe(rows: list[Row]) -> str:
     """Rows for a person: one run in full, of several the medians."""
-    row = rows[0] | {key: _median(rows, key) for key in ("loss", "error", "validation_error", "cost_share")}
+    shares = "cost_share" if rows[0]["settled"] else "expected_share"  # a selection has its size before theta has
+    row = rows[0] | {key: _median(rows, key) for key in ("loss", "error", "validation_error", shares)}
     parts = [f"{len(rows)} runs"] if len(rows) > 1 else []
     parts += [f"epoch {row['epoch']}", f"loss {row['loss']:.4f}" if row["loss"] is not None else "loss none"]
     # While the structure is searched for, the one mask that would ship now may be far worse than those that are drawn;
     # before the search begins it is any mask of its size.
     validation = "validation" if row["settled"] else "validation if cut now"
-    shown = [("error", "error"), (validation, "validation_error"), ("share", "cost_share")]
+    shown = [("error", "error"), (validation, "validation_error"), ("share", shares)]
     for name, key in shown if row["begun"] else shown[:1]:
         if row[key] is not None:
             parts.append(f"{name} {row[key]:.2%}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from espalier.train.batched.runs import Run
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Result:
     """What ``fit`` returns, and ``sweep`` for each of its runs.
 
@@ -34,6 +35,7 @@ class Result:
     penalty: how strongly cost counted at the end.
     run: of a sweep, what was asked of it. stopped: why a callback ended the run, or "".
     diverged: of a sweep, the first update without a finite loss. skipped: updates at which the weights stayed.
+    explanation: of ``fit``, what each layer keeps and what is coupled to what, as ``gated.explain`` says it.
     search: of ``fit``, the search as it ended. gated: the gates, where ``fit`` was given them; those it attached by
     itself it has taken off again.
     """
@@ -51,13 +53,14 @@ class Result:
     penalty: float | None
     updates: int
     seconds: float
-    space: Space = field(repr=False)
+    space: Space
     run: Run | None = None
     stopped: str = ""
     diverged: int | None = None
     skipped: int = 0
-    search: Search | None = field(default=None, repr=False)
-    gated: Gated | None = field(default=None, repr=False)
+    explanation: str = ""
+    search: Search | None = None
+    gated: Gated | None = None
 
     @property
     def validation_loss(self) -> float | None:
@@ -86,6 +89,30 @@ class Result:
         if self.run is not None:
             words |= {"diverged": self.diverged, "skipped": self.skipped}
         return words | ({"stopped": self.stopped} if self.stopped else {})
+
+    def explain(self) -> str:
+        """What each layer keeps, what is coupled to what, and what is not gated and why; of a sweep, only the table."""
+        return self.explanation or self.table()
+
+    def table(self) -> str:
+        """What each group of gates keeps, in words of one line each."""
+        width = max((len(name) for name in self.kept), default=0)
+        return "\n".join(
+            f"{name:<{width}}  {kept:>6} of {full:>6}  {kept / full:>6.1%}  {'#' * round(20 * kept / full)}"
+            for name, (kept, full) in self.kept.items()
+        )
+
+    def _repr_html_(self) -> str:
+        """For a notebook: the summary, and a bar for each group of gates."""
+        bar = '<meter min="0" max="{1}" value="{0}"></meter>'
+        rows = "".join(
+            f"<tr><td>{escape(name)}</td><td>{kept:,} of {full:,}</td><td>{bar.format(kept, full)}</td></tr>"
+            for name, (kept, full) in self.kept.items()
+        )
+        return f"<p>{escape(str(self))}</p><table>{rows}</table>"
+
+    def __repr__(self) -> str:
+        return f"Result({self})"
 
     def __str__(self) -> str:
         text = "" if self.target is None else f"target {self.target:.2%} of the cost, "

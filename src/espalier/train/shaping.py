@@ -142,6 +142,7 @@ def result_of(
         penalty=float(search.penalty),
         updates=structure.update,
         space=gated.space,
+        explanation=gated.explain(mask) if hasattr(gated, "explain") else "",
         search=search,
         gated=gated,
         **own,
