@@ -330,3 +330,24 @@ def test_a_result_can_be_looked_at() -> None:
     assert "target 50.00% of the cost" in page
     (swept,) = espalier.sweep(networks.mlp, SMALL, targets=[0.5], epochs=1, batch_size=32, quiet=True)
     assert swept.explain() == swept.table()
+
+
+@pytest.mark.parametrize("settings", [{"precision": "bf16"}, {"precision": "tf32"}, {"channels_last": True}], ids=str)
+def test_precision_and_layout_train_the_same_network(settings: dict[str, object]) -> None:
+    x = torch.rand(256, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    data = x, (x.mean((1, 2, 3)) > 0.5).long()
+
+    def network() -> nn.Sequential:
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(288, 2))
+
+    switches = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    given: dict[str, object] = {"epochs": 8, "batch_size": 16, "target": 0.5, "validation": data, "quiet": True}
+    expected, result = fit(network(), data, **given), fit(network(), data, **given, **settings)
+    assert result.validation_loss < 0.4
+    assert result.validation_loss == pytest.approx(expected.validation_loss, abs=0.1)
+    assert all(p.dtype == torch.float32 for p in result.model.parameters())
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == switches
+    with pytest.raises(espalier.BadInput, match="precision is"):
+        fit(network(), data, **given, precision="float16")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -26,11 +26,13 @@ from espalier.space import BadInput, EspalierError
 from espalier.study import sources
 from espalier.study.settings import COSTS
 from espalier.train import Recipe, Result, checks, evaluate, feed, fit, pytree, recipes
+from espalier.train.batched.batch import Precision
 from espalier.train.run_directory import RunDirectory
 from espalier.train.scoring import evaluating
 from espalier.train.setting import check, declared, number, one_of, setting, share, usual_device
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+PRECISIONS = ("float32", "tf32", "bf16")
 SCHEDULES = ("steps", "cosine", "constant")
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross-entropy": F.cross_entropy,
@@ -84,6 +86,8 @@ class Training:
     scale: float | None = setting(None, "What inputs of a file are multiplied by; uint8: 1/255 by default.")
     seed: int = setting(0, "Of the weights, the masks and the order of the examples.", least=0)
     device: str = setting("", "cpu, cuda, cuda:1, mps; default: cuda where there is one.")
+    precision: str = setting("", "float32, tf32 or bf16 products; default: torch's own.", choices=PRECISIONS)
+    channels_last: bool = setting(False, "Images and weights lie in memory channels last.")
 
     def __post_init__(self) -> None:
         check(self)
@@ -188,6 +192,8 @@ def run(
             settle=training.settle,
             recipe=training.numbers(),
             seed=training.seed,
+            precision=cast(Precision, training.precision) if training.precision else None,
+            channels_last=training.channels_last,
             validation=source.validation,
             checkpoint=out,
             time_limit=time_limit,

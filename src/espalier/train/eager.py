@@ -26,7 +26,7 @@ CALIBRATED = 1024  # examples that BatchNorm's statistics are estimated on for a
 
 
 class EagerEngine:
-    """structure: with its phases. scheduler: stepped after every epoch.
+    """structure: with its phases. scheduler: stepped after every epoch. precision, channels_last: see ``fit``.
 
     began_with: a hash of the initial weights, "" where nobody asks for one. known: whether a model with weights of such
     a hash may go on with the run, too.
@@ -43,6 +43,8 @@ class EagerEngine:
         scheduler: Scheduler | None,
         validation: Feed | None,
         device: torch.device,
+        precision: str | None = None,
+        channels_last: bool = False,
         began_with: str = "",
         known: Callable[[str], bool] = lambda _: False,
     ) -> None:
@@ -54,6 +56,7 @@ class EagerEngine:
         self.points = range(feed.updates, phases.end + 1, feed.updates)
         self.scheduler, self.validation, self.device = scheduler, validation, device
         self.began_with, self.known = began_with, known
+        self.half, self.channels_last = precision == "bf16", channels_last
         self.shares = Shares(self.gated, self.search.cost, self.search.full_cost, device)
         self._batches: Iterator[Batch] | None = None  # of the rest of the epoch
         self._clear()
@@ -99,8 +102,13 @@ class EagerEngine:
         # Losses are compared on the same examples; slopes are not compared, so that each mask reads its own.
         compared = range(0) if self.search.reads_slopes else self.phases.compared
         for batch in self.feed.epoch(self.done, end, compared, self.search.samples):
-            inputs, targets = pytree.each(lambda t: t.to(self.device, non_blocking=True), batch)
+            inputs, targets = pytree.each(self._placed, batch)
             yield inputs, targets
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        images = self.channels_last and tensor.ndim == 4
+        layout = torch.channels_last if images else torch.preserve_format
+        return tensor.to(self.device, non_blocking=True, memory_format=layout)
 
     def some_inputs(self, count: int) -> Any:
         return pytree.each(lambda t: t[:count].cpu(), next(iter(self.feed.once(count)))[0])
@@ -113,8 +121,9 @@ class EagerEngine:
         seen: list[tuple[Any, Any]] = []  # outputs and targets under the first mask
 
         def closure(inputs: Any, targets: Any) -> Tensor:
-            outputs = pytree.call(self.structure.network, inputs)
-            loss = self.loss(outputs, targets)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+                outputs = pytree.call(self.structure.network, inputs)
+                loss = self.loss(outputs, targets)
             scalar(loss)
             checks.gradient_of(loss)
             loss.backward()  # type: ignore[no-untyped-call]

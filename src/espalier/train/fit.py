@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from espalier.space import BadInput, BadType, Diverged, EspalierError
 from espalier.space import whole_number as whole
 from espalier.train import batchnorm, checks, feed, fingerprint, progress, pytree, recipes, rng, scoring
 from espalier.train import schedule as schedules
+from espalier.train.batched.batch import Compute, Precision
 from espalier.train.batched.optimizers import Optimizer
 from espalier.train.callbacks import Callback
 from espalier.train.callbacks import check as callbacks_checked
@@ -58,6 +59,8 @@ def fit(
     preset: str | Recipe | None = None,
     seed: int = 0,
     device: str | torch.device | None = None,
+    precision: Precision | None = None,
+    channels_last: bool = False,
     validation: Any = None,
     checkpoint: str | os.PathLike[str] | None = None,
     time_limit: float | None = None,
@@ -92,6 +95,8 @@ def fit(
     recipe: a :class:`espalier.train.Recipe`, or the name of one: "default" (slopes of the gates as the signal),
         "ranked" (the order of losses; the default where there is no target), "paper", "finetune". preset: its old name.
     seed: of the masks, of the order of the examples, and of everything random inside the call.
+    precision: of matrix products while training: "float32", "tf32" (on a GPU), or "bf16" (autocast; weights stay as
+        they are). None leaves torch's own switches alone. channels_last: images and weights lie so in memory.
     validation: data as above, of a Dataset its test part, which is the default where ``data`` is one; evaluated after
         every epoch under the mask that would ship.
     checkpoint: the folder of the run. The same call goes on where it was stopped, killed, or out of time.
@@ -102,7 +107,11 @@ def fit(
     checks.loss(loss)
     folder = None if checkpoint is None else checks.folder(checkpoint)
     seed = whole(seed, "seed", 0)
+    if precision is not None:
+        Compute(precision)  # what it does not know is named here
     module, where = _place(model, device)
+    if channels_last:
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     adapt = feed.adapter(batch, own_loss=loss is None)
     loss = scoring.own_loss if loss is None else loss
     feeding = feed.read(data, whole(batch_size, "batch_size", 1), seed, pytree.dtype(module), adapt)
@@ -147,6 +156,7 @@ def fit(
             "recipe": asdict(recipe),
             "seed": seed,
             "device": where.type,
+            "precision": precision,
         }
         steps = None if scheduler is None else _scheduler(scheduler, inner)
         settings["scheduler"] = repr(rates) if steps is None else type(steps).__name__
@@ -158,10 +168,13 @@ def fit(
             scheduler=steps,
             validation=held_out,
             device=where,
+            precision=precision,
+            channels_last=channels_last,
             began_with="" if folder is None else fingerprint.weights(module.parameters()),
             known=lambda weights: directory is not None and directory.left_with(weights),
         )
-        result = _carry_out(engine, settings, directory, stop, watching, progress.choose(quiet))
+        with nullcontext() if precision is None else Compute(precision).applied():
+            result = _carry_out(engine, settings, directory, stop, watching, progress.choose(quiet))
     return result if model is not module else replace(result, gated=None)
 
 
