@@ -6,6 +6,7 @@ import contextlib
 import errno
 import math
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,24 +22,44 @@ class NotSaved(EspalierError, OSError):
 
 def write(path: Path, data: bytes | str) -> Path:
     """Write beside the path, flush to the disk, rename, flush the folder. Its folder is made where there is none."""
-    partial = path.with_name(path.name + PARTIAL)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        _sync_folder(path.parent)
+        put_in_place(write_beside(path, data.encode() if isinstance(data, str) else data), path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         why = "the disk is full" if full else error.strerror or str(error)
         kept = "What was saved before is intact; make room, or choose another folder, and run the same call again"
         lost = "Choose a folder that can be made and written to"
         raise NotSaved(error.errno, f"{path} could not be written: {why}. {kept if full else lost}") from error
     return path
+
+
+def write_beside(path: Path, data: bytes) -> Path:
+    """The data in a file beside the path, on the disk. Its name cannot be foreseen, and no link is followed to it: who
+    may write to the folder cannot lead it elsewhere."""
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    try:
+        with open(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+    return partial
+
+
+def put_in_place(partial: Path, path: Path) -> None:
+    """Rename what was written beside the path, and flush the folder."""
+    try:
+        os.replace(partial, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:

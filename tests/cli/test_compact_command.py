@@ -209,11 +209,11 @@ def test_nothing_of_somebody_elses_is_overwritten(espal, trained):
 def test_a_full_disk_is_one_line(espal, trained, monkeypatch):
     before = files(trained / "run")
 
-    def full(tensors, path):
+    def full(path, data):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "save_file", full)
+        patch.setattr(store, "write_beside", full)
         assert "No space left" in espal("compact", "run", "--to", "small").line
     assert files(trained / "run") == before
     (trained / "small" / "model.safetensors").write_bytes(b"cut off")  # as a kill between two files leaves it

@@ -14,10 +14,10 @@ from torch import nn
 import espalier
 from espalier.models import DenseNet
 from espalier.space import BadInput
-from espalier.study.lock import locked
 from espalier.study.run_batches import PaperBatch
 from espalier.study.run_files import mask_from_hex
 from espalier.study.settings import ConnectionSettings
+from espalier.train.lock import locked
 from espalier.train.progress import Silent
 from espalier.train.stop import Stop
 

@@ -14,7 +14,6 @@ from study_helpers import StopAfter
 from espalier.data import from_arrays, load
 from espalier.space import BadInput, Corrupt, Unreachable
 from espalier.study.grid import Grid
-from espalier.study.lock import locked
 from espalier.study.networks import Units
 from espalier.study.run_batches import GridBatch
 from espalier.study.settings import GRID_METHODS as METHODS
@@ -24,6 +23,7 @@ from espalier.train.batched.batch import Batch
 from espalier.train.batched.mask_sources import Given
 from espalier.train.batched.optimizers import SGD
 from espalier.train.batched.step import cross_entropy
+from espalier.train.lock import locked
 from espalier.train.loop import Loop
 from espalier.train.progress import Silent
 from espalier.train.schedule import Steps

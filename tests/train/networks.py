@@ -110,5 +110,6 @@ class Watched(nn.Module):
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder by its place in it."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """Every file below a folder by its place in it, but for the lock, which says who was there last."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}

@@ -242,12 +242,14 @@ def test_a_full_disk_leaves_the_previous_one_intact(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_device_that_is_really_full(tmp_path: Path) -> None:
+def test_a_device_that_is_really_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Checkpoint(tmp_path, SETTINGS)
     run.save(state(1), 1)
-    (tmp_path / "checkpoint-000000000002.safetensors.partial").symlink_to("/dev/full")
+    full = Path("/dev/full").open
+    monkeypatch.setattr(files, "open", lambda handle, mode: full(mode), raising=False)
     with pytest.raises(NotSaved, match="the disk is full"):
         run.save(state(2), 2)
+    assert len(list(tmp_path.iterdir())) == 1
     loaded = run.load()
     assert loaded is not None
     assert loaded["update"] == 1
@@ -286,3 +288,18 @@ def test_settings_that_are_not_json_are_refused(tmp_path: Path) -> None:
         Checkpoint(tmp_path, {"loss": json.dumps, "b": 1})
     with pytest.raises(espalier.BadInput, match="JSON-able"):
         Checkpoint(tmp_path, {"penalty": math.nan})
+
+
+def test_no_link_is_followed_and_two_writers_do_not_meet(tmp_path: Path) -> None:
+    """Whoever may write to the folder knows the old names of partial files, and cannot lead a write through them."""
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "result.json.partial").symlink_to(mine)
+    (tmp_path / "run" / "result.json").symlink_to(mine)
+    files.write(tmp_path / "run" / "result.json", b"new")
+    assert mine.read_text() == "mine"
+    assert (tmp_path / "run" / "result.json").read_text() == "new"
+    assert not (tmp_path / "run" / "result.json").is_symlink()
+    first, second = (files.write_beside(tmp_path / "a", data) for data in (b"1", b"2"))
+    assert first != second

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import espalier
 from espalier import fit
 from espalier.train import loop
+from espalier.train.lock import locked
 
 HERE = Path(__file__).parent
 DATA, TEST = networks.digit_vectors(320)
@@ -201,3 +203,18 @@ def test_metrics_written_after_the_last_checkpoint_are_not_written_twice(tmp_pat
     call(networks.mlp(), checkpoint=tmp_path / "cut")
     rows = [json.loads(line) for line in (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()]
     assert [{**row, "seconds": 0} for row in rows] == [{**row, "seconds": 0} for row in expected.history]
+
+
+@pytest.mark.parametrize("way", ["fit", "sweep"])
+def test_two_processes_never_train_in_one_folder(way: str, tmp_path: Path) -> None:
+    def run() -> object:
+        if way == "fit":
+            return call(networks.mlp(), checkpoint=tmp_path)
+        return espalier.sweep(networks.mlp, DATA, targets=[0.4], epochs=1, checkpoint=tmp_path, quiet=True)
+
+    with (
+        locked(tmp_path),
+        pytest.raises(espalier.BadInput, match=rf"another process .*process {os.getpid()} on .* since"),
+    ):
+        run()
+    assert run()

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as tensors_as_bytes
 from torch import Tensor, nn
 
 from espalier.compact.apply import apply_plan
 from espalier.compact.plan import FORMAT, Plan
+from espalier.files import put_in_place, write_beside
 from espalier.space import BadInput, BadType, Corrupt
 
 TENSORS, PLAN = "model.safetensors", "plan.json"
@@ -55,8 +57,19 @@ def save(small: nn.Module, folder: str | Path) -> None:
         "tied": {name: where for name, where in places.items() if name != where},
     }
     text = json.dumps(index, indent=1) + "\n"
-    _replace(folder / TENSORS, lambda path: save_file(stored, path))
-    _replace(folder / PLAN, lambda path: path.write_text(text, encoding="utf-8"))
+    # Both are complete beside the old ones before either takes its place: what fails on the way changes nothing.
+    written = list[Path]()
+    try:
+        for name, data in ((TENSORS, tensors_as_bytes(stored)), (PLAN, text.encode())):
+            written.append(write_beside(folder / name, data))
+        for partial, name in zip(written, (TENSORS, PLAN), strict=True):
+            put_in_place(partial, folder / name)
+    except (OSError, SafetensorError) as error:  # safetensors has no OSError of its own for a full disk
+        for partial in written:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+        why = getattr(error, "strerror", None) or str(error)
+        raise BadInput(f"{folder} could not be written: {why}; what was there before is intact") from error
 
 
 def load(folder: str | Path, factory: Callable[[], nn.Module]) -> nn.Module:
@@ -97,19 +110,6 @@ def load(folder: str | Path, factory: Callable[[], nn.Module]) -> nn.Module:
                 tensor.data = tensor.data.to(source.dtype)
             tensor.copy_(source)
     return small
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Write beside the file, then rename: a full disk takes away nothing that was there."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        write(partial)
-        os.replace(partial, path)
-    except (OSError, SafetensorError) as error:  # safetensors has no OSError of its own for a full disk
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        why = getattr(error, "strerror", None) or str(error)
-        raise BadInput(f"{path} could not be written: {why}; what was there before is intact") from error
 
 
 def _path(folder: Any) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -88,7 +89,8 @@ def stem(section: Section) -> str:
     """Of its files: the folder of its runs, and the hidden layers where they are not three as wide as the input."""
     inputs, *hidden, _ = network(section)
     given = isinstance(inputs, int) and hidden != [inputs] * 3
-    return "-".join([section.folder, "_".join(map(str, hidden))] if given else [section.folder])
+    name = "-".join([section.folder, "_".join(map(str, hidden))] if given else [section.folder])
+    return re.sub(r"[^\w.+-]+", "_", name)  # widths are what a file says: they name no other folder
 
 
 def title(section: Section) -> str:

@@ -260,8 +260,9 @@ def _check_free(to: Path, run: Path | None) -> None:
         raise BadInput(f"{to} is the run itself; name another folder to write to")
     if to.exists() and not to.is_dir():
         raise BadInput(f"{to} is a file; name a folder to write to")
-    left = {path.name.removesuffix(".partial") for path in to.iterdir()} if to.is_dir() else set()
-    cut_short = left <= {*TORCH, ONNX}  # a call that a full disk or a kill ended
+    left = [path.name for path in to.iterdir()] if to.is_dir() else []
+    ours = tuple(f"{name}." for name in (*TORCH, ONNX))
+    cut_short = all(f"{name}.".startswith(ours) for name in left)  # a call that a full disk or a kill ended
     if left and not cut_short and not (to / "plan.json").exists():
         raise BadInput(f"{to} holds other files; name a new or empty folder to write to")
 

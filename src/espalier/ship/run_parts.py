@@ -15,7 +15,9 @@ from espalier.ship.factories import Network
 from espalier.ship.parity import apart
 from espalier.space import BadInput, Corrupt
 from espalier.train import state_codec
+from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import unpack, write
+from espalier.train.loop import Loop
 from espalier.train.run_directory import PROBE, RESULT, SMALL
 from espalier.train.scoring import answers
 
@@ -66,14 +68,25 @@ def small_network(folder: Path, factory: Callable[[], nn.Module]) -> nn.Module:
     return load_compact(folder / SMALL, factory).eval()
 
 
-def begin(out: Path, settings: Mapping[str, Any], network: Network, command: str, flags: Mapping[str, str]) -> None:
-    """Say in the run directory how it is called; refuse one that was called otherwise, and one of somebody else.
+class Called(Callback):
+    """Says in the run directory how it is called, once it is this process that trains there."""
+
+    def __init__(self, out: Path, settings: Mapping[str, Any], network: Network, command: str) -> None:
+        self.path = out / CALL
+        self.call = {"format": FORMAT, "command": command, "model": network.to_json(), "settings": dict(settings)}
+
+    def on_begin(self, loop: Loop) -> None:
+        if not loop.update:
+            write(self.path, (json.dumps(self.call, indent=2) + "\n").encode())
+
+
+def check_call(out: Path, settings: Mapping[str, Any], flags: Mapping[str, str]) -> None:
+    """Refuse a run directory that was called otherwise, and one of somebody else.
 
     flags: the names of the settings on the command line.
     A run has begun with its first checkpoint: a call that ended before that leaves nothing to keep to.
     """
     path = out / CALL
-    call = {"format": FORMAT, "command": command, "model": network.to_json(), "settings": dict(settings)}
     begun = any(out.glob("checkpoint-*.safetensors"))
     if not path.exists() and (begun or (out / "settings.json").exists()):
         raise BadInput(
@@ -81,7 +94,6 @@ def begin(out: Path, settings: Mapping[str, Any], network: Network, command: str
         )
     theirs = call_of(out)["settings"] if path.exists() else {}
     if not begun:
-        write(path, (json.dumps(call, indent=2) + "\n").encode())
         return
     differ = [
         f"--{flags[name]} {json.dumps(theirs.get(name))} there, {json.dumps(value)} here"

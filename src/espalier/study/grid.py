@@ -13,12 +13,12 @@ import torch
 from espalier.data import Dataset, all_digits, folds, load
 from espalier.space import BadInput
 from espalier.study import run_files
-from espalier.study.lock import locked
 from espalier.study.run_batches import GridBatch, train
 from espalier.study.settings import GRID_METHODS as METHODS
 from espalier.study.settings import GridRun, GridSettings, even_widths
 from espalier.train import checks
 from espalier.train.batched.batch import Compute
+from espalier.train.lock import locked
 from espalier.train.progress import Progress
 from espalier.train.stop import Stop
 

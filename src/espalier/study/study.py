@@ -18,13 +18,13 @@ import torch
 from espalier.data import Dataset, load
 from espalier.space import BadInput
 from espalier.study import run_files
-from espalier.study.lock import locked
 from espalier.study.networks import Selection, connections_of, units_of
 from espalier.study.run_batches import PaperBatch, train
 from espalier.study.settings import PaperSettings, RunSpec
 from espalier.train import checks
 from espalier.train.batched.batch import Compute
 from espalier.train.checkpoint import write
+from espalier.train.lock import locked
 from espalier.train.loop import Loop
 from espalier.train.progress import Progress
 from espalier.train.stop import Stop

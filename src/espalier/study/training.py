@@ -169,7 +169,7 @@ def run(
         sources.checked(source, outputs.shape[1])
     _try(loss, training.loss, outputs, reading, device)
     flags = {one.old or one.name: one.flag for one in declared(Training)}
-    run_parts.begin(out, training.to_json(), network, command, flags)
+    run_parts.check_call(out, training.to_json(), flags)
     gated = attach(model, example)
     if not quiet:
         count, groups = sum(p.numel() for p in model.parameters()), len(gated.space.slices)
@@ -196,6 +196,7 @@ def run(
             channels_last=training.channels_last,
             validation=source.validation,
             checkpoint=out,
+            callbacks=[run_parts.Called(out, training.to_json(), network, command)],
             time_limit=time_limit,
             quiet=quiet,
         )

@@ -28,6 +28,7 @@ from espalier.train.callbacks import check as callbacks_checked
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.eager import EagerEngine, Scheduler
 from espalier.train.feed import Adapter
+from espalier.train.lock import locked
 from espalier.train.loop import Loop, OutOfMemory
 from espalier.train.optimizer import Gated
 from espalier.train.recipes import OptimizerFactory, Recipe, SchedulerFactory
@@ -192,7 +193,7 @@ def _carry_out(
     store = None if folder is None else Checkpoint(folder, settings)
     loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store)
     model = engine.gated.model
-    with batchnorm.training(model):
+    with nullcontext() if folder is None else locked(folder), batchnorm.training(model):
         try:
             with out_of_memory():
                 finished = loop.train()

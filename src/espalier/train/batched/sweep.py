@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from espalier.train.batched.sweep_settings import Plan
 from espalier.train.callbacks import Callback
 from espalier.train.callbacks import check as callbacks_checked
 from espalier.train.checkpoint import Checkpoint
+from espalier.train.lock import locked
 from espalier.train.loop import Loop, OutOfMemory
 from espalier.train.recipes import OptimizerFactory, Recipe
 from espalier.train.result import Result
@@ -120,24 +121,25 @@ def sweep(
         raise BadType(f"compute is settings such as Compute(precision='bf16'), not {compute!r}")
     stop, shown = Stop(time_limit), progress.choose(quiet)
     results: dict[int, Result] = {}
-    for number, where in enumerate(run_list.batches(asked, at_once)):
-        with explained(len(where), place):
-            engine = BatchEngine(
-                factory, data, validation, [asked[i] for i in where], plan, place, compute or Compute()
-            )
-            records, store = list[Callback](), None
-            if root is not None:
-                settings = [engine.settings | run.describe() for run in engine.runs]
-                records = [Records([root / f"run-{i:03d}" for i in where], settings)]
-                together = engine.settings | {"runs": [run.describe() for run in engine.runs]}
-                store = Checkpoint(root / f"batch-{number:03d}", together)
-            loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store)
-            with rng.seeded(engine.seed, place):
-                loop.train()
-            if stop.interrupted:
-                shown.say(f"stopped after update {loop.update}; the same call goes on from {checkpoint}")
-                raise KeyboardInterrupt
-            results.update(zip(where, loop.results(), strict=True))
+    with nullcontext() if root is None else locked(root):
+        for number, where in enumerate(run_list.batches(asked, at_once)):
+            with explained(len(where), place):
+                engine = BatchEngine(
+                    factory, data, validation, [asked[i] for i in where], plan, place, compute or Compute()
+                )
+                records, store = list[Callback](), None
+                if root is not None:
+                    settings = [engine.settings | run.describe() for run in engine.runs]
+                    records = [Records([root / f"run-{i:03d}" for i in where], settings)]
+                    together = engine.settings | {"runs": [run.describe() for run in engine.runs]}
+                    store = Checkpoint(root / f"batch-{number:03d}", together)
+                loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store)
+                with rng.seeded(engine.seed, place):
+                    loop.train()
+                if stop.interrupted:
+                    shown.say(f"stopped after update {loop.update}; the same call goes on from {checkpoint}")
+                    raise KeyboardInterrupt
+                results.update(zip(where, loop.results(), strict=True))
     return [results[i] for i in range(len(asked))]
 
 
