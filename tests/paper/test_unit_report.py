@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import statistics
+from pathlib import Path
 
 import pytest
 from synthetic import TABLE, as_the_paper_says, write
@@ -220,3 +221,19 @@ def test_runs_are_looked_for_only_where_a_study_writes_them(tmp_path):
         (tmp_path / place).write_text("{}")
     report(tmp_path, figures=False)
     assert path.is_relative_to(tmp_path / "runs")
+
+
+@pytest.mark.parametrize("name", ["../../elsewhere", "/tmp/elsewhere/x"])
+@pytest.mark.parametrize("part", ["dataset", "variant"])
+def test_a_run_file_names_no_place_outside_its_study(tmp_path, part, name):
+    root = tmp_path / "a" / "b" / "study"
+    as_the_paper_says(root, trials=1)
+    for path in root.rglob("*.json"):
+        record = json.loads(path.read_text())
+        (record["settings"] if part == "dataset" else record["run"])[part] = name
+        path.write_text(json.dumps(record))
+    before = set(tmp_path.rglob("*"))
+    written, _ = paper.write(root, figures=False, page=False)
+    assert written
+    assert all(root in path.parents for path in set(tmp_path.rglob("*")) - before)
+    assert not Path("/tmp/elsewhere").exists()
