@@ -89,6 +89,7 @@ class EarlyStopping(Callback):
         if self._weights is not None and loop.finished:
             self._network(loop).load_state_dict(self._weights)
             loop.engine.close()  # what was trained is written into the model
+            loop.save(again=True)  # the same call then finds what ships
 
     def _network(self, loop: Loop) -> Any:
         structure = getattr(loop.engine, "structure", None)

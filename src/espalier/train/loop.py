@@ -261,10 +261,11 @@ class Loop:
 
     # ---- what is kept ----------------------------------------------------------------------------------------------
 
-    def save(self) -> None:
-        """Write a checkpoint of where the runs are, if they can go on from here and it is not there yet."""
+    def save(self, again: bool = False) -> None:
+        """Write a checkpoint of where the runs are, if they can go on from here and, unless ``again``, it is not there
+        yet."""
         here = self.engine.done + (0.5 if self.measured == self.engine.done else 0.0)
-        if self.checkpoint is None or not self.engine.resumable or self._saved == here:
+        if self.checkpoint is None or not self.engine.resumable or (self._saved == here and not again):
             return
         with self.timed("saving"):
             before = time.monotonic()
