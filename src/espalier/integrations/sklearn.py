@@ -1,4 +1,4 @@
-"""scikit-learn: a network of linear layers for tables, shaped while it trains, as estimators and as a feature selector."""
+"""scikit-learn: a network for tables, shaped while it trains, as classifier, regressor and feature selector."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import numbers
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from espalier.gates import attach
-from espalier.space import BadInput
 from espalier.train import PRESETS, Callback, Recipe, Result, fit
 
 try:
@@ -27,7 +27,7 @@ try:
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import _check_sample_weight, check_array, check_is_fitted, validate_data
 except ModuleNotFoundError as missing:
-    if missing.name != "sklearn":
+    if (missing.name or "").split(".")[0] != "sklearn":
         raise
     text = "espalier.integrations.sklearn needs scikit-learn: pip install 'espalier[sklearn]'"
     raise ModuleNotFoundError(text, name="sklearn") from None
@@ -36,6 +36,7 @@ __all__ = ["EspalierClassifier", "EspalierFeatureSelector", "EspalierRegressor"]
 
 Array = NDArray[Any]
 UPDATES = 1500  # of a run whose epochs are not given, about
+ROUND = 600  # and of a round of selection
 EPOCHS = (20, 300)  # and the fewest and the most epochs that these are made of
 # A selector ships no weights, so that nearly all of a run is left to the search.
 SELECTING = replace(PRESETS["default"], begin=0.1, ramp=0.8, settle=0.1)
@@ -142,35 +143,38 @@ def network(features: int, hidden: Sequence[int], outputs: int, seed: int, devic
     widths = [features, *hidden]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        layers = [layer for a, b in zip(widths, widths[1:]) for layer in (nn.Linear(a, b), nn.ReLU())]
+        layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
         model = nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
     return model.to(device, _dtype(device))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least
 
 
 class _Base(BaseEstimator):  # type: ignore[misc]
     """What the three have in common: how settings are checked, tables are read and a network is trained."""
 
     def _check_settings(self) -> None:
-        hidden = self.hidden
+        given = self.get_params(deep=False)
+        hidden = given["hidden"]
         if isinstance(hidden, (str, bytes)) or not isinstance(hidden, Sequence) or not hidden:
             raise ValueError(f"hidden is the widths of the hidden layers, such as (64, 64); got {hidden!r}")
-        for width in hidden:
-            if isinstance(width, bool) or not isinstance(width, numbers.Integral) or width < 2:
-                raise ValueError(f"every width of hidden is a whole number from 2 up; got {hidden!r}")
+        if not all(_is_whole(width, 2) for width in hidden):
+            raise ValueError(f"every width of hidden is a whole number from 2 up; got {hidden!r}")
         for name in ("epochs", "batch_size", "n_iter_no_change"):
-            value = getattr(self, name, None)
-            if value is None and name == "epochs":
-                continue
-            if name in self.get_params(deep=False) and (
-                isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1
-            ):
-                raise ValueError(f"{name} is a whole number from 1 up; got {value!r}")
+            missing = name == "epochs" and given[name] is None
+            if name in given and not missing and not _is_whole(given[name], 1):
+                raise ValueError(f"{name} is a whole number from 1 up; got {given[name]!r}")
         for name, most in (("learning_rate", np.inf), ("weight_decay", np.inf), ("validation_fraction", 1.0)):
-            value = getattr(self, name, 0.5)
-            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= value < most:
-                raise ValueError(f"{name} is a number in [0, {most:g}); got {value!r}")
+            if name in given and not (_is_number(given[name]) and 0 <= given[name] < most):
+                raise ValueError(f"{name} is a number in [0, {most:g}); got {given[name]!r}")
 
-    def _read(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, classes: bool) -> Table:
+    def _read(self, X: Any, y: Any, sample_weight: Any, classes: bool) -> Table:
         """The training data, standardised; examples of weight 0 are left out."""
         X, y = validate_data(
             self, X, y, dtype=np.float64, ensure_min_samples=2, multi_output=not classes, y_numeric=not classes
@@ -195,8 +199,9 @@ class _Base(BaseEstimator):  # type: ignore[misc]
             targets = self.target_scale_(targets)
         return Table(self.input_scale_(X), targets, weight, outputs, classes)
 
-    def _train(self, table: Table, seed: int, kinds: Sequence[str], **more: Any) -> Result:
-        """A new network trained on a table and shaped. kinds: of gates. more: for :func:`espalier.fit`."""
+    def _train(self, table: Table, seed: int, kinds: Sequence[str], updates: int, **more: Any) -> Result:
+        """A new network trained on a table and shaped. kinds: of gates. updates: about, where epochs are not given.
+        more: for :func:`espalier.fit`."""
         device = torch.device("cpu" if self.device is None else self.device)
         validation, callbacks = None, list[Callback]()
         model = network(table.inputs.shape[1], self.hidden, table.outputs, seed, device)
@@ -209,8 +214,7 @@ class _Base(BaseEstimator):  # type: ignore[misc]
             callbacks.append(Patience(model, self.n_iter_no_change))
         inputs, targets = table.tensors(device)
         batch = min(self.batch_size, len(inputs))
-        updates = len(inputs) // batch
-        epochs = self.epochs or min(max(-(-UPDATES // updates), EPOCHS[0]), EPOCHS[1])
+        epochs = self.epochs or min(max(-(-updates // (len(inputs) // batch)), EPOCHS[0]), EPOCHS[1])
         gated = attach(model, inputs[:4].to(device), kinds=kinds, check=False)  # linear layers: nothing to find out
         with one_thread():
             result = fit(
@@ -238,26 +242,33 @@ class _Base(BaseEstimator):  # type: ignore[misc]
 class _Network(_Base):
     """A network for tables, in its two forms."""
 
-    def _fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, classes: bool) -> None:
+    def _fit(self, X: Any, y: Any, sample_weight: Any, classes: bool) -> None:
         self._check_settings()
         table = self._read(X, y, sample_weight, classes)
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         self.result_ = self._train(
-            table, seed, ("units",), target=self.target, penalty=self.penalty, cost=self.cost, recipe=self.recipe
+            table,
+            seed,
+            ("units",),
+            UPDATES,
+            target=self.target,
+            penalty=self.penalty,
+            cost=self.cost,
+            recipe=self.recipe,
         )
         self.model_ = self.result_.model
         self.mask_ = self.result_.mask.numpy(force=True) > 0
         self.n_iter_ = len(self.result_.history)
         self.loss_curve_ = [row["loss"] for row in self.result_.history]
 
-    def _outputs(self, X: ArrayLike) -> Array:
+    def _outputs(self, X: Any) -> Array:
         """What the network gives for each row, ``(rows, outputs)`` float64."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
         first = next(self.model_.parameters())
         inputs = torch.as_tensor(self.input_scale_(X), dtype=first.dtype)
         with torch.no_grad(), one_thread():
-            parts = [self.model_(part.to(first.device)).cpu() for part in inputs.split(8192)]
+            parts = [self.model_(part.to(first.device)).cpu() for part in torch.split(inputs, 8192)]
         outputs: Array = torch.cat(parts).double().numpy()
         return outputs
 
@@ -303,7 +314,7 @@ class EspalierClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
         epochs: int | None = None,
         batch_size: int = 64,
         learning_rate: float = 3e-3,
-        weight_decay: float = 0.1,
+        weight_decay: float = 2.0,
         recipe: str | Recipe | None = None,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
@@ -330,28 +341,28 @@ class EspalierClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
         self.verbose = verbose
         self.device = device
 
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> EspalierClassifier:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> EspalierClassifier:
         """X: ``(rows, features)``; y: ``(rows)`` classes; sample_weight: ``(rows)``, from 0 up."""
         self._fit(X, y, sample_weight, classes=True)
         return self
 
-    def decision_function(self, X: ArrayLike) -> Array:
+    def decision_function(self, X: Any) -> Array:
         """The network's scores ``(rows, classes)``; of two classes ``(rows)``, that of the second minus the first."""
         outputs = self._outputs(X)
         return outputs[:, 1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs
 
-    def predict_log_proba(self, X: ArrayLike) -> Array:
+    def predict_log_proba(self, X: Any) -> Array:
         outputs = self._outputs(X)
         outputs = outputs - outputs.max(1, keepdims=True)
         log_probabilities: Array = outputs - np.log(np.exp(outputs).sum(1, keepdims=True))
         return log_probabilities
 
-    def predict_proba(self, X: ArrayLike) -> Array:
+    def predict_proba(self, X: Any) -> Array:
         """``(rows, classes)``, in the order of ``classes_``."""
         probabilities: Array = np.exp(self.predict_log_proba(X))
         return probabilities
 
-    def predict(self, X: ArrayLike) -> Array:
+    def predict(self, X: Any) -> Array:
         outputs = self._outputs(X)
         predicted: Array = self.classes_[outputs.argmax(1)]
         return predicted
@@ -379,7 +390,7 @@ class EspalierRegressor(MultiOutputMixin, RegressorMixin, _Network):  # type: ig
         epochs: int | None = None,
         batch_size: int = 64,
         learning_rate: float = 3e-3,
-        weight_decay: float = 0.1,
+        weight_decay: float = 2.0,
         recipe: str | Recipe | None = None,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
@@ -404,12 +415,12 @@ class EspalierRegressor(MultiOutputMixin, RegressorMixin, _Network):  # type: ig
         self.verbose = verbose
         self.device = device
 
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> EspalierRegressor:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> EspalierRegressor:
         """X: ``(rows, features)``; y: ``(rows)`` or ``(rows, outputs)``; sample_weight: ``(rows)``, from 0 up."""
         self._fit(X, y, sample_weight, classes=False)
         return self
 
-    def predict(self, X: ArrayLike) -> Array:
+    def predict(self, X: Any) -> Array:
         """In the unit of the targets: ``(rows)``, or ``(rows, outputs)`` where the targets were."""
         predicted = self._outputs(X)
         predicted = self.target_scale_.back(predicted)
@@ -445,13 +456,13 @@ class EspalierFeatureSelector(SelectorMixin, _Base):  # type: ignore[misc]
         n_features_to_select: int | None = None,
         *,
         target: float | None = None,
-        step: float = 0.5,
+        step: float = 0.67,
         task: str = "auto",
-        hidden: Sequence[int] = (256,),
+        hidden: Sequence[int] = (64, 64),
         epochs: int | None = None,
         batch_size: int = 64,
         learning_rate: float = 1e-3,
-        weight_decay: float = 30.0,
+        weight_decay: float = 10.0,
         recipe: str | Recipe | None = None,
         class_weight: dict[Any, float] | str | None = None,
         random_state: int | np.random.RandomState | None = None,
@@ -473,7 +484,7 @@ class EspalierFeatureSelector(SelectorMixin, _Base):  # type: ignore[misc]
         self.verbose = verbose
         self.device = device
 
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> EspalierFeatureSelector:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> EspalierFeatureSelector:
         """X: ``(rows, features)``; y: ``(rows)``, or ``(rows, outputs)`` of a regression."""
         self._check_settings()
         table = self._read(X, y, sample_weight, self._classes(y))
@@ -488,6 +499,7 @@ class EspalierFeatureSelector(SelectorMixin, _Base):  # type: ignore[misc]
                 replace(table, inputs=table.inputs[:, left]),
                 random.randint(2**31 - 1),
                 ("inputs",),
+                ROUND,
                 cost=torch.ones(len(left)),
                 target=min((size + 0.5) / len(left), 1.0),  # what ships is below it: size features, and no rounding
                 recipe=SELECTING if self.recipe is None else self.recipe,
@@ -504,14 +516,12 @@ class EspalierFeatureSelector(SelectorMixin, _Base):  # type: ignore[misc]
         self.ranking_[~self.mask_] = 2 + others
         return self
 
-    def _classes(self, y: ArrayLike) -> bool:
+    def _classes(self, y: Any) -> bool:
         tasks = ("auto", "classification", "regression")
         if self.task not in tasks:
             raise ValueError(f"task is one of {tasks}; got {self.task!r}")
         if y is None:
-            raise ValueError(
-                f"This {type(self).__name__} estimator requires y to be passed, but the target y is None."
-            )
+            raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None.")
         if self.task != "auto":
             return self.task == "classification"
         kind = np.asarray(check_array(y, dtype=None, ensure_2d=False, ensure_all_finite=False, ensure_min_samples=0))
@@ -522,16 +532,16 @@ class EspalierFeatureSelector(SelectorMixin, _Base):  # type: ignore[misc]
         number, share = self.n_features_to_select, self.target
         if number is not None and share is not None:
             raise ValueError("n_features_to_select and target both say how many; give one of them")
-        if isinstance(self.step, bool) or not isinstance(self.step, numbers.Real) or not 0 < self.step <= 1:
+        if not (_is_number(self.step) and 0 < self.step <= 1):
             raise ValueError(f"step is the share of the features that a round may close, in (0, 1]; got {self.step!r}")
         if number is not None:
-            if isinstance(number, bool) or not isinstance(number, numbers.Integral) or not 1 <= number:
+            if not _is_whole(number, 1):
                 raise ValueError(f"n_features_to_select is a whole number from 1 up; got {number!r}")
             if number > features:
                 raise ValueError(f"n_features_to_select={number} is more than the {features} features of X")
             return int(number)
         share = 0.5 if share is None else share
-        if isinstance(share, bool) or not isinstance(share, numbers.Real) or not 0 < share <= 1:
+        if not (_is_number(share) and 0 < share <= 1):
             raise ValueError(f"target is the share of the features to choose, in (0, 1]; got {share!r}")
         return max(int(share * features + 1e-9), 1)
 
