@@ -13,13 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 import numpy as np
 import torch
@@ -243,7 +240,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if given.into is not None:
         put_between(given.into, [(MARKS, table(lines))])
         return
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # threads of small networks wait for each other
     done = {(one["task"], one["method"], one["seed"]) for one in lines}
     given.out.parent.mkdir(parents=True, exist_ok=True)
     for seed in range(given.seeds):

@@ -21,6 +21,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+import espalier
 from espalier.integrations.sklearn import EspalierClassifier, EspalierFeatureSelector, EspalierRegressor
 
 QUICK = {"hidden": (16, 16), "epochs": 20, "learning_rate": 0.02, "random_state": 0}
@@ -59,6 +60,13 @@ def test_a_penalty_instead_of_a_target(iris):
     assert kept[0] > kept[1]
     with pytest.raises(ValueError, match="target"):
         EspalierClassifier(**QUICK, target=0.5, penalty=1.0).fit(*iris)
+
+
+def test_a_recipe_of_ones_own(iris):
+    for recipe in ("ranked", "paper", espalier.train.Recipe(settle=0.4)):
+        model = EspalierClassifier(**QUICK, target=0.3, recipe=recipe).fit(*iris)
+        assert model.result_.shares["weight_share"] <= 0.3
+        assert EspalierFeatureSelector(3, recipe=recipe, epochs=2).fit(*iris).get_support().sum() == 3
 
 
 def test_words_as_classes_and_probabilities_that_agree():
