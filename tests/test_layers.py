@@ -20,7 +20,7 @@ ROWS = [
     {"compact"},
     {"gates"},
     {"train"},
-    {"models", "picture"},
+    {"integrations", "models", "picture"},
     {"ship"},
     {"report", "study"},
     {"paper"},
