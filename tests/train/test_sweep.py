@@ -403,3 +403,29 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_bad_input_is_named_with_the_way_out(given: dict[str, Any], message: str) -> None:
     with pytest.raises(espalier.EspalierError, match=message):
         sweep(**given)
+
+
+class Buffered(nn.Module):
+    """A buffer and a frozen parameter of each run's own, beside what is trained."""
+
+    def __init__(self, norm: bool) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(64, 12), nn.Linear(12, 10)
+        self.norm = nn.BatchNorm1d(12) if norm else nn.Identity()
+        self.register_buffer("scale", torch.rand(64) + 0.5)
+        self.frozen = nn.Parameter(torch.rand(12) + 0.5, requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.norm(self.inner(x * self.scale))) * self.frozen)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_buffers_and_frozen_parameters_are_each_run_s_own(norm: bool) -> None:
+    results = sweep(lambda: Buffered(norm), targets=[0.5], seeds=[3, 4], epochs=2, validation=SMALL)
+    for result, seed in zip(results, (3, 4), strict=True):
+        torch.manual_seed(seed)
+        built = Buffered(norm)
+        assert result.model.scale.equal(built.scale)
+        assert result.model.frozen.equal(built.frozen[result.mask.bool()])
+        # What is measured under the mask at the end of the last epoch is what the compact model gives.
+        assert result.history[-1]["validation_loss"] == pytest.approx(result.validation_loss, rel=1e-4)

@@ -264,7 +264,7 @@ class BatchEngine:
                 scores.append(self._score(model.eval(), held))
             if last:
                 self.shipped.append({name: t.detach().clone() for name, t in model.state_dict().items()})
-        loss, error = torch.tensor(scores, dtype=torch.float64).unbind(-1)
+        loss, error = torch.tensor(scores, dtype=torch.float64, device=self.device).unbind(-1)
         return loss, error
 
     def _loaded(self, weights: dict[str, Tensor], run: int) -> tuple[nn.Module, stack.Gated]:

@@ -129,8 +129,8 @@ def strip(model: nn.Module) -> None:
 
 
 def load(gated: Gated, params: Named, run: int) -> None:
-    """Write one run's weights into a model."""
-    names = dict(gated.model.named_parameters())
+    """Write one run's weights and buffers into a model."""
+    names = dict(gated.model.named_parameters()) | dict(gated.model.named_buffers())
     with torch.no_grad():
         for name, stack in params.items():
             names[name].copy_(stack[run])
