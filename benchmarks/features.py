@@ -201,7 +201,9 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
             if not seeds:
                 continue
             middle, low, _ = interval([times * one["score"] for one in seeds.values()])
-            cells = [TITLES[method], f"{middle:{form}} ± {middle - low:{form}}"]
+            spread = f" ± {middle - low:{form}}" if len(seeds) > 1 else ""
+            fewer = f" (n = {len(seeds)})" if len(seeds) < len(by["ours"]) else ""
+            cells = [TITLES[method], f"{middle:{form}}{spread}{fewer}"]
             if known_truth:
                 right = np.mean([one["right"] for one in seeds.values()])
                 cells.append(f"{right:.1f} of {first['k']}")
