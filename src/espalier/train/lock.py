@@ -29,7 +29,7 @@ def locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         why = error.strerror or str(error)
         raise NotSaved(
-            error.errno, f"{folder} could not be made: {why}. Choose a folder that can be made and written to"
+            error.errno, f"{folder} could not be written: {why}. Choose a folder that can be made and written to"
         ) from error
     with file:
         if fcntl is not None:
