@@ -208,6 +208,8 @@ def _carry_out(
             raise KeyboardInterrupt
         result = loop.results()[0]
     shown.say(str(result))
+    if result.stopped:
+        shown.say(f"ended after update {engine.done} of {engine.total}: {result.stopped}")
     if not finished:
         if folder is not None and not engine.resumable:
             again += ", at the start of the epoch it was in: somebody else's loader cannot be entered in the middle"
