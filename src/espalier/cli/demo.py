@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -25,6 +22,7 @@ from espalier.ship import Shipped, ship
 from espalier.space import BadInput
 from espalier.study import training
 from espalier.study.training import Training
+from espalier.train.batched.batch import one_thread
 from espalier.train.checkpoint import write
 
 WIDTHS = (64, 64, 64, 10)  # pixels, two hidden layers, classes
@@ -57,7 +55,7 @@ def demo(
     settings = {"epochs": epochs, "seeds": seeds}
     _prepare(out, settings)
     try:
-        with _one_thread():
+        with one_thread():
             rows = _sizes(console, out, epochs, range(seeds), quiet)
             shipped = [_single(console, single, out, quiet) for single in _singles(epochs)]
     except KeyboardInterrupt:
@@ -79,18 +77,6 @@ def demo(
     )
     if page is not None:
         console.print(f"The page: {page}")
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Networks this small are not worth sharing: on two busy cores two threads that wait for each other took five
-    times the processor time of one. And the numbers then do not depend on how many cores there are."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _singles(epochs: int) -> list[Single]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import numbers
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 
 from espalier.gates import attach
 from espalier.train import PRESETS, Callback, Recipe, Result, fit
+from espalier.train.batched.batch import one_thread
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
@@ -126,17 +126,6 @@ class Patience(Callback):
 def _dtype(device: torch.device) -> torch.dtype:
     """float64 on a CPU: predictions then do not depend on the rows beside them, as users of scikit-learn expect."""
     return torch.float64 if device.type == "cpu" else torch.float32
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Networks for tables are too small for several threads, which then wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def network(features: int, hidden: Sequence[int], outputs: int, seed: int, device: torch.device) -> nn.Sequential:

@@ -16,7 +16,7 @@ from espalier.data import Dataset
 from espalier.space import BadInput
 from espalier.study.networks import Row, Selection, Units
 from espalier.study.run_files import mask_to_hex
-from espalier.study.settings import PAIR, GridRun, GridSettings, PaperSettings, RunSpec
+from espalier.study.settings import PAIR, GridRun, GridSettings, PaperSettings, RunSpec, StudySettings
 from espalier.train import rng
 from espalier.train.batched.batch import Compute, Precision
 from espalier.train.batched.batch_engine import BatchEngine
@@ -96,6 +96,13 @@ def train(loop: Loop, label: str, which: str, progress: Progress) -> bool:
     return finished
 
 
+def budget(settings: StudySettings, updates: int, samples: int) -> Row:
+    """What the plan of every study's batch has: with so many masks an update, as many examples as with two."""
+    batch_size = PAIR * settings.batch_size // samples
+    parts = {"epochs": settings.epochs, "updates": updates, "points": settings.points, "loss": cross_entropy}
+    return parts | {"batch_size": batch_size, "samples": samples}
+
+
 class PaperBatch(Callback):
     """Runs of one of the paper's experiments, of one shape: all of the search, or all with given masks (fixed networks,
     dropout, random selection)."""
@@ -123,12 +130,7 @@ class PaperBatch(Callback):
             runs = [Run(s.seed, mask=mask, dropout=s.rate) for s, mask in zip(specs, canonical, strict=True)]
         own = ("settle", "initial", "adaptive", "learning_rate", "momentum", "weight_decay")
         plan = Plan(
-            epochs=settings.epochs,
-            updates=updates,
-            points=settings.points,
-            batch_size=PAIR * settings.batch_size // samples,
-            samples=samples,
-            loss=cross_entropy,
+            **budget(settings, updates, samples),
             cost=network.cost(settings.cost),
             recipe=replace(PAPER, **{name: getattr(settings, name) for name in own}),
             search=None if settings.theta_rate is None else {"learning_rate": settings.theta_rate},
@@ -248,12 +250,7 @@ class GridBatch:
         self.network = Units(holding(self.full.widths, each, ALIGNED if device.type == "cuda" else 1), least=1)
         samples = settings.samples if specs[0].searches else PAIR
         plan = Plan(
-            epochs=settings.epochs,
-            updates=updates,
-            points=settings.points,
-            batch_size=PAIR * settings.batch_size // samples,
-            samples=samples,
-            loss=cross_entropy,
+            **budget(settings, updates, samples),
             cost=settings.cost,
             recipe=settings.recipe_of(self.method),
             seeded_by=[[spec.describe() for spec in specs], settings.describe(self.method)],

@@ -79,6 +79,18 @@ class Compute:
             torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Small networks are not worth sharing: on two busy cores two threads that wait for each other took five times the
+    processor time of one. And the numbers then do not depend on how many cores there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class Batch:
     """R runs with stacked parameters ``(R, ...)``, one source of masks and one feed.
 
