@@ -124,7 +124,7 @@ def test_early_stopping_waits_until_the_structure_is_settled():
     ).fit(X, y)
     rows = model.result_.history
     assert 30 < model.n_iter_ < 60
-    assert "not fallen for 3 epochs" in model.result_.stopped
+    assert "did not get better for 3" in model.result_.stopped
     settled = [row["validation_loss"] for row in rows if row["settled"]]
     best = len(settled) - 4
     assert min(settled) == settled[best]
@@ -280,3 +280,11 @@ def test_the_example(capsys):
     said = capsys.readouterr().out
     assert said.startswith("chosen: 3 17 ")
     assert float(re.findall(r"([0-9.]+)%", said)[0]) > 90
+
+
+def test_the_rate_falls_to_nothing_as_the_page_says():
+    X, y = load_iris(return_X_y=True)
+    rates = [row["learning_rate"] for row in EspalierClassifier(epochs=20, random_state=0).fit(X, y).result_.history]
+    assert max(rates) <= 3e-3
+    assert rates[-1] < 0.05 * max(rates)
+    assert rates == sorted(rates, reverse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from espalier.gates import attach
-from espalier.train import PRESETS, Callback, Recipe, Result, fit
+from espalier.train import PRESETS, Callback, EarlyStopping, Recipe, Result, fit
+from espalier.train.batched import AdamW
 from espalier.train.batched.batch import one_thread
 
 try:
@@ -104,25 +104,6 @@ def weighted_squares(outputs: Tensor, targets: Tensor) -> Tensor:
     return (losses * targets[:, -1]).mean()
 
 
-class Patience(Callback):
-    """Ends a run whose validation loss no longer falls once its structure is settled; keeps the best weights."""
-
-    def __init__(self, model: nn.Module, epochs: int) -> None:
-        self.model, self.epochs = model, epochs
-        self.best, self.waited = np.inf, 0
-        self.weights: dict[str, Tensor] | None = None
-
-    def on_epoch(self, loop: Any, rows: list[dict[str, Any]]) -> None:
-        loss = rows[0]["validation_loss"]
-        if loop.phase != "settled" or loss is None:
-            return
-        self.waited += 1
-        if loss < self.best:
-            self.best, self.waited, self.weights = loss, 0, copy.deepcopy(self.model.state_dict())
-        elif self.waited >= self.epochs:
-            loop.stop(f"the validation loss has not fallen for {self.epochs} epochs")
-
-
 def _dtype(device: torch.device) -> torch.dtype:
     """float64 on a CPU: predictions then do not depend on the rows beside them, as users of scikit-learn expect."""
     return torch.float64 if device.type == "cpu" else torch.float32
@@ -207,7 +188,7 @@ class _Base(BaseEstimator):  # type: ignore[misc]
                 np.arange(len(table.inputs)), test_size=self.validation_fraction, random_state=seed, stratify=strata
             )
             validation, table = table.rows(held_out), table.rows(train)
-            callbacks.append(Patience(model, self.n_iter_no_change))
+            callbacks.append(EarlyStopping(patience=self.n_iter_no_change, best=True))
         inputs, targets = table.tensors(device)
         batch = min(self.batch_size, len(inputs))
         epochs = self.epochs or min(max(-(-updates // (len(inputs) // batch)), EPOCHS[0]), EPOCHS[1])
@@ -220,17 +201,13 @@ class _Base(BaseEstimator):  # type: ignore[misc]
                 loss=table.loss,
                 batch_size=batch,
                 samples=1 if _reads_slopes(more["recipe"], more["target"]) else 2,
-                optimizer=lambda p: torch.optim.AdamW(p, lr=self.learning_rate, weight_decay=self.weight_decay),
+                optimizer=AdamW(self.learning_rate, weight_decay=self.weight_decay),  # with the schedule of the recipe
                 seed=seed,
                 validation=None if validation is None else validation.tensors(device),
                 callbacks=callbacks,
                 quiet=not self.verbose,
                 **more,
             )
-        for callback in callbacks:
-            if isinstance(callback, Patience) and callback.weights is not None:
-                model.load_state_dict(callback.weights)
-                result = replace(result, model=gated.compact(result.mask).eval())
         gated.detach()
         return replace(result, search=None, gated=None)  # what is kept can be pickled
 
