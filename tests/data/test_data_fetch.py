@@ -12,7 +12,7 @@ from espalier.space import BadInput, Corrupt
 @pytest.fixture
 def mnist(small_idx, server, publish):
     """A small MNIST that is published on the server at /a and /b; returns what is downloaded: name to bytes."""
-    packed = {f"{name}.gz": gzip.compress(contents) for name, contents in small_idx.files.items()}
+    packed = {f"{name}.gz": gzip.compress(contents, mtime=0) for name, contents in small_idx.files.items()}
     publish("mnist", small_idx.files, packed, (f"{server.address}/a", f"{server.address}/b"))
     return packed
 
