@@ -44,7 +44,8 @@ class Small:
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in self.files.items():
             if name not in leave_out:
-                (folder / (f"{name}.gz" if packed else name)).write_bytes(gzip.compress(data, mtime=0) if packed else data)
+                contents = gzip.compress(data, mtime=0) if packed else data
+                (folder / (f"{name}.gz" if packed else name)).write_bytes(contents)
         return folder
 
     def tar(self, path: Path, *, leave_out: tuple[str, ...] = ()) -> Path:
