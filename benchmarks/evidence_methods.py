@@ -89,11 +89,12 @@ def recipe_of(setting: dict[str, Any]) -> Any:
 
 def complete(setting: dict[str, Any]) -> dict[str, Any]:
     """A setting with every field of its recipe that has an effect, as a line has it: two of them are equal where
-    nothing differs. The optimiser of the weights is the budget's, so that the recipe's own has none."""
+    nothing differs. The optimiser of the weights is the budget's, and the setting names the samples, so that the
+    recipe's own have none."""
     if "recipe" not in setting:
         return setting
     fields_of = asdict(recipe_of(setting))
-    listed = {name: value for name, value in fields_of.items() if name not in OPTIMISER}
+    listed = {name: value for name, value in fields_of.items() if name not in {*OPTIMISER, "samples"}}
     return setting | {"recipe": listed}
 
 

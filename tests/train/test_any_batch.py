@@ -136,7 +136,7 @@ def test_regression_binary_and_multi_label(way: str, recipe: str, loss: Any, kin
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, y.shape[1]))
 
-    settings: dict[str, Any] = {"epochs": 12, "batch_size": 16, "loss": loss, "recipe": recipe, "validation": (x, y)}
+    settings: dict[str, Any] = {"epochs": 24, "batch_size": 32, "loss": loss, "recipe": recipe, "validation": (x, y)}
     if way == "fit":
         result = fit(network(), (x, y), target=0.5, quiet=True, **settings)
     else:

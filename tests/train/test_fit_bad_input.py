@@ -270,7 +270,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         ({"target": 0.25}, "target: 0.5 there, 0.25 here"),
         ({"seed": 1}, "seed: 0 there, 1 here"),
         ({"epochs": 3}, "epochs: 2 there, 3 here"),
-        ({"samples": 3}, "samples: 2 there, 3 here"),
+        ({"samples": 3}, "samples: 1 there, 3 here"),
         ({"recipe": "finetune"}, "recipe"),
         ({"optimizer": lambda p: torch.optim.Adam(p)}, "optimizer.*SGD.*Adam"),
         ({"data": (X[:64], Y[:64])}, '"examples": 128.*"examples": 64'),

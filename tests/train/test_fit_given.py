@@ -343,7 +343,7 @@ def test_precision_and_layout_train_the_same_network(settings: dict[str, object]
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(288, 2))
 
     switches = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    given: dict[str, object] = {"epochs": 8, "batch_size": 16, "target": 0.5, "validation": data, "quiet": True}
+    given: dict[str, object] = {"epochs": 16, "batch_size": 32, "target": 0.5, "validation": data, "quiet": True}
     expected, result = fit(network(), data, **given), fit(network(), data, **given, **settings)
     assert result.validation_loss < 0.4
     assert result.validation_loss == pytest.approx(expected.validation_loss, abs=0.1)

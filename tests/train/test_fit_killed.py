@@ -45,7 +45,8 @@ def test_killed_20_times_at_random_moments_the_run_ends_the_same(tmp_path: Path,
 
 
 def call(model: nn.Module, data: object = DATA, **settings):
-    settings = {"loss": F.cross_entropy, "epochs": 4, "batch_size": 32, "target": 0.4, "quiet": True} | settings
+    ready = {"loss": F.cross_entropy, "epochs": 4, "batch_size": 32, "samples": 2, "target": 0.4, "quiet": True}
+    settings = ready | settings
     return fit(model, data, **settings)
 
 

@@ -118,13 +118,6 @@ def network(features: int, hidden: Sequence[int], outputs: int, seed: int, devic
     return model.to(device, _dtype(device))
 
 
-def _reads_slopes(recipe: str | Recipe | None, target: float | None) -> bool:
-    """Whether one mask an update is enough; ranked losses need two. All rows are then read under it."""
-    name = recipe or ("default" if target is not None else "ranked")
-    known = PRESETS.get(name) if isinstance(name, str) else name
-    return isinstance(known, Recipe) and known.signal != "ranked"
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
@@ -200,7 +193,6 @@ class _Base(BaseEstimator):  # type: ignore[misc]
                 epochs=epochs,
                 loss=table.loss,
                 batch_size=batch,
-                samples=1 if _reads_slopes(more["recipe"], more["target"]) else 2,
                 optimizer=AdamW(self.learning_rate, weight_decay=self.weight_decay),  # with the schedule of the recipe
                 seed=seed,
                 validation=None if validation is None else validation.tensors(device),

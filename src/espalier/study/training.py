@@ -61,7 +61,7 @@ class Training:
     cost: str = setting("weights", "What is counted: weights, macs, units or parameters.", choices=COSTS)
     epochs: int = setting(20, "Passes over the training data.", least=1)
     batch_size: int = setting(64, "Examples of an update, read under each of its masks.", least=1)
-    samples: int = setting(2, "Masks compared in an update; two or more.", least=2)
+    samples: int | None = setting(None, "Masks in an update; default: the recipe's, 1 or 2.", least=1)
     optimizer: str = setting("", "Of the weights: sgd (default, Nesterov), adam or adamw.", choices=OPTIMIZERS)
     learning_rate: float | None = setting(
         None, "Of the weights; default: the recipe's, 0.001 for adam.", old="lr", least=0

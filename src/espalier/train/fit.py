@@ -51,7 +51,7 @@ def fit(
     target: float | None = None,
     batch_size: int = 64,
     batch: Adapter | None = None,
-    samples: int = 2,
+    samples: int | None = None,
     optimizer: Optimizer | OptimizerFactory | None = None,
     schedule: str | Schedule | None = None,
     scheduler: SchedulerFactory | None = None,
@@ -83,8 +83,9 @@ def fit(
         ``outputs.loss``, as of Transformers; the labels then stay among the inputs.
     cost: "weights", "macs", "units", "parameters", or a cost of one's own over the gates.
     penalty: how strongly cost counts; target: the share of the full cost to end at. One of them, or neither.
-    samples: masks per update. Where losses are ranked they share one mini-batch of batch_size examples; where slopes
-        are read each has its own. Under one mask, as once settled, an update reads samples times batch_size examples.
+    samples: masks per update; default the recipe's: one where slopes are read, two where losses are ranked. Ranked
+        losses share one mini-batch of batch_size examples; with slopes each mask has its own. Under one mask, as once
+        settled, an update reads samples times batch_size examples.
     optimizer: called with the parameters, gives a torch optimiser; or settings such as ``SGD(lr=0.1)`` of
         espalier.train.batched. Default: the recipe's SGD with Nesterov momentum.
     schedule: of the weights' learning rate: "steps" (a tenth at 1/2 and at 3/4), "cosine", "linear", "constant", or one

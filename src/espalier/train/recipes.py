@@ -47,6 +47,8 @@ class Recipe:
     begin: the share of the run, at its start, before the search begins: all gates are open and theta rests.
     adaptive: ASNG instead of a fixed rate (theta_rate is then its delta).
     signal: what theta learns from, "ranked" losses or "slopes" of the gates; see :class:`espalier.Search`.
+    samples: masks per update. Losses are ranked among at least two; slopes are read under one, so that an update costs
+        what a plain one costs.
     ramp: the share of the run over which the expected cost is led to the target.
     ramp_updates: and no fewer than so many updates, where the search can begin earlier for it.
     even: from which gates the ramp takes: 0 from each in proportion to its cost, 1 from all alike. By cost the layers
@@ -66,6 +68,7 @@ class Recipe:
     initial: float = 0.95
     adaptive: bool = False
     signal: str = "ranked"
+    samples: int = 2
     begin: float = 0.35
     ramp: float = 0.15
     ramp_updates: int = 2000
@@ -173,6 +176,7 @@ PAPER = Recipe(
 # network, and half of the run is left for what ships.
 SLOPES = Recipe(
     signal="slopes",
+    samples=1,
     initial=0.99,
     begin=0.1,
     ramp=0.4,

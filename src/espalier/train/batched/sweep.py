@@ -50,7 +50,7 @@ def sweep(
     seeds: Sequence[int] = (0,),
     epochs: int,
     batch_size: int = 64,
-    samples: int = 2,
+    samples: int | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
     cost: str | Cost | Tensor = "weights",
     optimizer: Optimizer | OptimizerFactory | None = None,
@@ -79,8 +79,9 @@ def sweep(
         and mirrored at random.
     points: measure so many times, evenly spaced, instead of after every epoch.
     validation: (inputs, targets), or a Dataset, its test part; read as ``data`` are.
-    batch_size: what each of the ``samples`` masks of an update reads: the same examples where their losses are ranked,
-        else its own. Under one mask (a given one, or after settling) an update reads samples times as many examples.
+    batch_size: what each of the ``samples`` masks of an update reads (default: the recipe's, as in ``fit``): the same
+        examples where their losses are ranked, else its own. Under one mask (a given one, or after settling) an update
+        reads samples times as many examples.
     optimizer: settings such as ``SGD(lr=0.1)``, ``Adam()``, ``AdamW()`` of espalier.train.batched; or a function as in
         ``fit`` that gives torch's SGD, Adam or AdamW.
     schedule: "steps" (a tenth at 1/2 and at 3/4), "cosine", "linear", "constant", or one of their classes. Default: the
@@ -103,7 +104,7 @@ def sweep(
     plan = Plan(
         epochs=epochs,
         batch_size=batch_size,
-        samples=samples,
+        samples=recipe.samples if samples is None else samples,
         loss=loss,
         cost=cost,
         recipe=recipe,
