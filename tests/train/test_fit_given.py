@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import networks
 import pytest
 import torch
@@ -12,7 +14,7 @@ import espalier
 from espalier import Search, fit
 from espalier.data import from_arrays, load
 from espalier.data.digits import digits
-from espalier.train import PRESETS, Recipe, deterministic, evaluate, stochastic
+from espalier.train import PRESETS, Recipe, compiling, deterministic, eager, evaluate, stochastic
 from espalier.train.batched import SGD, Adam, AdamW
 
 DATA, TEST = networks.digit_vectors()
@@ -351,3 +353,43 @@ def test_precision_and_layout_train_the_same_network(settings: dict[str, object]
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == switches
     with pytest.raises(espalier.BadInput, match="precision is"):
         fit(network(), data, **given, precision="float16")
+
+
+def test_a_compiled_network_trains_as_it_does_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the tracer and its derivatives alone: a C++ compiler is not what is tested here."""
+    x = torch.rand(128, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    data = x, (x.mean((1, 2, 3)) > 0.5).long()
+
+    def network() -> nn.Sequential:
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(144, 2)).double()
+
+    graphs: list[object] = []
+
+    def counted(graph: Any, inputs: object) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    given: dict[str, Any] = {"epochs": 4, "batch_size": 32, "target": 0.5, "quiet": True}
+    doubles = data[0].double(), data[1]
+    expected = fit(network(), doubles, **given)
+    monkeypatch.setattr(eager, "Compiling", lambda: compiling.Compiling(backend=counted))
+    result = fit(network(), doubles, **given, compile=True)
+    assert len(graphs) == 3  # of the whole network, of the masked one and of the compact one; not one for each mask
+    torch.testing.assert_close(result.theta, expected.theta, rtol=1e-8, atol=1e-10)
+    assert result.mask.equal(expected.mask)
+    for mine, theirs in zip(result.model.parameters(), expected.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-10)
+
+
+def test_what_cannot_be_compiled_trains_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(graph: object, inputs: object) -> Any:
+        raise NotImplementedError("no such kernel\nand more of it")
+
+    monkeypatch.setattr(eager, "Compiling", lambda: compiling.Compiling(backend=refusing))
+    given: dict[str, Any] = {"epochs": 2, "batch_size": 32, "target": 0.5, "quiet": True}
+    with pytest.warns(UserWarning, match="trains uncompiled: torch.compile says .*no such kernel"):
+        result = fit(networks.mlp(), SMALL, **given, compile=True)
+    assert result.finished
+    assert result.share_after <= 0.5

@@ -88,6 +88,7 @@ class Training:
     device: str = setting("", "cpu, cuda, cuda:1, mps; default: cuda where there is one.")
     precision: str = setting("", "float32, tf32 or bf16 products; default: torch's own.", choices=PRECISIONS)
     channels_last: bool = setting(False, "Images and weights lie in memory channels last.")
+    compile: bool = setting(False, "Train the network as torch.compile makes it; earns itself back in long runs.")
 
     def __post_init__(self) -> None:
         check(self)
@@ -194,6 +195,7 @@ def run(
             seed=training.seed,
             precision=cast(Precision, training.precision) if training.precision else None,
             channels_last=training.channels_last,
+            compile=training.compile,
             validation=source.validation,
             checkpoint=out,
             callbacks=[run_parts.Called(out, training.to_json(), network, command)],

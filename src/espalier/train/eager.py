@@ -11,6 +11,7 @@ from torch import Tensor
 from espalier.space import BadInput, Diverged
 from espalier.train import checks, fingerprint, pytree, scoring
 from espalier.train.batchnorm import calibrated
+from espalier.train.compiling import Compiling
 from espalier.train.feed import Batch, Feed
 from espalier.train.loop import Loop
 from espalier.train.metrics import Row, Shares, clean, rows, structure
@@ -26,7 +27,7 @@ CALIBRATED = 1024  # examples that BatchNorm's statistics are estimated on for a
 
 
 class EagerEngine:
-    """structure: with its phases. scheduler: stepped after every epoch. precision, channels_last: see ``fit``.
+    """structure: with its phases. scheduler: stepped after every epoch. precision, channels_last, compile: as in fit.
 
     began_with: a hash of the initial weights, "" where nobody asks for one. known: whether a model with weights of such
     a hash may go on with the run, too.
@@ -45,6 +46,7 @@ class EagerEngine:
         device: torch.device,
         precision: str | None = None,
         channels_last: bool = False,
+        compile: bool = False,
         began_with: str = "",
         known: Callable[[str], bool] = lambda _: False,
     ) -> None:
@@ -57,6 +59,7 @@ class EagerEngine:
         self.scheduler, self.validation, self.device = scheduler, validation, device
         self.began_with, self.known = began_with, known
         self.half, self.channels_last = precision == "bf16", channels_last
+        self.compiling = Compiling() if compile else None
         self.shares = Shares(self.gated, self.search.cost, self.search.full_cost, device)
         self._batches: Iterator[Batch] | None = None  # of the rest of the epoch
         self._clear()
@@ -118,11 +121,18 @@ class EagerEngine:
 
     def step(self, batch: Batch) -> None:
         """One update of weights and structure."""
+        if self.compiling is None:
+            self._step(batch)
+        else:
+            self.compiling.tried(lambda: self._step(batch))
+
+    def _step(self, batch: Batch) -> None:
         seen: list[tuple[Any, Any]] = []  # outputs and targets under the first mask
+        network = self.structure.network if self.compiling is None else self.compiling.network(self.structure.network)
 
         def closure(inputs: Any, targets: Any) -> Tensor:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-                outputs = pytree.call(self.structure.network, inputs)
+                outputs = pytree.call(network, inputs)
                 loss = self.loss(outputs, targets)
             scalar(loss)
             checks.gradient_of(loss)

@@ -62,6 +62,7 @@ def fit(
     device: str | torch.device | None = None,
     precision: Precision | None = None,
     channels_last: bool = False,
+    compile: bool = False,
     validation: Any = None,
     checkpoint: str | os.PathLike[str] | None = None,
     time_limit: float | None = None,
@@ -99,6 +100,8 @@ def fit(
     seed: of the masks, of the order of the examples, and of everything random inside the call.
     precision: of matrix products while training: "float32", "tf32" (on a GPU), or "bf16" (autocast; weights stay as
         they are). None leaves torch's own switches alone. channels_last: images and weights lie so in memory.
+    compile: the network by ``torch.compile``, once for each phase of the run. It takes from seconds to a minute, which
+        a long run earns back; what cannot be compiled is trained as it is, and a warning says so.
     validation: data as above, of a Dataset its test part, which is the default where ``data`` is one; evaluated after
         every epoch under the mask that would ship.
     checkpoint: the folder of the run. The same call goes on where it was stopped, killed, or out of time.
@@ -172,6 +175,7 @@ def fit(
             device=where,
             precision=precision,
             channels_last=channels_last,
+            compile=compile,
             began_with="" if folder is None else fingerprint.weights(module.parameters()),
             known=lambda weights: directory is not None and directory.left_with(weights),
         )

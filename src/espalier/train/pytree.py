@@ -71,7 +71,7 @@ def dtype(model: nn.Module) -> torch.dtype:
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
-def call(model: nn.Module, inputs: Nested) -> Any:
+def call(model: Callable[..., Any], inputs: Nested) -> Any:
     """A tensor is the model's only argument, a tuple or list its positional ones, a dict its keyword ones."""
     if isinstance(inputs, dict):
         return model(**inputs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from espalier.space import BadInput
+from espalier.train import compiling
 from espalier.train.batched.chain import Chain, Parts
 from espalier.train.batched.mask_sources import Source
 from espalier.train.batched.optimizers import SGD, Optimizer
@@ -371,7 +371,7 @@ class Step:
 def compiled(
     step: Step, options: Mapping[str, Any] | None = None, backend: str | Callable[..., Any] = "inductor"
 ) -> Callable[..., Any]:
-    """The one compile site: the whole update, theta and weights included, as one graph of fixed shapes; behind it
+    """The whole update, theta and weights included, as one graph of fixed shapes; behind it
     the kernels that apply a chain's gradient, if it has one.
 
     Where the network computes all runs together and compiles itself, the rest of the update alone.
@@ -384,16 +384,12 @@ def compiled(
     def finish(*parts: Any) -> None:
         step.finish(*parts)
 
-    def compile(body: Callable[..., Any]) -> Callable[..., Any]:
-        # What is compiled is kept with the code object, up to a limit of eight: every batch brings one of its own.
-        assert isinstance(body, FunctionType)
-        own = FunctionType(body.__code__.replace(), body.__globals__, body.__name__, None, body.__closure__)
-        return torch.compile(own, fullgraph=True, dynamic=False, backend=backend, options=dict(options or {}) or None)
+    settings = {"fullgraph": True, "backend": backend, "options": dict(options or {}) or None}
 
     if step.chain is not None or step.differential.whole:
-        begin = compile(update)
+        begin = compiling.compiled(update, **settings)
         return lambda source, reading, noise: step.descend(begin(source, reading, noise))
-    rest = compile(finish)
+    rest = compiling.compiled(finish, **settings)
     return lambda source, reading, noise: rest(source, noise, *step.gradients(source, reading, noise))
 
 
