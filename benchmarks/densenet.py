@@ -37,7 +37,7 @@ found: dict[str, Any] = {}
 def agreement(given: argparse.Namespace, precision: str, runs: int = 2) -> dict[str, Any]:
     case = Case(given, runs, 2, given.images, 0.6)
     theirs, losses = case.readable()()
-    fast = case.fast(precision, given.lean)
+    fast = case.fast(precision)
     mine, fast_losses, _ = fast.gradients(case.params, case.masks, case.x, case.y)
     row = {"losses": float(((fast_losses - losses) / losses).abs().max()), **worst(mine, theirs)}
     if precision == "bf16":
@@ -57,7 +57,7 @@ def steps(given: argparse.Namespace, runs: int, precision: str, tuning: Any = No
         ("gated_fifth_open", 2, given.images, 0.2),
     ):
         case = Case(given, runs, samples, images, open_)
-        row[name] = measured(fast_update(case, precision, given.lean, tuning), device)
+        row[name] = measured(fast_update(case, precision, tuning), device)
         row[name]["us_per_run_update"] = row[name]["us_per_update"] / runs
         torch.cuda.empty_cache()
     row["gated_over_plain"] = row["gated_all_open"]["us_per_update"] / row["plain"]["us_per_update"]
@@ -66,23 +66,22 @@ def steps(given: argparse.Namespace, runs: int, precision: str, tuning: Any = No
 
 def operations(given: argparse.Namespace, runs: int) -> dict[str, Any]:
     """Each kernel alone, all its launches for one block, for each way to cut it up."""
-    from densenet_compile import kind, launch
+    from densenet_compile import launch
     from densenet_compile import operations as cut
 
-    case, lean = Case(given, runs, 2, given.images, 1.1), kind(given.lean, "bf16")
-    fast = case.fast("bf16", lean)
+    case = Case(given, runs, 2, given.images, 1.1)
+    fast = case.fast("bf16")
     fast.gradients(fast.pack(case.params), case.masks, case.x, case.y)
     rooms, done = next(iter(fast._rooms.values()))
     table: dict[str, Any] = {}
     for name in given.kernels:
         for room in rooms:
             size = room.block.size
-            for tuning in choices(given, name, room, lean):
+            for tuning in choices(given, name, room):
                 if over(given):
                     return table
-                do = cut("bf16", lean, lambda operation, _, t=tuning, n=name: t if operation == n else None)
-                if lean:
-                    do.affine = done.affine
+                do = cut("bf16", lambda operation, _, t=tuning, n=name: t if operation == n else None)
+                do.affine = done.affine
                 try:
                     work = captured(functools.partial(launch, name, do, room), 2)
                     took: Any = round(microseconds(work, case.device, 0.01) / 2, 1)
@@ -93,15 +92,15 @@ def operations(given: argparse.Namespace, runs: int) -> dict[str, Any]:
     return table
 
 
-def choices(given: argparse.Namespace, name: str, room: Any, lean: bool) -> list[Any]:
+def choices(given: argparse.Namespace, name: str, room: Any) -> list[Any]:
     """The ways to cut up a kernel for a block, the usual one first; None where there is no choice."""
     from densenet_compile import GRID, applies, ways
     from densenet_compile import operations as cut
 
-    usual = cut("bf16", lean, nothing).tuning(name, room.block.size) if name in GRID else None
+    usual = cut("bf16", nothing).tuning(name, room.block.size) if name in GRID else None
     if usual is None or not applies(name, usual, room):
         return [None]
-    further = [way for way in ways(name, lean) if applies(name, way, room)] if given.grid else []
+    further = [way for way in ways(name) if applies(name, way, room)] if given.grid else []
     return list(dict.fromkeys([usual, *further]))
 
 
@@ -110,7 +109,7 @@ def profile(given: argparse.Namespace, runs: int, tuning: Any = None) -> list[st
     from torch.profiler import profile as record
 
     case = Case(given, runs, 2, given.images, 1.1)
-    replay = captured(fast_update(case, "bf16", given.lean, tuning), 1)
+    replay = captured(fast_update(case, "bf16", tuning), 1)
     replay()
     torch.cuda.synchronize()
     with record(activities=[ProfilerActivity.CUDA]) as traced:
@@ -145,7 +144,7 @@ def prepare(given: argparse.Namespace) -> dict[str, Any]:
     from densenet_compile import compile_all
 
     grid = given.kernels if given.grid else ()
-    made = compile_all(given.depth, given.precisions, given.lean, grid, False, given.time_limit / 2)
+    made = compile_all(given.depth, given.precisions, grid, False, given.time_limit / 2)
     return {"failed": made["failed"], "too_large": made["too_large"], "kernels": len(made["kernels"])}
 
 
@@ -192,12 +191,11 @@ def main() -> None:
     )
     parser.add_argument("--precisions", nargs="+", default=["float32", "tf32", "bf16"])
     parser.add_argument("--compiled", action="store_true", help="also the readable step under torch.compile: minutes")
-    parser.add_argument("--lean", action=argparse.BooleanOptionalAction, help="the leaner kernels, or the earlier ones")
     parser.add_argument("--once", action="store_true", help="one gradient and no more, for a profiler to look at")
     given = parser.parse_args()
     if given.once:
         case = Case(given, given.runs[0], 2, given.images, 1.1)
-        fast_update(case, "bf16", given.lean)()
+        fast_update(case, "bf16")()
         return
     torch.backends.cudnn.allow_tf32 = False
     on_cuda = given.device == "cuda"
@@ -219,13 +217,11 @@ def main() -> None:
 
 def choose(given: argparse.Namespace) -> None:
     """Every way to cut up every kernel, and the update with the fastest ones."""
-    from densenet_compile import kind
-
     attempt(given, "agreement bf16", lambda: agreement(given, "bf16"))
     for runs in given.runs:
         attempt(given, f"fast bf16, {runs} runs", lambda n=runs: steps(given, n, "bf16"))
         attempt(given, f"operations, {runs} runs", lambda n=runs: operations(given, n))
-        fastest = best(found[f"operations, {runs} runs"], kind(given.lean, "bf16"))
+        fastest = best(found[f"operations, {runs} runs"])
         found[f"fastest, {runs} runs"] = {" ".join(map(str, at)): list(astuple(way)) for at, way in fastest.items()}
         chosen = functools.partial(lambda fastest, *at: fastest.get(at), fastest)
         attempt(given, f"fast bf16, {runs} runs, fastest", lambda n=runs, t=chosen: steps(given, n, "bf16", t))
@@ -237,18 +233,16 @@ def nothing(operation: str, size: int) -> None:
     """Everything as usual."""
 
 
-def best(table: Any, lean: bool) -> dict[tuple[str, int], Any]:
+def best(table: Any) -> dict[tuple[str, int], Any]:
     """The fastest way for each kernel and size of image."""
-    from espalier.models.densenet_fast import launch_bf16 as leaner
-    from espalier.models.densenet_fast import launch_generic as first
+    from espalier.models.densenet_fast.launch import Tuning
 
-    tuning = (leaner if lean else first).Tuning
     fastest = {}
     for at, row in table.items() if isinstance(table, dict) else ():
         name, size = at.split()
         took = {way: us for way, us in row.items() if isinstance(us, float) and way != "as usual"}
         if took:
-            fastest[name, int(size.split("x")[0])] = tuning(*map(int, min(took, key=took.__getitem__).split()))
+            fastest[name, int(size.split("x")[0])] = Tuning(*map(int, min(took, key=took.__getitem__).split()))
     return fastest
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import espalier
-from densenet_compile import kind, operations
+from densenet_compile import operations
 from espalier.models import DenseNet
 from espalier.models.densenet_fast import FastDenseNet
 from espalier.train.batched.optimizers import SGD
@@ -54,14 +54,13 @@ class Case:
         value = torch.randn(shape, generator=rng) * (2 / fan) ** 0.5
         return (value + 1 if name.endswith("norm.weight") else value).to(self.device)
 
-    def fast(self, precision: str, lean: bool | None, tuning: Any = None) -> FastDenseNet:
-        fast, lean = network(self.shape["depth"], precision), kind(lean, precision)
+    def fast(self, precision: str, tuning: Any = None) -> FastDenseNet:
+        fast = network(self.shape["depth"], precision)
         fast._rooms.clear()
-        fast.lean = lean
         if tuning is not None:
             runs, samples, _ = self.masks.shape
             rooms, _ = fast._room(runs, samples, self.x.shape[1], 32, self.x.device)
-            fast._rooms[next(iter(fast._rooms))] = rooms, operations(precision, lean, tuning)
+            fast._rooms[next(iter(fast._rooms))] = rooms, operations(precision, tuning)
         return fast
 
     def readable(self, dtype: torch.dtype | None = None) -> Callable[[], tuple[dict[str, Tensor], Tensor]]:
@@ -88,8 +87,8 @@ def updates(params: dict[str, Tensor], gradients: Callable[[], dict[str, Tensor]
     return update
 
 
-def fast_update(case: Case, precision: str, lean: bool | None, tuning: Any = None) -> Callable[[], None]:
-    fast = case.fast(precision, lean, tuning)
+def fast_update(case: Case, precision: str, tuning: Any = None) -> Callable[[], None]:
+    fast = case.fast(precision, tuning)
     packed = fast.pack(case.params)
     return updates(packed, lambda: fast.gradients(packed, case.masks, case.x, case.y)[0])
 

@@ -2,7 +2,6 @@
 
     PYTHONPATH=src python benchmarks/densenet_compile.py            # as they are used
     PYTHONPATH=src python benchmarks/densenet_compile.py --grid     # and all ways to cut them up that are worth a try
-    PYTHONPATH=src python benchmarks/densenet_compile.py --no-lean  # the earlier kernels
 
 Needs Triton. Says for each kernel how many registers and how much shared memory it takes, what it spills and how many
 instructions a warp has in its inner loop (for tile x many pixels and chunks of all its warps). Fails where one does
@@ -29,28 +28,9 @@ import torch
 from espalier.models.densenet_fast import FastDenseNet
 
 SHARED = 227 * 1024  # bytes that one program of an H200 may have
-# Ways to cut up the kernels: tile, many, warps, stages, splits of each.
+# Ways to cut up the kernels: tile, many, warps, stages, splits of weights, rows of a layer's strip.
 GRID = {
-    "layer": (
-        "128 1 4 3, 128 4 4 2, 128 1 8 2, 128 2 4 3, 128 2 4 2, 64 1 4 2, 64 2 4 2, 64 1 2 2, 256 1 8 2, 256 2 8 2, "
-        "32 1 1 2, 32 2 4 2, 128 2 4 1, 128 2 8 2, 64 4 4 2, 128 1 4 1"
-    ),
-    "source": (
-        "64 1 4 3, 64 1 4 2, 64 1 4 1, 128 1 4 3, 32 1 1 3, 128 1 8 2, 128 1 8 1, 256 1 8 2, 32 1 1 2, 32 1 2 3, "
-        "64 1 2 3, 128 1 4 1, 32 1 1 1, 32 1 2 1, 64 1 2 2, 64 1 2 1"
-    ),
-    "input": (
-        "64 4 4 3, 64 4 4 2, 64 1 2 2, 128 4 8 2, 64 2 4 1, 64 2 4 3, 32 2 2 1, 128 2 8 3, 64 1 4 1, 32 4 4 1, "
-        "32 4 4 3, 64 4 8 2, 32 1 1 1, 128 2 4 3, 64 4 8 1, 64 2 2 2"
-    ),
-    "weights": (
-        "64 4 4 3 8, 64 4 4 2 8, 64 4 4 1 4, 64 4 4 1 8, 64 4 4 1 32, 128 4 8 1 8, 128 4 4 1 8, 64 2 4 1 16, "
-        "64 8 8 1 8, 64 8 8 2 8, 32 4 4 1 8, 64 4 8 1 8, 32 4 4 1 32, 32 8 8 1 8, 32 4 4 2 16, 64 4 8 2 16"
-    ),
-}
-# The same for the leaner kernels, then rows of a layer's strip.
-LEAN = {
-    "layer": "64 1 4 5 0 2, 64 1 4 5 0 4, 128 1 4 5 0 2, 128 1 8 5 0 2, 64 1 4 2 0 2, 64",
+    "layer": "64 1 4 5 0 2, 64 1 4 5 0 4, 128 1 4 5 0 2, 128 1 8 5 0 2, 64 1 4 2 0 2",
     "source": "64 1 2 2, 64 1 2 1, 64 1 2 3, 128 1 4 2, 32 1 2 3",
     "input": (
         "64 2 4 1, 128 4 8 1, 64 1 2 2, 64 2 4 3, 32 4 4 3, 64 2 4 2, 64 2 2 1, 64 2 2 2, 64 1 2 1, 128 2 8 1, "
@@ -68,42 +48,28 @@ PARTS = (("layer",), ("source",), ("weights",), ("begin", "enter", "pool", "fini
 class Job(NamedTuple):
     depth: int
     precision: str
-    lean: bool
     look: bool  # at registers and instructions
     part: tuple[str, ...] = ()  # as usual
     name: str = ""  # or one kernel in one way
     way: Any = None
 
 
-def ways(name: str, lean: bool) -> list[Any]:
-    from espalier.models.densenet_fast import launch_bf16 as leaner
-    from espalier.models.densenet_fast import launch_generic as first
+def ways(name: str) -> list[Any]:
+    from espalier.models.densenet_fast.launch import Tuning
 
-    tuning = (leaner if lean else first).Tuning
-    return [tuning(*map(int, way.split())) for way in (LEAN if lean else GRID)[name].split(", ")]
+    return [Tuning(*map(int, way.split())) for way in GRID[name].split(", ")]
 
 
-def kind(lean: bool | None, precision: str) -> bool:
-    """Whether the leaner kernels: as asked for, else as FastDenseNet has it."""
-    return precision == "bf16" if lean is None else lean
-
-
-def operations(precision: str, lean: bool, chosen: Callable[[str, int], Any]) -> Any:
+def operations(precision: str, chosen: Callable[[str, int], Any]) -> Any:
     """What does the work, cut up as chosen, and as usual where nothing is."""
-    from espalier.models.densenet_fast import launch_bf16 as leaner
-    from espalier.models.densenet_fast import launch_generic as first
+    from espalier.models.densenet_fast import launch
 
-    small, exact = precision == "bf16", "tf32" if precision == "tf32" else "ieee"
-    here = leaner if lean else first
-    usual = here.tuned if small else here.careful
+    usual = launch.tuned if precision == "bf16" else launch.careful
 
     def tuning(operation: str, size: int) -> Any:
         return chosen(operation, size) or usual(operation, size)
 
-    if not lean:
-        return first.TritonOperations(exact, tuning)
-    rest = first.TritonOperations(exact, first.tuned if small else first.careful)
-    return leaner.LeanOperations(rest, tuning)
+    return launch.TritonOperations("tf32" if precision == "tf32" else "ieee", tuning)
 
 
 class NoGPU:
@@ -172,7 +138,7 @@ def compile_one(job: Job) -> dict[str, Any]:
         JITFunction.run = compiled
         fast = FastDenseNet(job.depth, precision=job.precision)
         rooms, _ = fast._room(1, 2, 4, 32, torch.device("cpu"))
-        do = operations(job.precision, job.lean, lambda operation, _: job.way if operation == job.name else None)
+        do = operations(job.precision, lambda operation, _: job.way if operation == job.name else None)
         fast._rooms[next(iter(fast._rooms))] = rooms, do
         params = {"flat": torch.zeros(1, fast.size)}
         fast.gradients(params, torch.ones(1, 2, fast.d), torch.zeros(1, 4, 3, 32, 32), torch.zeros(1, 4).long())
@@ -218,18 +184,15 @@ def loop(code: str) -> int:
     return min(lengths, default=0)
 
 
-def compile_all(
-    depth: int, precisions: list[str], lean: bool | None, grid: Iterable[str], look: bool, seconds: float
-) -> dict[str, Any]:
+def compile_all(depth: int, precisions: list[str], grid: Iterable[str], look: bool, seconds: float) -> dict[str, Any]:
     """In processes of their own, side by side, before this one touches a GPU: in turn it would take minutes.
 
     grid: kernels that are compiled in all ways worth a try.
     """
     torch.set_num_threads(1)  # a pool of threads would not survive the fork
-    small = kind(lean, "bf16")
-    jobs = [Job(depth, p, kind(lean, p), look, part) for p in precisions for part in PARTS]
+    jobs = [Job(depth, p, look, part) for p in precisions for part in PARTS]
     for name in grid:
-        jobs += [Job(depth, "bf16", small, look, (), name, way) for way in (ways(name, small) if name in GRID else ())]
+        jobs += [Job(depth, "bf16", look, (), name, way) for way in (ways(name) if name in GRID else ())]
     # One job for each process: compiling is set up in it once and for all.
     processes = min(len(jobs), (os.cpu_count() or 1) + 1)
     with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
@@ -242,14 +205,13 @@ def compile_all(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--grid", action="store_true")
-    parser.add_argument("--lean", action=argparse.BooleanOptionalAction, help="the leaner kernels, or the earlier ones")
     parser.add_argument("--depth", type=int, default=40)
     parser.add_argument("--precisions", nargs="+", default=["bf16", "tf32", "float32"])
     parser.add_argument(
         "--look", action=argparse.BooleanOptionalAction, default=True, help="at registers, spills and instructions"
     )
     given = parser.parse_args()
-    found = compile_all(given.depth, given.precisions, given.lean, GRID if given.grid else (), given.look, 3600)
+    found = compile_all(given.depth, given.precisions, GRID if given.grid else (), given.look, 3600)
     print(json.dumps(found, indent=1))
     sys.exit(1 if found["failed"] or found["too_large"] else 0)
 

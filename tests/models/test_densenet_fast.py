@@ -42,9 +42,8 @@ class Problem:
         grads, (losses, wrong) = differential(self.params, {}, self.masks, self.x, self.y, each=False)
         return grads, losses, wrong
 
-    def fast(self, precision="float64", params=None, lean=False):
+    def fast(self, precision="float64", params=None):
         fast = FastDenseNet(**self.shape, precision=precision)
-        fast.lean = lean
         return fast.gradients(params or self.params, self.masks, self.x, self.y)
 
 

@@ -1,8 +1,8 @@
 """A dense block in chunks of 16 channels, and what the fast step does to them, as torch has it.
 
 Activations lie as ``(chunks, groups, pixels, 16)``; a layer's 12 channels are one chunk, padded with zeros. A group is
-one mask of one run: G = R * S. The operations here work on any device in any precision; ``launch_generic.py`` has the
-same ones for CUDA.
+one mask of one run: G = R * S. The operations here work on any device in any precision; ``launch.py`` has the same
+ones for CUDA.
 """
 
 # mypy: disable-error-code="no-untyped-call"

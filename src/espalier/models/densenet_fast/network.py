@@ -6,7 +6,7 @@ input is ever stored: ``m relu(g x + b) = relu((g m) x + b m)``. And backwards a
 ask of it in one pass, because the gradients of later layers are ready when an earlier one needs them.
 
 This file knows the network; what is done to a block's activations is in ``chunks.py`` (torch) and
-``launch_generic.py`` (the same for CUDA).
+``launch.py`` (the same for CUDA).
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -77,7 +77,6 @@ class FastDenseNet:
         if depth < 7 or (depth - 4) % 3:
             raise BadInput(f"a DenseNet of three equal blocks has a depth of 4 + 3 n layers, not {depth}")
         self.precision, self.dtype = precision, DTYPES[precision]
-        self.lean = precision == "bf16"  # whether a GPU takes the kernels of launch_bf16.py: set before a call
         self.wide = torch.float64 if precision == "float64" else torch.float32
         self.growth, self.classes, self.stem, self.channels = growth, classes, stem, channels
         self.layers = (depth - 4) // 3
@@ -231,18 +230,13 @@ class FastDenseNet:
 
     def _on_gpu(self, size: int) -> Operations:
         try:
-            from espalier.models.densenet_fast import launch_generic as gpu
+            from espalier.models.densenet_fast import launch as gpu
         except ImportError as error:
             raise BadInput("the fast step on a GPU needs Triton; install it, or use the readable step") from error
-        if size & (size - 1):
-            raise BadInput(f"the fast step on a GPU reads images of 4, 8, 16, 32 ... pixels, not {size}")
-        exact, small = "tf32" if self.precision == "tf32" else "ieee", self.precision == "bf16"
-        usual = gpu.TritonOperations(exact, gpu.tuned if small else gpu.careful)
-        if not self.lean:
-            return usual
-        from espalier.models.densenet_fast import launch_bf16 as lean
-
-        return lean.LeanOperations(usual, lean.tuned if small else lean.careful)
+        if size < 8 or size & (size - 1):
+            raise BadInput(f"the fast step on a GPU reads images of 8, 16, 32 ... pixels, not {size}")
+        tuning = gpu.tuned if self.precision == "bf16" else gpu.careful
+        return gpu.TritonOperations("tf32" if self.precision == "tf32" else "ieee", tuning)
 
     def _make(self, b: int, block: Block, groups: int, samples: int, images: int, device: torch.device) -> Room:
         def zeros(*shape: int, dtype: torch.dtype = self.wide) -> Tensor:

@@ -1,4 +1,4 @@
-"""The fast step's kernels for bfloat16, in Triton: the layers, and the gradients of activations and of parameters.
+"""The fast step's convolutions, in Triton: the layers, and the gradients of activations and of parameters.
 
 Layers, 3 x 3 convolutions of normalised, gated and rectified chunks: a program has ROWS rows of a strip, the same rows
 of as many images as make WIDE pixels side by side. A chunk's row is read and rectified once and multiplied by the
@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from espalier.models.densenet_fast.kernels_generic import SMALL, _add_sums, _add_two, _in_frame
+from espalier.models.densenet_fast.kernels_norm import SMALL, _add_sums, _add_two, _in_frame
 
 FEW = [name for name in SMALL if name not in ("H", "W", "POOL")]
 
