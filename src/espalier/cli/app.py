@@ -83,7 +83,7 @@ def report(
     reproduction: Path | None = typer.Option(None, help="A page whose generated part is to be replaced as well."),
     figures: bool = typer.Option(True, help="Figures as SVG and PNG (needs matplotlib)."),
     as_json: bool = typer.Option(False, "--json", help="What was written, as one JSON object."),
-    page: bool = typer.Option(True, help="The page report.html (needs plotly and jinja2)."),
+    page: bool = typer.Option(True, help="The page report.html (needs jinja2)."),
 ) -> None:
     """Write report.html, a page that needs no network, and tables and figures beside it.
 

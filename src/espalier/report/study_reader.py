@@ -154,6 +154,12 @@ class Section:
         return next((name for name in ("error", "loss") if any(point.errors(name) for point in self.points)), None)
 
     @cached_property
+    def marks(self) -> list[Point]:
+        """The settings whose size and error are known."""
+        measure = self.measure or "error"
+        return [p for p in self.points if p.errors(measure) and any(p.shares(axis) for axis in self.axes)]
+
+    @cached_property
     def error_of(self) -> str:
         return " and ".join(dict.fromkeys(run.error_of for run in self.runs))
 

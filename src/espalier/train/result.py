@@ -36,6 +36,7 @@ class Result:
     run: of a sweep, what was asked of it. stopped: why a callback ended the run, or "".
     diverged: of a sweep, the first update without a finite loss. skipped: updates at which the weights stayed.
     explanation: of ``fit``, what each layer keeps and what is coupled to what, as ``gated.explain`` says it.
+    order: the groups of gates from the input to the output; empty: as in the space.
     search: of ``fit``, the search as it ended. gated: the gates, where ``fit`` was given them; those it attached by
     itself it has taken off again.
     """
@@ -59,6 +60,7 @@ class Result:
     diverged: int | None = None
     skipped: int = 0
     explanation: str = ""
+    order: tuple[str, ...] = ()
     search: Search | None = None
     gated: Gated | None = None
 
@@ -76,8 +78,8 @@ class Result:
 
     @property
     def kept(self) -> dict[str, list[int]]:
-        """Of each group of gates, how many are open, of how many."""
-        slices = self.space.slices.items()
+        """Of each group of gates, how many are open, of how many; from the input to the output."""
+        slices = [(name, self.space.slices[name]) for name in self.order or self.space.slices]
         return {name: [int(self.mask[where].sum()), where.stop - where.start] for name, where in slices}
 
     def summary(self) -> dict[str, Any]:
@@ -127,3 +129,9 @@ class Result:
         if not bool(self.mask.any()):
             text += ". No gate is left: nothing leads from inputs to outputs; use a larger target, or train longer"
         return text
+
+
+def order_of(gated: Any) -> tuple[str, ...]:
+    """The groups of gates from the input to the output, where a gated model can tell."""
+    structure = getattr(gated, "structure", None)
+    return () if structure is None else structure.flow()
