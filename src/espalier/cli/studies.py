@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from espalier.cli.command import DataDir, command_line
+from espalier.report import packed
 from espalier.space import BadInput
 from espalier.study.grid import Grid
 from espalier.study.settings import ConnectionSettings, GridSettings, Settings
@@ -215,6 +216,8 @@ def _run(
     Exit code 130 where somebody pressed Ctrl-C; a time limit is no error. ending: of the names of the run files.
     """
     shown = progress.choose(running.quiet)
+    if (out / packed.NAME).is_file():  # runs that were packed are gone on with as files
+        packed.unpack(out)
     with stop.on_interrupt():
         complete = all(one.run(stop, shown) for one in studies)
     files = {kind: list(out.glob(f"runs/*/*/*.{kind}")) for kind in ("json", "jsonl")}

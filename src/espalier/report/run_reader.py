@@ -172,27 +172,32 @@ class Run:
 # ---- run files -------------------------------------------------------------------------------------------------------
 
 
-def from_file(path: Path, root: Path) -> list[Run]:
-    """The runs of ``runs/<section>/<variant>/<setting>-seed_N.json``, or of the ``.jsonl`` of a whole batch."""
+def from_file(path: Path, root: Path, parts: list[Any] | None = None) -> list[Run]:
+    """The runs of ``runs/<section>/<variant>/<setting>-seed_N.json``, or of the ``.jsonl`` of a whole batch.
+
+    parts: its JSON, where that was packed with others.
+    """
     place = path.relative_to(root / "runs")
     try:
         if path.suffix == ".jsonl":
             names = ("fold", *SETTINGS, "seed")  # what tells a run of a batch from its others, as run files are called
-            runs = [(mapping(record["run"]), record) for record in _records(path)]
+            runs = [(mapping(record["run"]), record) for record in _records(path, parts)]
             stems = ["-".join(f"{key}_{run[key]}" for key in names if run.get(key) is not None) for run, _ in runs]
             return [_of_record(path, place.parent / stem, record) for stem, (_, record) in zip(stems, runs)]
-        return [_of_record(path, place.with_suffix(""), record) for record in _records(path)]
+        return [_of_record(path, place.with_suffix(""), record) for record in _records(path, parts)]
     except (TypeError, AttributeError, LookupError) as error:
         raise Corrupt(f"{path} is not a run file: {error}. Take it out of the folder") from None
 
 
-def _records(path: Path) -> list[dict[str, Any]]:
+def _records(path: Path, parts: list[Any] | None) -> list[dict[str, Any]]:
     """Of a run file, or of a batch: what its runs share stands in the first line, their own in one line each."""
     batch = path.suffix == ".jsonl"
     content = "a file of runs" if batch else "a run file"
     try:
-        text = path.read_text(encoding="utf-8")
-        head, *own = [json.loads(part) for part in (text.splitlines() if batch else [text])]
+        if parts is None:
+            text = path.read_text(encoding="utf-8")
+            parts = [json.loads(part) for part in (text.splitlines() if batch else [text])]
+        head, *own = parts
     except (OSError, ValueError) as error:
         raise Corrupt(f"{path} is not {content}: {error}. Remove it and run the study again") from None
     whole_file = all(isinstance(part, dict) for part in (head, *own)) and head.get("format") == FORMAT
