@@ -67,7 +67,7 @@ def unpack(folder: Path) -> list[Path]:
 
 
 def read(path: Path) -> Iterator[tuple[str, list[Any]]]:
-    """Name and records of each file; refused where a line is not of the schema, or a byte is another than was written."""
+    """Name and records of each file; refused where a line is not of the schema, or a byte is not what was written."""
     try:
         head, _, body = path.read_bytes().partition(b"\n")
         told = json.loads(head)

@@ -227,8 +227,8 @@ def variant_label(variant: str) -> str:
 
 
 def read(folder: str | os.PathLike[str]) -> Study:
-    """Run files under ``runs/`` as a study writes them, or packed into ``runs.jsonl``, and run directories anywhere: the
-    folder itself or below it."""
+    """Run files under ``runs/`` as a study writes them, or packed into ``runs.jsonl``, and run directories anywhere:
+    the folder itself or below it."""
     root = Path(folder)
     if not root.is_dir():
         raise BadInput(f"{root} is not a folder; give the folder of a study or of a run")
