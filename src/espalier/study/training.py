@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -209,7 +209,7 @@ def run(
         raise BadInput(f"{why}. What was saved in {out} is intact") from error
     run_parts.name_origin(out)
     test = None if source.test is None else evaluate(result.model, source.test, loss=loss)
-    scores = {"loss": None, "error": None, "examples": None} if test is None else asdict(test)
+    scores = {name: getattr(test, name, None) for name in ("loss", "error", "examples")}
     about = {"inputs": source.prepared, "judged_on": source.judged_on}
     return result, RunDirectory(out).add(about | {f"test_{name}": value for name, value in scores.items()})
 

@@ -82,6 +82,20 @@ class Result:
         slices = [(name, self.space.slices[name]) for name in self.order or self.space.slices]
         return {name: [int(self.mask[where].sum()), where.stop - where.start] for name, where in slices}
 
+    @property
+    def warning(self) -> str:
+        """That the network has not learned, where a constant answer is as good on the validation data; else ""."""
+        score = self.validation
+        if score is None or score.learned:
+            return ""
+        if score.error is not None:
+            said = f"its error of {score.error:.2%} is no better than that of always guessing the most frequent class"
+            said += f", {score.guess:.2%}"
+        else:
+            said = f"its loss of {score.loss:.4g} is no better than that of a constant guess, {score.guess:.4g}"
+        way = "train longer" if self.target is None else f"use a larger target than {self.target:.2%}, or train longer"
+        return f"the network has not learned: on the validation data {said}; {way}"
+
     def summary(self) -> dict[str, Any]:
         """The result as JSON-able numbers, for ``result.json``."""
         shared = ("finished", "target", "share_before", "share_after")
@@ -90,7 +104,8 @@ class Result:
         words |= {name: getattr(self, name) for name in own} | {"seconds": round(self.seconds, 3)}
         if self.run is not None:
             words |= {"diverged": self.diverged, "skipped": self.skipped}
-        return words | ({"stopped": self.stopped} if self.stopped else {})
+        notes = {"stopped": self.stopped, "warning": self.warning}
+        return words | {name: note for name, note in notes.items() if note}
 
     def explain(self) -> str:
         """What each layer keeps, what is coupled to what, and what is not gated and why; of a sweep, only the table."""
