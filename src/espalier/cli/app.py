@@ -11,7 +11,7 @@ import typer
 from espalier import __version__
 from espalier.cli.command import register
 from espalier.cli.demo import demo
-from espalier.cli.studies import connection_selection, study, unit_selection
+from espalier.cli.studies import connection_selection, study, sweep, unit_selection
 from espalier.cli.train import train
 from espalier.data import available, get, names, verify
 from espalier.paper import write
@@ -136,7 +136,7 @@ def verify_sets(
         raise typer.Exit(2)
 
 
-for command in (demo, train, compact, report, study):
+for command in (demo, train, sweep, compact, report, study):
     register(app, command)
 register(paper, unit_selection, "unit-selection")
 register(paper, connection_selection, "connection-selection")
