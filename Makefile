@@ -5,12 +5,13 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 ARGS   ?=
 
-.PHONY: help demo test test-all lint type bench clean
+.PHONY: help demo test test-all lint type bench results clean
 
 help:
 	@echo "make demo      see it work (CPU, under two minutes after the install)"
 	@echo "make test      lint, types and tests"
 	@echo "make test-all  the same, with the long tests"
+	@echo "make results   tables, figures and generated parts of the docs, from the committed runs"
 	@echo "make lint | make type | make bench | make clean"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -39,6 +40,9 @@ test-all: lint type
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/search.py
+
+results: $(STAMP)
+	$(BIN)/python benchmarks/results.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

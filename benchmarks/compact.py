@@ -28,8 +28,9 @@ from torch import Tensor, nn
 import espalier
 from espalier.gates.gated import Gated
 from espalier.models import DenseNet
+from espalier.report import read
 from espalier.study.densenet_graph import DenseNetGraph
-from espalier.study.run_files import load, mask_from_hex
+from espalier.study.run_files import mask_from_hex
 from espalier.train.run_directory import hardware, versions
 
 SHARES = (0.16, 0.24, 0.42, 0.675, 0.80)
@@ -60,12 +61,10 @@ def ungated(model: nn.Module) -> nn.Module:
 
 def found(folder: Path, depth: int, growth: int) -> Iterator[tuple[str, Tensor]]:
     """Name and mask of every run of this network under the folder."""
-    for path in sorted(folder.glob("runs/*/*/*.json")):
-        story = load(path)
-        settings = story["settings"]
-        if (settings.get("depth"), settings.get("growth")) == (depth, growth):
-            name = "/".join([*path.parts[-3:-1], path.stem])
-            yield name, mask_from_hex(story["result"]["mask"], DenseNetGraph((depth - 4) // 3).d)
+    packed = (folder / "runs.jsonl").is_file()
+    for run in read(folder).runs if packed or any(folder.glob("runs/*/*/*.json")) else ():
+        if (run.settings.get("depth"), run.settings.get("growth")) == (depth, growth):
+            yield run.name, mask_from_hex(run.result["mask"], DenseNetGraph((depth - 4) // 3).d)
 
 
 def drawn(gated: Gated, depth: int) -> Iterator[tuple[str, Tensor]]:

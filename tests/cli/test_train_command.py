@@ -246,3 +246,16 @@ def test_weights_come_from_the_seed(espal, tmp_path):
 
 def _last(folder):
     return sorted(folder.glob("checkpoint-*.safetensors"))[-1].read_bytes()
+
+
+def test_a_target_too_small_to_learn_is_a_warning_and_no_error(espal, tmp_path):
+    """Of 100 examples 95 are of one class, and nothing is learned at this rate: to guess that class is no worse."""
+    arrays = {"x": np.random.default_rng(0).random((100, 64), np.float32), "y": np.arange(100) % 20 // 19}
+    np.savez(tmp_path / "arrays.npz", **{f"{k}_{part}": v for k, v in arrays.items() for part in ("train", "test")})
+    words = ("train", "--model", "mlp", "--data", tmp_path / "arrays.npz", "--target", "0.02", "--learning-rate", 1e-9)
+    done = espal(*words, "--out", tmp_path / "run", "--json", *FAST)
+    assert done.code == 0, done.err
+    (line,) = done.err.splitlines()
+    assert line.startswith("espalier: warning: the network has not learned: on the validation data its error of ")
+    assert line.endswith("use a larger target than 2.00%, or train longer")
+    assert json.loads(done.out.splitlines()[-1])["warning"] in line

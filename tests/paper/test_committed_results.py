@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import matplotlib
@@ -13,15 +14,16 @@ from espalier.report import read
 from espalier.report.grid_tables import RIVALS, by_pair, sections_of, targets
 
 ROOT = Path(__file__).parents[2]
-GRIDS = sorted(path.parent for path in (ROOT / "results" / "recipe").glob("*/runs"))
-STUDIES = sorted(path.parent for path in (ROOT / "results").glob("*-selection/runs"))
+GRIDS = sorted(path.parent for path in (ROOT / "results" / "recipe").glob("*/runs.jsonl"))
+STUDIES = sorted(path.parent for path in (ROOT / "results").glob("*-selection/runs.jsonl"))
 DRAWN = {"mnist", "connection-selection", "unit-selection"}  # the others have the same figures, and more of them
 
 
 @pytest.mark.parametrize("folder", [*GRIDS, *STUDIES], ids=lambda folder: folder.name)
 def test_tables_figures_and_pages_are_made_of_the_runs(folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / folder.name
-    shutil.copytree(folder / "runs", copy / "runs")
+    copy.mkdir()
+    shutil.copyfile(folder / "runs.jsonl", copy / "runs.jsonl")
     docs = ROOT / "results" / "recipe" / "notebook.md" if folder in GRIDS else ROOT / "docs" / "reproduction.md"
     page = tmp_path / docs.name
     shutil.copyfile(docs, page)
@@ -29,13 +31,27 @@ def test_tables_figures_and_pages_are_made_of_the_runs(folder: Path, tmp_path: P
     compared = set[str]()
     for path in paths:
         kept = folder / path.relative_to(copy) if path != page else docs
-        if path.suffix == ".png" or not kept.exists():  # of some grids there are no figures
+        if path.suffix == ".png" or not kept.exists():  # what `make results` makes is not all tracked
             continue
         text = kept.read_text(encoding="utf-8")
         if path.suffix != ".svg" or "Matplotlib v" not in text or f"v{matplotlib.__version__}," in text:
             assert path.read_text(encoding="utf-8") == text, path.name
             compared.add(path.suffix)
-    assert compared >= {".md", ".csv"}
+    assert ".md" in compared
+    if folder.name in DRAWN:
+        tracked = {path.relative_to(folder) for path in folder.rglob("*.svg")}
+        assert tracked <= {path.relative_to(copy) for path in copy.rglob("*.svg")}
+
+
+def test_what_is_tracked_stays_small() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z", "results"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a checkout")
+    paths = [ROOT / name for name in listed.stdout.split("\0") if name]
+    sizes = {path: path.stat().st_size for path in paths if path.exists()}
+    assert 0 < len(sizes) <= 150
+    assert sum(sizes.values()) <= 10_000_000
+    assert not [path for path in sizes if path.suffix in (".png", ".csv")]
 
 
 def test_there_is_something_to_compare() -> None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from statistics import fmean
+
+from espalier.report import read
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_table_of_digits_is_that_of_the_runs() -> None:
     errors: dict[tuple[str, float], list[float]] = {}
-    for path in (ROOT / "results" / "evidence" / "digits" / "runs").rglob("*.jsonl"):
-        for line in path.read_text(encoding="utf-8").splitlines()[1:]:
-            record = json.loads(line)
-            key = record["run"]["method"], record["run"]["target"]
-            errors.setdefault(key, []).append(100 * record["result"]["test_error"])
+    for run in read(ROOT / "results" / "evidence" / "digits").runs:
+        key = run.record["run"]["method"], run.record["run"]["target"]
+        errors.setdefault(key, []).append(100 * run.record["result"]["test_error"])
     assert {len(column) for column in errors.values()} == {50}
     page = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
     section = page[page.index("## Digits") : page.index("## How it was run")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
+import warnings
 
 import networks
 import pytest
@@ -249,3 +250,40 @@ def test_on_a_narrow_terminal_the_percent_and_the_time_left_stay_whole() -> None
     bar.epoch("epoch 140  loss 0.0069  error 10.00%  validation 11.78%  share 29.79%  settled")
     bar.stop()
     assert "100% 0 s left" in console.file.getvalue().splitlines()[-2]
+
+
+def test_a_score_knows_what_a_constant_answer_would_get() -> None:
+    """The most frequent class; the mean under a square; the share as a probability under binary cross entropy."""
+    labels = torch.tensor([2, 2, 2, 0, 1, 2, 0])
+    score = evaluate(networks.mlp(), (X[:7], labels), loss=F.cross_entropy, batch_size=3)
+    assert score.guess == pytest.approx(3 / 7)
+    numbers = torch.linspace(-1, 3, 300)[:, None]
+    model = nn.Linear(64, 1)
+    assert evaluate(model, (X, numbers), loss=F.mse_loss, batch_size=70).guess == pytest.approx(
+        float(numbers.var(correction=0))
+    )
+    bits = (torch.arange(300) % 4 == 0).float()[:, None]
+    entropy_of_a_quarter = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
+    guess = evaluate(model, (X, bits), loss=F.binary_cross_entropy_with_logits).guess
+    assert guess == pytest.approx(entropy_of_a_quarter, rel=1e-5)
+
+
+def test_what_has_not_learned_says_so() -> None:
+    """A network that learned the opposite of what it is judged by; one that learned what it should says nothing."""
+    labels = torch.arange(300) % 3 // 2  # two thirds are of class 0
+    inputs = F.one_hot(labels, 8).float()
+    about = {"loss": F.cross_entropy, "epochs": 20, "target": 0.5, "quiet": True}
+
+    def trained(judged: Tensor) -> espalier.train.Result:
+        model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
+        return espalier.fit(model, (inputs, labels), validation=(inputs, judged), **about)
+
+    words = r"error of 100\.00% .* most frequent class, 33\.33%; use a larger target than 50\.00%, or train longer"
+    with pytest.warns(UserWarning, match=words):
+        result = trained(1 - labels)
+    assert result.warning == result.summary()["warning"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = trained(labels)
+    assert result.validation_error == 0
+    assert "warning" not in result.summary()

@@ -11,7 +11,7 @@ import typer
 from espalier import __version__
 from espalier.cli.command import register
 from espalier.cli.demo import demo
-from espalier.cli.studies import connection_selection, study, unit_selection
+from espalier.cli.studies import connection_selection, study, sweep, unit_selection
 from espalier.cli.train import train
 from espalier.data import available, get, names, verify
 from espalier.paper import write
@@ -83,7 +83,7 @@ def report(
     reproduction: Path | None = typer.Option(None, help="A page whose generated part is to be replaced as well."),
     figures: bool = typer.Option(True, help="Figures as SVG and PNG (needs matplotlib)."),
     as_json: bool = typer.Option(False, "--json", help="What was written, as one JSON object."),
-    page: bool = typer.Option(True, help="The page report.html (needs plotly and jinja2)."),
+    page: bool = typer.Option(True, help="The page report.html (needs jinja2)."),
 ) -> None:
     """Write report.html, a page that needs no network, and tables and figures beside it.
 
@@ -136,7 +136,7 @@ def verify_sets(
         raise typer.Exit(2)
 
 
-for command in (demo, train, compact, report, study):
+for command in (demo, train, sweep, compact, report, study):
     register(app, command)
 register(paper, unit_selection, "unit-selection")
 register(paper, connection_selection, "connection-selection")

@@ -195,7 +195,7 @@ def _single_table(shipped: list[tuple[Single, dict[str, Any], Shipped]]) -> Tabl
 
 
 def _page(out: Path) -> Path | None:
-    """The report of everything below the folder: its page; None where plotly or jinja2 is missing."""
+    """The report of everything below the folder: its page; None where jinja2 is missing."""
     from espalier.report import write
 
     write(out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -11,11 +12,15 @@ from typing import Annotated, Any
 import typer
 
 from espalier.cli.command import DataDir, command_line
+from espalier.data import names
+from espalier.report import packed
 from espalier.space import BadInput
+from espalier.study import sweeping
 from espalier.study.grid import Grid
 from espalier.study.settings import ConnectionSettings, GridSettings, Settings
 from espalier.study.study import CONNECTION_SELECTION, UNIT_SELECTION, Experiment, Study
-from espalier.train import progress, recipes
+from espalier.study.sweeping import Sweeping, as_dataset
+from espalier.train import Result, progress, recipes
 from espalier.train.batched import Compute
 from espalier.train.recipes import Recipe
 from espalier.train.setting import changed, setting, usual_device, whole, words
@@ -84,6 +89,18 @@ class GridRunning(Running):
 
     report: bool = changed(Running, "report", True, help="Write the tables of what is in the folder.")
     page: Path | None = setting(None, "A page whose generated parts are to be replaced as well.", after="report")
+
+
+@dataclass(frozen=True)
+class SweepRunning:
+    """Of a sweep: its device is a setting of the task."""
+
+    runs_at_once: int | None = changed(Running, "runs_at_once", None, old="")
+    updates_at_once: int = changed(Running, "updates_at_once", 50)
+    time_limit: float | None = changed(Running, "time_limit", None)
+    report: bool = changed(Running, "report", True, help="Write the page, tables and figures of what is in the folder.")
+    as_json: bool = changed(Running, "as_json", False)
+    quiet: bool = changed(Running, "quiet", False)
 
 
 @dataclass(frozen=True)
@@ -172,6 +189,8 @@ def study(
     """A grid of runs at equal budget: the search, networks of equal and of the found widths from scratch, the control.
 
     Example: espalier study --data digits --targets 0.1,0.3 --seeds 3 --epochs 20 --out runs/digits
+
+    Example: espalier study --model net.py:build --data arrays.npz --targets 10%,30% --seeds 3 --out runs/own
     """
     stop, recipe = Stop(running.time_limit), changes.apply()
     compute = Compute(precision=settings.precision, updates_at_once=running.updates_at_once)  # type: ignore[arg-type]
@@ -180,6 +199,14 @@ def study(
     if not lengths:
         raise BadInput("epochs is empty, so there is nothing to run")
     each = [replace(settings, epochs=length, recipe=recipe) for length in lengths]
+    if settings.model != "mlp":
+        _own_network(each, out, data_dir, running, stop)
+        return
+    if settings.model_arg:
+        raise BadInput("--model-arg is for a network of your own; the layers of mlp are --hidden 64,64")
+    if settings.dataset not in names():
+        common["data"] = as_dataset(settings.dataset)
+        each = [replace(one, dataset=common["data"].name) for one in each]
     grids = [Grid(one, out, **common, **running.origin()) for one in each]
 
     def report() -> Written:
@@ -199,6 +226,99 @@ def study(
     _run(grids, out, running, stop, "jsonl", report)
 
 
+def _own_network(
+    each: Sequence[GridSettings], out: Path, data_dir: Path | None, running: GridRunning, stop: Stop
+) -> None:
+    """A grid of any network: sweeps into run directories, a folder for each length and method."""
+    shown, complete, results = progress.choose(running.quiet), True, list[Result]()
+    for one in each:
+        if unfit := [name for name in ("hidden", "folds", "held_out") if getattr(one, name)]:
+            raise BadInput(f"--{unfit[0].replace('_', '-')} is for --model mlp, not for {one.model}")
+        methods = [method for method in sweeping.METHODS if method in one.methods]
+        if "scratch" in one.methods:
+            shown.say(f"scratch is left out: how {one.model} is made narrower in equal parts is not known")
+        names_of = ("model", "model_arg", "cost", "epochs", "batch_size", "samples", "first_seed")
+        task = Sweeping(
+            data=one.dataset,
+            targets=one.targets,
+            seeds=one.trials,
+            data_dir=str(data_dir or ""),
+            device=running.device,
+            precision="" if one.precision == "float32" else one.precision,
+            **{name: getattr(one, name) for name in names_of},
+        )
+        found = sweeping.run(
+            task,
+            out / f"{one.epochs}_epochs",
+            methods=methods,
+            penalties=one.penalties,
+            recipes={method: one.recipe_of(method) for method in methods},
+            at_once=running.runs_at_once,
+            updates_at_once=running.updates_at_once,
+            time_limit=None if stop.end is None else max(stop.end - time.monotonic(), 1e-3),
+            quiet=running.quiet,
+        )
+        results += [result for some in found.values() for result in some]
+        complete = complete and set(found) == set(methods) and all(result.finished for result in results)
+        if not complete:
+            break
+    _end_of_sweep(results, complete, out, running)
+
+
+def sweep(*, out: Out, task: Sweeping, running: SweepRunning) -> None:
+    """Many sizes at once: every target, or penalty, with every seed, trained as one batch; then a report.
+
+    Example: espalier sweep --model mlp --data digits --targets 5%,10%,25% --seeds 3 --out runs/sizes
+
+    Example: espalier sweep --model net.py:build --data arrays.npz --targets 10%,30% --epochs 40 --out runs/own
+    """
+    found = sweeping.run(
+        task,
+        out,
+        at_once=running.runs_at_once,
+        updates_at_once=running.updates_at_once,
+        time_limit=running.time_limit,
+        quiet=running.quiet,
+    )
+    results = [result for some in found.values() for result in some]
+    _end_of_sweep(results, all(result.finished for result in results), out, running)
+
+
+def _end_of_sweep(results: Sequence[Result], complete: bool, out: Path, running: Running | SweepRunning) -> None:
+    """Report run directories, and say what came of each run."""
+    written, notes = list[Path](), list[str]()
+    if running.report:
+        from espalier.report import write
+
+        written, notes = write(out)
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
+    if running.as_json:
+        outcome = {"out": str(out), "complete": complete, "runs": len(results), "wrote": [str(p) for p in written]}
+        typer.echo(json.dumps(outcome | {"notes": notes}))
+        return
+    for result in results:
+        typer.echo(_run_in_words(result))
+    page = [str(path) for path in written if path.suffix == ".html"]
+    typer.echo(f"{len(results)} runs are in {out}{'; the page: ' + page[0] if page else ''}")
+    if not complete:
+        typer.echo("stopped by its time limit; the same command goes on")
+
+
+def _run_in_words(result: Result) -> str:
+    run = result.run
+    assert run is not None
+    asked = "found structure, from scratch" if run.mask is not None else f"penalty {run.penalty}"
+    if run.target is not None:
+        asked = f"target {run.target:.2%}" + (" (control)" if run.permuted else "")
+    weights = result.shares["weight_share"]
+    words = [asked, f"seed {run.seed}", f"{weights:.2%} of the weights" if weights is not None else ""]
+    if result.validation is not None:
+        score = result.validation
+        words.append(f"loss {score.loss:.4f}" if score.error is None else f"error {score.error:.2%}")
+    return ", ".join(word for word in words if word)
+
+
 Written = tuple[list[Path], list[str]]  # the files of a report, and notes about it
 
 
@@ -215,6 +335,8 @@ def _run(
     Exit code 130 where somebody pressed Ctrl-C; a time limit is no error. ending: of the names of the run files.
     """
     shown = progress.choose(running.quiet)
+    if (out / packed.NAME).is_file():  # runs that were packed are gone on with as files
+        packed.unpack(out)
     with stop.on_interrupt():
         complete = all(one.run(stop, shown) for one in studies)
     files = {kind: list(out.glob(f"runs/*/*/*.{kind}")) for kind in ("json", "jsonl")}

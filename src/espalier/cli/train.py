@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ def train(
     Example: espalier train --model net.py:build --model-arg width=64 --data arrays.npz --target 30% --out runs/own
     """
     try:
-        result, ships = run(training, out, command_line(), time_limit=time_limit, quiet=quiet)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "the network has not learned")  # said below, in one line
+            result, ships = run(training, out, command_line(), time_limit=time_limit, quiet=quiet)
     except KeyboardInterrupt:
         _stopped(out)
         raise typer.Exit(130) from None
@@ -38,6 +41,8 @@ def train(
         typer.echo(_in_words(result, ships, training, out))
     else:
         typer.echo(json.dumps({"run": str(out), **clean(result.summary()), **ships}, allow_nan=False))
+    if result.finished and result.warning:
+        typer.echo(f"espalier: warning: {result.warning}", err=True)
 
 
 def _stopped(out: Path) -> None:

@@ -97,6 +97,17 @@ class Structure:
         """The class of every atom."""
         return self.trace.atoms.roots(np.arange(self.trace.atoms.count))
 
+    def flow(self) -> tuple[str, ...]:
+        """The names of the groups from the input to the output: in the order in which layers that write them ran."""
+        ran = [self.trace.tensors[event.weight].name for event in self.trace.events]
+
+        def place(group: GateGroup) -> int:
+            writers = {name.partition("[")[0] for name in group.writes}
+            first = (i for i, name in enumerate(ran) if name in writers or name.rpartition(".")[0] in writers)
+            return -1 if group.kind == "inputs" else next(first, len(ran))
+
+        return tuple(group.name for group in sorted(self.groups, key=place))
+
     def where(self, group: GateGroup) -> slice:
         """The entries of a group."""
         return self.space.slices[group.name]

@@ -38,11 +38,8 @@ def write(
     else:
         written = _general(study, reproduction, figures, notes)
     if page:
-        lacking = [name for name in ("plotly", "jinja2") if importlib.util.find_spec(name) is None]
-        if lacking:
-            notes.append(
-                f"there is no page, for {' and '.join(lacking)} is not installed: pip install 'espalier[report]'"
-            )
+        if importlib.util.find_spec("jinja2") is None:
+            notes.append("there is no page, for jinja2 is not installed: pip install 'espalier[report]'")
         else:
             from espalier.report import page as pages
 

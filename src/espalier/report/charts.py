@@ -1,4 +1,7 @@
-"""The charts of the page in plotly's words: size against error, learning curves, theta over time, what is kept.
+"""The charts of the page as data: size against error, learning curves, theta over time, what is kept.
+
+A view holds traces (lines with marks, bands, bars, a heat map) and a layout (two axes, labels); ``templates/draw.js``
+draws them.
 
 Colours are named by tokens: ``series:0`` or ``ramp:0.5/0.2`` (with an opacity) is a place in a palette, and the page
 knows the palettes of its light and its dark form.
@@ -7,15 +10,14 @@ knows the palettes of its light and its dark form.
 from __future__ import annotations
 
 import base64
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from espalier.picture import raised
-from espalier.report.phrases import amount, counted, facts, listed, percent, plain, score
+from espalier.report.phrases import amount, counted, facts, layer, listed, percent, score
 from espalier.report.run_reader import Run, Theta
 from espalier.report.significance import Quartiles, median, quartiles
 from espalier.report.study_reader import Point, Section, Series
@@ -26,10 +28,15 @@ MEASURES = (
     "error", "loss", "training error", "training loss", "weights kept", "MACs kept", "units kept", "connections kept",
     "parameters kept", "expected share of the cost", "entropy of the mask", "penalty", "learning rate of the weights",
 )  # fmt: skip
+OF_CUT = ("error", "loss", "weights kept", "MACs kept", "units kept", "connections kept", "parameters kept")
 MOST = 120  # points of a curve: more cannot be told apart
 ROWS = 240  # of a heat map; more are narrower than a pixel
 MOST_RUNS = 16  # with a heat map: they are the largest part of the page
 BARS = 48  # in one chart; more are drawn as lines
+IF_CUT = (
+    "While the search goes on, errors, losses and sizes are of the network if it were cut now, which is not what its "
+    "weights learn for: that part of a line is dotted. Once the structure has settled they are of what ships."
+)
 Trace = dict[str, Any]
 
 
@@ -68,8 +75,11 @@ class Chart:
 
 
 def trade_off(section: Section, styles: Mapping[str, int]) -> Chart | None:
-    """Medians and quartiles of size and error, every run beside them, and the Pareto front of the medians."""
-    if section.measure is None or not section.axes:
+    """Medians and quartiles of size and error, every run beside them, and the Pareto front of the medians.
+
+    None where there is a single mark: that is a sentence, and no chart.
+    """
+    if section.measure is None or not section.axes or len(section.marks) < 2:
         return None
     views = {axis: _trade_off(section, axis, styles) for axis in section.axes}
     control = Control("Size counted in", "radio", tuple((axis, axis[0].upper() + axis[1:]) for axis in section.axes))
@@ -100,10 +110,9 @@ def _trade_off(section: Section, axis: str, styles: Mapping[str, int]) -> View:
             traces.append(_marks([size for _, size, _ in known], [value for _, _, value in known], i, dots, texts))
         texts = [_hover_of_point(p, one, axis, measure) for p in points]
         marker = {"symbol": symbol, "size": 9, "color": colour}
+        arms = {"x": [_ends(q) for q in x], "y": [_ends(q) for q in y], "color": f"{colour}/0.8"}
         traces.append(_marks([q[1] for q in x], [q[1] for q in y], i, marker, texts) | {
-            "mode": "lines+markers" if len(points) > 1 else "markers", "name": plain(one.label),
-            "line": {"color": colour, "width": 2, "dash": dash}, "error_x": _arms(x, f"{colour}/0.8", 1.2, 3),
-            "error_y": _arms(y, f"{colour}/0.8", 1.2, 3),
+            "line": {"color": colour, "width": 2, "dash": dash}, "arms": arms,
         })  # fmt: skip
         legend.append(_entry(one.label, colour, symbol, i, dash))
         if not i:
@@ -112,33 +121,27 @@ def _trade_off(section: Section, axis: str, styles: Mapping[str, int]) -> View:
     most = max((share for point in section.points for share in point.shares(axis)), default=1.0) or 1.0
     group = len(section.series)
     traces.append({
-        "type": "scatter", "mode": "lines+markers", "name": "Pareto front", "legendgroup": str(group),
-        "hoverinfo": "skip", "x": [_short(x) for x, _, _ in front], "y": [_short(y) for _, y, _ in front],
-        "line": {"color": "ink/0.55", "width": 1, "dash": "dot", "shape": "hv"},
-        "marker": {"symbol": "circle-open", "size": 17, "color": "ink/0.75", "line": {"width": 1.4}},
+        "type": "line", "group": group, "x": [_short(x) for x, _, _ in front], "y": [_short(y) for _, y, _ in front],
+        "line": {"color": "ink/0.55", "width": 1, "dash": "dot", "step": True},
+        "marker": {"symbol": "ring", "size": 17, "color": "ink/0.75"},
     })  # fmt: skip
     legend.append(_entry("Pareto front", "ink", "ring", group, "dot"))
     height = error_axis(heights) if measure == "error" else loss_axis(heights)
     layout = {
-        "xaxis": {"title": f"{axis} kept", "tickformat": ".0%", "range": [0, 1.1 * most]},
-        "yaxis": {"title": plain(f"{measure} · {section.error_of}")} | height,
-        "annotations": _labels(labelled, most, height.get("type") == "log", legend[0]["color"]),
+        "xaxis": {"title": f"{axis} kept", "format": "percent", "range": [0, 1.1 * most]},
+        "yaxis": {"title": f"{measure} · {section.error_of}"} | height,
+        "labels": _labels(labelled, most, height.get("type") == "log", legend[0]["color"]),
     }
     return View(traces, layout, legend, _front_in_words(section, axis, measure))
 
 
 def _marks(x: Sequence[float], y: Sequence[float], group: int, marker: dict[str, Any], text: list[str]) -> Trace:
-    return {
-        "type": "scatter", "mode": "markers", "x": [_short(v) for v in x], "y": [_short(v) for v in y],
-        "legendgroup": str(group), "marker": marker, "customdata": text,
-        "hovertemplate": "%{customdata}<extra></extra>",
-    }  # fmt: skip
+    places = {"x": [_short(v) for v in x], "y": [_short(v) for v in y]}
+    return {"type": "line", **places, "group": group, "marker": marker, "text": text}
 
 
-def _arms(quarters: Iterable[Quartiles], colour: str, thickness: float, width: float) -> dict[str, Any]:
-    up, down = zip(*((_short(q[2] - q[1]), _short(q[1] - q[0])) for q in quarters))
-    arms = {"type": "data", "symmetric": False, "array": up, "arrayminus": down}
-    return arms | {"thickness": thickness, "width": width, "color": colour}
+def _ends(quarters: Quartiles) -> list[float]:
+    return [_short(quarters[0]), _short(quarters[2])]
 
 
 def _entry(label: str, colour: str, symbol: str, group: int, dash: str = "solid") -> dict[str, Any]:
@@ -165,31 +168,27 @@ def _labels(marks: Sequence[tuple[Point, float, float]], most: float, log: bool,
     labels = list[dict[str, Any]]()
     for x, heights, names in groups:
         beside = x < 0.08 * most  # there the curve is steep, and would run through a label below
-        place = {"xanchor": "left", "xshift": 9, "yshift": 10} if beside else {"yanchor": "top", "yshift": -10}
-        y = min(heights)
-        labels.append({
-            "x": _short(x), "y": math.log10(y) if log else _short(y), "text": plain(", ".join(names)), "name": "0",
-            "showarrow": False, "font": {"color": colour, "size": 12}, "bgcolor": "paper/0.7", "borderpad": 1,
-        } | place)  # fmt: skip
+        place = {"x": _short(x), "y": _short(min(heights)), "beside": beside}
+        labels.append(place | {"text": raised(", ".join(names)), "color": colour, "group": 0})
     return labels
 
 
 def _hover(run: Run) -> str:
-    lines = [f"<b>{plain(run.name)}</b>", *(f"{plain(name)}: {plain(value)}" for name, value in facts(run))]
-    return "<br>".join(lines)
+    """Lines, the first of them a heading."""
+    return raised("\n".join([run.name, *(f"{name}: {value}" for name, value in facts(run))]))
 
 
 def _hover_of_point(point: Point, one: Series, axis: str, measure: str) -> str:
     if len(point.done) == 1:
         return _hover(point.done[0])
     low, middle, high = (score(measure, value) for value in quartiles(point.errors(measure)))
-    lines = [f"<b>{plain(one.label)}, {plain(point.label)}</b>", f"{measure}: {middle} ({low} to {high})"]
+    lines = [f"{one.label}, {point.label}", f"{measure}: {middle} ({low} to {high})"]
     names = [axis, *(name for name in point.done[0].shares if name != axis)]
     lines += [f"{name} kept: {percent(median(shares))}" for name in names if (shares := point.shares(name))]
     totals = [(name, [r.kept[name][0] for r in point.done if name in r.kept]) for name in list(point.done[0].kept)[:6]]
     if totals:
         lines.append("gates kept: " + ", ".join(f"{median(values):g}" for _, values in totals))
-    return "<br>".join([*lines, f"median and quartiles of {counted(len(point.done), 'run')}"])
+    return raised("\n".join([*lines, f"median and quartiles of {counted(len(point.done), 'run')}"]))
 
 
 def _front_in_words(section: Section, axis: str, measure: str) -> str:
@@ -218,12 +217,15 @@ def learning(section: Section, styles: Mapping[str, int]) -> Chart | None:
     )
     lead = f"One line for each setting, the median over {section.over}, in a band from quartile to quartile."
     lead = lead if section.middle else "One line for each setting, of one run."
+    if any(run.searches for run in section.runs):
+        lead += f" {IF_CUT}"
     return Chart("learning", "Over the training", lead, controls, views)
 
 
 def _learning(one: Series, name: str, error_of: str, styles: Mapping[str, int]) -> View | None:
     traces, legend, heights, ends = list[Trace](), list[dict[str, Any]](), list[float](), list[str]()
     shares = name.endswith(("error", "kept", "share of the cost"))
+    of_cut = name in OF_CUT and any(run.searches for run in one.runs)
     for k, point in enumerate(one.points):
         updates, low, middle, high = over_updates(point.runs, name)
         if len(updates) < 2:
@@ -231,16 +233,13 @@ def _learning(one: Series, name: str, error_of: str, styles: Mapping[str, int]) 
         colour = _colour(one, k, len(one.points), styles)
         if len(point.runs) > 1:
             traces.append({
-                "type": "scatter", "mode": "lines", "hoverinfo": "skip", "legendgroup": str(k), "fill": "toself",
-                "x": [*updates, *updates[::-1]], "y": [_short(v) for v in (*high, *low[::-1])],
-                "fillcolor": f"{colour}/0.16", "line": {"width": 0},
+                "type": "band", "group": k, "x": updates, "low": [_short(v) for v in low],
+                "high": [_short(v) for v in high], "color": f"{colour}/0.16",
             })  # fmt: skip
-        form = "%{y:.2%}" if shares else "%{y:.4~g}"
-        traces.append({
-            "type": "scatter", "mode": "lines", "legendgroup": str(k), "name": plain(point.label),
-            "x": updates, "y": [_short(v) for v in middle], "line": {"color": colour, "width": 2},
-            "hovertemplate": f"{plain(point.label)}<br>update %{{x:,}}<br>{plain(name)} {form}<extra></extra>",
-        })  # fmt: skip
+        told = {"label": raised(point.label), "name": name, "format": "percent" if shares else "number"}
+        line = {"type": "line", "group": k, "x": updates, "y": [_short(v) for v in middle], "hover": told}
+        until = {} if not of_cut else {"until": _settled(point.runs) or updates[-1]}
+        traces.append(line | {"line": {"color": colour, "width": 2}} | until)
         heights += [*low, *high]
         legend.append(_entry(point.label, colour, "line", k))
         ends.append(f"{percent(middle[-1]) if shares else amount(middle[-1])} ({point.label})")
@@ -249,23 +248,26 @@ def _learning(one: Series, name: str, error_of: str, styles: Mapping[str, int]) 
     if name.endswith("error"):
         axis = error_axis(heights)
     else:
-        axis = {"tickformat": ".0%", "rangemode": "tozero"} if shares else loss_axis(heights) if "loss" in name else {}
+        axis = {"format": "percent", "zero": True} if shares else loss_axis(heights) if "loss" in name else {}
     of_runs = "median " if any(len(point.runs) > 1 for point in one.points) else ""
-    title = f"{name} · {error_of}" if name in ("error", "loss") else name
+    title = name + (", if cut now" if of_cut else "") + (f" · {error_of}" if name in ("error", "loss") else "")
+    settled = _settled(one.runs)
+    moments = [] if settled is None else [{"x": settled, "text": "structure settled"}]
     layout = {
-        "xaxis": {"title": "updates", "rangemode": "tozero", "tickformat": "~s"},
-        "yaxis": {"title": plain(title)} | axis,
+        "xaxis": {"title": "updates", "zero": True, "format": "count"},
+        "yaxis": {"title": title} | axis,
+        "marks": moments,
     }
-    return View(traces, layout, legend, f"{one.label}: {of_runs}{name} at the end of the training: {listed(ends)}.")
+    words = f"{one.label}: {of_runs}{name} at the end of the training: {listed(ends)}."
+    if settled is not None:
+        words += f" The structure settled after {settled:,} updates."
+    return View(traces, layout, legend, words)
 
 
-def group_label(name: str) -> str:
-    """Modules of a Sequential are numbers.
-
-    >>> group_label("2"), group_label("fc1")
-    ('layer 2', 'fc1')
-    """
-    return f"layer {name}" if name.isdigit() else name
+def _settled(runs: Sequence[Run]) -> int | None:
+    """After how many updates the structure was fixed, where one number says it of all runs."""
+    known = {run.settled_at for run in runs}
+    return known.pop() if len(known) == 1 else None
 
 
 def theta(section: Section) -> Chart | None:
@@ -290,7 +292,7 @@ def theta(section: Section) -> Chart | None:
 
 
 def _heat(theta: Theta, label: str) -> View:
-    blocks, centres, edges = list[np.ndarray](), list[float](), list[float]()
+    blocks, centres = list[np.ndarray](), list[float]()
     row, start, total = 0, 0, sum(theta.sizes.values())
     for size in theta.sizes.values():
         part = theta.values[:, start : start + size]
@@ -300,27 +302,21 @@ def _heat(theta: Theta, label: str) -> View:
         rows = min(size, max(1, round(ROWS * size / max(total, ROWS))))
         means = np.stack([piece.mean(1) for piece in np.array_split(part, rows, axis=1)])  # (rows, snapshots)
         blocks.append(means)
-        centres.append(row + (rows - 1) / 2)
+        centres.append(row + rows / 2)
         row, start = row + rows, start + size
-        edges.append(row - 0.5)
     z = np.concatenate(blocks)
     data = np.rint(100 * z).astype(np.uint8)
-    packed = {"dtype": "u1", "bdata": base64.b64encode(data.tobytes()).decode(), "shape": f"{z.shape[0]}, {z.shape[1]}"}
-    names = [plain(f"{group_label(name)} ({size:,})") for name, size in theta.sizes.items()]
+    names = [layer(i, name) for i, name in enumerate(theta.sizes, 1)]
+    sizes = [f"{name} ({size:,})" for name, size in zip(names, theta.sizes.values())]
     some = range(0, len(names), max(1, -(-len(names) // 16)))
-    trace = {
-        "type": "heatmap", "x": theta.updates, "z": packed, "zmin": 0, "zmax": 100, "colorscale": "Cividis",
-        "hovertemplate": "theta %{z}%<br>update %{x:,}<extra></extra>", "zsmooth": False,
-        "colorbar": {"title": {"text": "theta"}, "tickvals": [0, 50, 100], "ticktext": ["0", "0.5", "1"],
-                     "thickness": 10, "outlinewidth": 0, "len": 0.9},
-    }  # fmt: skip
-    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "line": {"color": "paper", "width": 2}}
+    packed = base64.b64encode(data.tobytes()).decode()
+    trace = {"type": "heat", "x": theta.updates, "z": packed, "shape": list(z.shape), "group": 0}
     layout = {
-        "xaxis": {"title": "updates", "showgrid": False, "tickformat": "~s"},
-        "yaxis": {"tickvals": [centres[i] for i in some], "ticktext": [names[i] for i in some], "showgrid": False,
-                  "autorange": "reversed"},
-        "shapes": [line | {"y0": edge, "y1": edge} for edge in edges[:-1]],
-    }  # fmt: skip
+        "xaxis": {"title": "updates", "format": "count", "range": [theta.updates[0], theta.updates[-1] or 1]},
+        # where there is little room, the number of the layer alone
+        "yaxis": {"ticks": [[centres[i], sizes[i], names[i].partition(" · ")[0]] for i in some], "range": [len(z), 0]},
+        "groups": [[name, len(block)] for name, block in zip(names, blocks)],
+    }
     last = theta.values[-1]
     decided = float(((last < 0.1) | (last > 0.9)).mean())
     words = (
@@ -358,6 +354,8 @@ def _kept(one: Series, section: Section, styles: Mapping[str, int]) -> View | No
         totals[name] = next((total for total in known if total), None)
     shares = all(totals.values())
     bars = len(points) * len(names) <= BARS
+    labels = {name: layer(i, name) for i, name in enumerate(names, 1)}
+    columns = {name: label.partition(" ")[2] for name, label in labels.items()}  # on the axis, "layer" is its title
     traces, legend, words = list[dict[str, Any]](), list[dict[str, Any]](), list[str]()
     for k, point in enumerate(points):
         colour = _colour(one, k, len(points), styles)
@@ -365,32 +363,33 @@ def _kept(one: Series, section: Section, styles: Mapping[str, int]) -> View | No
         quarters = {name: quartiles(values) for name, values in counts.items() if values}
         scale = {name: 1 / (totals[name] or 1) if shares else 1.0 for name in quarters}
         of = {name: f" of {totals[name]:,}" if totals[name] else "" for name in quarters}
+        ticks = [columns[n] for n in quarters]
         trace: dict[str, Any] = {
-            "type": "bar" if bars else "scatter", "name": plain(point.label), "legendgroup": str(k),
-            "x": [plain(group_label(name)) for name in quarters], "y": [q[1] * scale[n] for n, q in quarters.items()],
-            "text": [f"{q[1]:g}{of[n]} ({q[0]:g} to {q[2]:g}), {counted(len(counts[n]), 'run')}"
+            "type": "bar" if bars else "line", "group": k, "color": colour,
+            "x": ticks, "y": [_short(q[1] * scale[n]) for n, q in quarters.items()],
+            "text": [f"{raised(point.label)}\n{labels[n]}\n{q[1]:g}{of[n]} kept"
+                     + (f", quartiles {q[0]:g} and {q[2]:g} of {len(counts[n])} runs" if len(counts[n]) > 1 else "")
                      for n, q in quarters.items()],
-            "textposition": "none", "marker": {"color": colour},
-            "hovertemplate": f"{plain(point.label)}<br>%{{x}}: %{{text}}<extra></extra>",
         }  # fmt: skip
         if bars and len(point.done) > 1:
-            arms: dict[str, Any] = {"type": "data", "symmetric": False, "thickness": 1, "width": 2, "color": "ink/0.7"}
-            arms["array"] = [(q[2] - q[1]) * scale[n] for n, q in quarters.items()]
-            trace["error_y"] = arms | {"arrayminus": [(q[1] - q[0]) * scale[n] for n, q in quarters.items()]}
+            trace["arms"] = {"y": [[_short(q[0] * scale[n]), _short(q[2] * scale[n])] for n, q in quarters.items()]}
         elif not bars:
-            del trace["textposition"]
-            trace |= {"mode": "lines+markers", "line": {"color": colour, "width": 1.5}}
+            trace |= {
+                "line": {"color": colour, "width": 1.5},
+                "marker": {"symbol": "circle", "size": 6, "color": colour},
+            }
         traces.append(trace)
         legend.append(_entry(point.label, colour, "bar", k))
         few = ", ".join(f"{q[1]:g}" for q in list(quarters.values())[:6])
         words.append(f"{few}{', …' * (len(quarters) > 6)} ({point.label})")
-    axis = {"title": "share of the gates kept", "tickformat": ".0%", "range": [0, 1.04]}
+    word = next(iter(labels.values())).partition(" ")[0]
+    axis = {"title": "share of the gates kept", "format": "percent", "range": [0, 1.04]}
     layout = {
-        "xaxis": {"type": "category", "showgrid": False}, "yaxis": axis if shares else {"title": "gates kept"},
-        "barmode": "group", "bargap": 0.25,
-    }  # fmt: skip
+        "xaxis": {"title": f"{word}, from the input to the output", "categories": list(columns.values())},
+        "yaxis": axis if shares else {"title": "gates kept", "zero": True},
+    }
     several = any(len(point.done) > 1 for point in points)
-    groups = [group_label(name) + (f" (of {total:,})" if total else "") for name, total in list(totals.items())[:6]]
+    groups = [labels[name] + (f" (of {total:,})" if total else "") for name, total in list(totals.items())[:6]]
     summary = f"{one.label}: gates kept in {listed(groups)}{', medians' * several}: {'; '.join(words)}."
     return View(traces, layout, legend, summary)
 
@@ -420,22 +419,21 @@ def error_axis(values: Sequence[float]) -> dict[str, Any]:
     """Logarithmic where errors span much; ticks that a person would choose."""
     positive = [v for v in values if v > 0]
     if not positive or len(positive) < len(values):
-        return {"tickformat": ".2~%", "rangemode": "tozero"}
+        return {"format": "percent", "zero": True}
     if max(positive) == min(positive):
-        return {"tickformat": ".2~%", "range": [0, 1.3 * max(positive)]}
+        return {"format": "percent", "range": [0, 1.3 * max(positive)]}
     if max(positive) / min(positive) < 2.5:
-        return {"tickformat": ".2~%"}
+        return {"format": "percent"}
     low, high = min(positive) * 0.9, max(positive) * 1.12
     fine = [s * 10.0**k for k in range(-6, 1) for s in ((1, 1.2, 1.5, 2, 3, 5, 7) if high / low < 8 else (1, 2, 5))]
     ticks = [s for s in fine if low <= s <= high]
-    text = [f"{100 * tick:.3g}%" for tick in ticks]
-    return {"type": "log", "tickvals": ticks, "ticktext": text, "range": [math.log10(low), math.log10(high)]}
+    return {"type": "log", "ticks": [[tick, f"{100 * tick:.3g}%"] for tick in ticks], "range": [low, high]}
 
 
 def loss_axis(values: Sequence[float]) -> dict[str, Any]:
     positive = [v for v in values if v > 0]
     wide = len(positive) == len(values) and positive and max(positive) / min(positive) > 8
-    return {"type": "log", "dtick": "D2", "tickformat": ".3~g"} if wide else {"tickformat": ".3~g"}
+    return {"type": "log"} if wide else {}
 
 
 def _short(value: float) -> float:

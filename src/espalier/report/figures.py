@@ -17,7 +17,8 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 from espalier import files
 from espalier.picture import raised
 from espalier.report import grid_tables
-from espalier.report.charts import MEASURES, error_axis, group_label, over_updates
+from espalier.report.charts import MEASURES, error_axis, over_updates
+from espalier.report.phrases import layer
 from espalier.report.significance import quartiles
 from espalier.report.study_reader import Point, Section, Series, numbers
 
@@ -138,7 +139,7 @@ def thetas(section: Section) -> Figure | None:
             axes.axhline(border, color="white", lw=1.2)
         middles = [(a + b) / 2 for a, b in pairwise(borders)]
         few = range(0, len(middles), max(1, -(-len(middles) // 16)))
-        names = [_text(group_label(name)) for name in theta.sizes]
+        names = [_text(layer(i, name)) for i, name in enumerate(theta.sizes, 1)]
         axes.set_yticks([middles[i] for i in few], [names[i] for i in few])
         axes.invert_yaxis()
         axes.grid(visible=False)
@@ -165,7 +166,9 @@ def kept(section: Section) -> Figure | None:
         at = np.arange(len(names)) - 0.4 + width * (k + 0.5)
         bars(axes, at, shares, width, colour, _text(point.label), spread=len(point.done) > 1)
     axes.set_xticks(
-        range(len(names)), [_text(group_label(name)) for name in names], rotation=0 if len(names) < 8 else 60
+        range(len(names)),
+        [_text(layer(i, name)) for i, name in enumerate(names, 1)],
+        rotation=0 if len(names) < 8 else 60,
     )
     axes.set_ylabel("gates kept")
     if all(run.kept[name][1] for point in points for run in point.done for name in names if name in run.kept):
@@ -242,8 +245,8 @@ def _scaled(axes: Axes, measure: str, values: Sequence[float]) -> None:
         shape = error_axis(values)
         if shape.get("type") == "log":
             axes.set_yscale("log")
-            axes.set_ylim(10 ** shape["range"][0], 10 ** shape["range"][1])
-            axes.set_yticks(shape["tickvals"], shape["ticktext"])
+            axes.set_ylim(*shape["range"])
+            axes.set_yticks(*zip(*shape["ticks"]))
             axes.set_yticks([], minor=True)
             return
     if measure != "loss":

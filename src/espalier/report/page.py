@@ -1,4 +1,4 @@
-"""The report page: one HTML file with everything in it, plotly included, that asks the network for nothing."""
+"""The report page: one HTML file with everything in it, its charts too, that asks the network for nothing."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import plotly.offline  # type: ignore[import-untyped]
 
 from espalier import picture
 from espalier.picture import raised
 from espalier.report import charts, tables
-from espalier.report.charts import Chart, group_label
-from espalier.report.phrases import amount, duration, headline, listed, made_by, percent
+from espalier.report.charts import Chart
+from espalier.report.phrases import amount, duration, headline, layer, listed, made_by, percent
 from espalier.report.run_reader import Run
 from espalier.report.study_reader import Section, Study, grouped, variant_label
 from espalier.report.tables import Table
@@ -41,7 +40,7 @@ def render(study: Study, files: Iterable[Path] = ()) -> str:
     )
     environment.filters["pretty"] = raised
     styles = {variant: i for i, variant in enumerate(dict.fromkeys(run.variant for run in study.runs))}
-    sections = [_section(section, i, styles) for i, section in enumerate(study.sections)]
+    sections = [_section(one, i, styles, one is _largest(study)) for i, one in enumerate(study.sections)]
     drawn = {
         chart["dom"]: {key: view.to_json() for key, view in chart["chart"].views.items()}
         for section in sections
@@ -69,24 +68,27 @@ def render(study: Study, files: Iterable[Path] = ()) -> str:
         files=[(path.relative_to(study.root).as_posix(), path.name) for path in files],
         data={"charts": drawn, "texts": texts},
         css=_template("page.css") + theme(),
-        script=_template("page.js"),
-        plotly=plotly.offline.get_plotlyjs(),
+        script=_template("draw.js") + _template("page.js"),
     )
 
 
 def _headline(study: Study) -> str:
     """The sentence of the section with most runs, by name where there are others: theirs may hold a lower error."""
-    first = max(study.sections, key=lambda section: len(section.runs))
+    first = _largest(study)
     words = headline(first)
     return f"{first.title}: {words[0].lower()}{words[1:]}" if words and len(study.sections) > 1 else words
+
+
+def _largest(study: Study) -> Section:
+    return max(study.sections, key=lambda section: len(section.runs))
 
 
 def _pooled(traces: Iterable[dict[str, Any]]) -> list[str]:
     """The labels of all traces, each once: a run is told under every axis. In the traces stand their numbers."""
     numbers = dict[str, int]()
     for trace in traces:
-        if "customdata" in trace:
-            trace["customdata"] = [numbers.setdefault(text, len(numbers)) for text in trace["customdata"]]
+        if "text" in trace:
+            trace["text"] = [numbers.setdefault(text, len(numbers)) for text in trace["text"]]
     return list(numbers)
 
 
@@ -105,13 +107,15 @@ def _template(name: str) -> str:
     return (resources.files("espalier.report") / "templates" / name).read_text(encoding="utf-8")
 
 
-def _section(section: Section, number: int, styles: Mapping[str, int]) -> dict[str, Any]:
+def _section(section: Section, number: int, styles: Mapping[str, int], first: bool) -> dict[str, Any]:
+    """first: its finding is the page's headline already."""
     every: list[Chart | None] = [charts.trade_off(section, styles), charts.learning(section, styles)]
     every += [charts.theta(section), charts.kept(section, styles)]
     examples = [point.example for point in section.points if point.variant.startswith("search") and point.done]
     return {
         "id": f"s{number}",
         "section": section,
+        "finding": "" if first else headline(section),
         "charts": [{"dom": f"s{number}-{chart.id}", "chart": chart} for chart in every if chart is not None],
         "pictures": pictures(examples[:MOST_PICTURES] or section.runs[:1]),
         "table": _table(tables.trade_off(section)) if section.measure and section.axes else None,
@@ -228,7 +232,8 @@ def layers(run: Run) -> Picture | None:
     """
     if not run.kept or not all(total for _, total in run.kept.values()):
         return None
-    groups = [(group_label(name), count, total or count) for name, (count, total) in run.kept.items()]
+    kept = enumerate(run.kept.items(), 1)
+    groups = [(layer(i, name), count, total or count) for i, (name, (count, total)) in kept]
     most = max(total for _, _, total in groups) or 1
     step = WIDTH / len(groups)
     thick = min(0.62 * step, 44.0)
@@ -243,14 +248,15 @@ def layers(run: Run) -> Picture | None:
             parts.append(_bar("kept", x, floor - high, thick, high))
         if step >= 38:
             middle = (i + 0.5) * step
-            label = name if len(name) * 6.4 <= step else f"{name[: max(int(step / 6.4) - 1, 1)]}…"
+            short = name.partition(" · ")[0]
+            label = next((text for text in (name, short) if len(text) * 6.4 <= step), short.partition(" ")[2])
             counts = f"{count:,} of {total:,}" if step >= 76 else f"{count:,}"
             parts += [_text(middle, floor - full - 6, counts, "count"), _text(middle, floor + 17, label, "name")]
         parts.append("</g>")
     title = _title(run)
-    kept = "; ".join(f"{name} keeps {count:,} of {total:,}" for name, count, total in groups[:12])
+    words = "; ".join(f"{name} keeps {count:,} of {total:,}" for name, count, total in groups[:12])
     shares = ", ".join(f"{percent(share)} of the {name}" for name, share in run.shares.items())
-    alt = f"{title}: {kept}{' and so on' if len(groups) > 12 else ''}." + (f" That is {shares}." if shares else "")
+    alt = f"{title}: {words}{' and so on' if len(groups) > 12 else ''}." + (f" That is {shares}." if shares else "")
     svg = (
         f'<svg class="layers" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(alt)}" '
         f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'

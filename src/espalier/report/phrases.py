@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 
-from espalier.picture import raised
 from espalier.report.run_reader import Run
 from espalier.report.study_reader import Section, grouped, variant_label
 
@@ -102,8 +102,9 @@ def headline(section: Section) -> str:
         return ""
     measure = section.measure or "error"
     x, best, _ = front[-1]
-    if len(front) == len(section.runs) == 1:
-        return f"The {measure} is {score(measure, best)} ({section.error_of}), at {percent(x)} of the {axis}."
+    if len(section.marks) == 1:
+        said = f"{score(measure, best)} ({section.error_of})"
+        return f"The {section.middle}{measure} is {said}, at {percent(x)} of the {axis}."
     lowest = f"The lowest {section.middle}{measure} is {score(measure, best)}, at {percent(x)} of the {axis}"
     small, value, _ = next(one for one in front if one[1] <= 1.1 * best)
     if percent(small) == percent(x):
@@ -111,11 +112,15 @@ def headline(section: Section) -> str:
     return f"{lowest}; within a tenth of it, at {score(measure, value)}, {percent(small)} of them are enough."
 
 
-def plain(text: str) -> str:
-    """Text that plotly shows as it is: its labels read a little HTML, and its templates ``%{...}``."""
-    for sign, word in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("%{", "% {")):
-        text = text.replace(sign, word)
-    return raised(text)
+def layer(place: int, name: str) -> str:
+    """A group of gates by its place from the input, and by the name of its module where that is a name.
+
+    >>> layer(1, "stem"), layer(2, "3"), layer(1, "layer 1"), layer(3, "block 3")
+    ('layer 1 · stem', 'layer 2', 'layer 1', 'block 3')
+    """
+    if re.fullmatch(r"(layer|block) \d+", name):
+        return name
+    return f"layer {place}" if name.isdigit() else f"layer {place} · {name}"
 
 
 def made_by(commands: Iterable[str]) -> list[str]:

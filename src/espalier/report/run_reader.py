@@ -124,6 +124,26 @@ class Run:
     def result(self) -> dict[str, Any]:
         return mapping(self.record.get("result"))
 
+    @property
+    def searches(self) -> bool:
+        """Its structure was found; a given one is what it is from the start."""
+        return self.method in ("search", "permuted", "penalty")
+
+    @property
+    def settled_at(self) -> int | None:
+        """After how many updates the structure was fixed, so that the weights finished under what ships."""
+        if not self.searches:
+            return None
+        at, share = integer(self.settings.get("settle_at")), number(self.settings.get("settle"))
+        if at is None and share:
+            at = round((1 - share) * (self.updates or 0))
+        if at is None:
+            rows = self.record.get("curve")
+            steps = [mapping(row) for row in rows] if isinstance(rows, list) else []
+            before = [integer(row.get("update")) for row in steps if row.get("settled") is False]
+            at = before[-1] if before and len(before) < len(steps) else None
+        return at if at is not None and 0 < at < (self.updates or 0) else None
+
     def score(self, measure: str) -> float | None:
         return self.error if measure == "error" else self.loss
 
@@ -144,7 +164,7 @@ class Run:
     def theta(self) -> Theta | None:
         """Read when asked for: of a run directory it is a file of its own."""
         if self.path.is_dir():
-            return _theta_of_snapshots(self.path / "theta.safetensors", self.settings.get("space"))
+            return _theta_of_snapshots(self.path / "theta.safetensors", self.settings.get("space"), list(self.kept))
         rows = self.record["curve"]
         return _theta_of_histograms(rows if isinstance(rows, list) else [], list(self.kept))
 
@@ -152,27 +172,32 @@ class Run:
 # ---- run files -------------------------------------------------------------------------------------------------------
 
 
-def from_file(path: Path, root: Path) -> list[Run]:
-    """The runs of ``runs/<section>/<variant>/<setting>-seed_N.json``, or of the ``.jsonl`` of a whole batch."""
+def from_file(path: Path, root: Path, parts: list[Any] | None = None) -> list[Run]:
+    """The runs of ``runs/<section>/<variant>/<setting>-seed_N.json``, or of the ``.jsonl`` of a whole batch.
+
+    parts: its JSON, where that was packed with others.
+    """
     place = path.relative_to(root / "runs")
     try:
         if path.suffix == ".jsonl":
             names = ("fold", *SETTINGS, "seed")  # what tells a run of a batch from its others, as run files are called
-            runs = [(mapping(record["run"]), record) for record in _records(path)]
+            runs = [(mapping(record["run"]), record) for record in _records(path, parts)]
             stems = ["-".join(f"{key}_{run[key]}" for key in names if run.get(key) is not None) for run, _ in runs]
             return [_of_record(path, place.parent / stem, record) for stem, (_, record) in zip(stems, runs)]
-        return [_of_record(path, place.with_suffix(""), record) for record in _records(path)]
+        return [_of_record(path, place.with_suffix(""), record) for record in _records(path, parts)]
     except (TypeError, AttributeError, LookupError) as error:
         raise Corrupt(f"{path} is not a run file: {error}. Take it out of the folder") from None
 
 
-def _records(path: Path) -> list[dict[str, Any]]:
+def _records(path: Path, parts: list[Any] | None) -> list[dict[str, Any]]:
     """Of a run file, or of a batch: what its runs share stands in the first line, their own in one line each."""
     batch = path.suffix == ".jsonl"
     content = "a file of runs" if batch else "a run file"
     try:
-        text = path.read_text(encoding="utf-8")
-        head, *own = [json.loads(part) for part in (text.splitlines() if batch else [text])]
+        if parts is None:
+            text = path.read_text(encoding="utf-8")
+            parts = [json.loads(part) for part in (text.splitlines() if batch else [text])]
+        head, *own = parts
     except (OSError, ValueError) as error:
         raise Corrupt(f"{path} is not {content}: {error}. Remove it and run the study again") from None
     whole_file = all(isinstance(part, dict) for part in (head, *own)) and head.get("format") == FORMAT
@@ -252,7 +277,7 @@ def from_folder(folder: Path, root: Path) -> Run:
         diverged=diverged,
         error=1.0 if diverged and error is None else error,
         loss=loss,
-        error_of="validation data" if scored else "training data",
+        error_of=_judged_on(result) if scored else "training data",
         shares=_shares(result, settings) if result else {s: last[f"{s} kept"] for s in AXES if f"{s} kept" in last},
         kept=_kept(result, settings),
         updates=integer(result.get("updates", last.get("update"))),
@@ -263,6 +288,12 @@ def from_folder(folder: Path, root: Path) -> Run:
         notes=tuple(notes),
         **_origin(head, settings),
     )
+
+
+def _judged_on(result: Mapping[str, Any]) -> str:
+    """As run files of a study call the same data; ``espalier train`` says which part it judged by."""
+    told = str(result.get("judged_on") or "")
+    return "test set" if told.startswith("the test part") else "validation data"
 
 
 def _metrics(path: Path, notes: list[str]) -> list[dict[str, float]]:
@@ -376,8 +407,9 @@ def _named_row(row: Mapping[str, Any], names: Mapping[str, str], keep: tuple[str
     return times | columns
 
 
-def _theta_of_snapshots(path: Path, space: Any) -> Theta | None:
-    """``theta.safetensors`` of a run directory; space: its groups of gates, as JSON. None where they do not fit."""
+def _theta_of_snapshots(path: Path, space: Any, order: Sequence[str]) -> Theta | None:
+    """``theta.safetensors`` of a run directory; space: its groups of gates, as JSON; order: from the input to the
+    output. None where they do not fit."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
@@ -389,6 +421,10 @@ def _theta_of_snapshots(path: Path, space: Any) -> Theta | None:
         return None
     if values.ndim != 2 or not values.size or values.shape != (len(updates), sum(sizes.values())):
         return None
+    if set(order) == set(sizes):
+        starts = dict(zip(sizes, np.cumsum([0, *sizes.values()])))
+        values = np.concatenate([values[:, starts[name] : starts[name] + sizes[name]] for name in order], axis=1)
+        sizes = {name: sizes[name] for name in order}
     return Theta([int(u) for u in updates], np.clip(np.nan_to_num(values), 0, 1), sizes, ranked=False)
 
 

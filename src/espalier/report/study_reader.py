@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from espalier.report import packed
 from espalier.report.run_reader import AXES, Run, Setting, from_file, from_folder, number
 from espalier.report.significance import Quartiles, median, quartiles
 from espalier.space import BadInput, Corrupt
@@ -154,6 +155,12 @@ class Section:
         return next((name for name in ("error", "loss") if any(point.errors(name) for point in self.points)), None)
 
     @cached_property
+    def marks(self) -> list[Point]:
+        """The settings whose size and error are known."""
+        measure = self.measure or "error"
+        return [p for p in self.points if p.errors(measure) and any(p.shares(axis) for axis in self.axes)]
+
+    @cached_property
     def error_of(self) -> str:
         return " and ".join(dict.fromkeys(run.error_of for run in self.runs))
 
@@ -220,13 +227,17 @@ def variant_label(variant: str) -> str:
 
 
 def read(folder: str | os.PathLike[str]) -> Study:
-    """Run files under ``runs/`` as a study writes them, and run directories anywhere: the folder itself or below it."""
+    """Run files under ``runs/`` as a study writes them, or packed into ``runs.jsonl``, and run directories anywhere:
+    the folder itself or below it."""
     root = Path(folder)
     if not root.is_dir():
         raise BadInput(f"{root} is not a folder; give the folder of a study or of a run")
     notes = list[str]()
-    files = sorted(path for kind in ("json", "jsonl") for path in (root / "runs").glob(f"*/*/*.{kind}"))
-    runs = [run for path in files for run in from_file(path, root)]
+    files = dict[Path, "list[Any] | None"]()
+    if (root / packed.NAME).is_file():
+        files = {root / "runs" / name: parts for name, parts in packed.read(root / packed.NAME)}
+    files |= {path: None for kind in ("json", "jsonl") for path in (root / "runs").glob(f"*/*/*.{kind}")}
+    runs = [run for path in sorted(files) for run in from_file(path, root, files[path])]
     for place in _run_directories(root):
         try:
             runs.append(from_folder(place, root))

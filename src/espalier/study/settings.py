@@ -110,7 +110,7 @@ class StudySettings:
     def __post_init__(self) -> None:
         for one in declared(type(self)):
             values = getattr(self, one.name)
-            if not one.several or values is None:
+            if not one.several or one.repeated or values is None:
                 continue
             if not values and one.type is one.kind:
                 raise BadInput(f"{one.name} is empty, so there is nothing to run")
@@ -325,6 +325,9 @@ class GridSettings(StudySettings):
     compared, of as many distinct examples under one mask otherwise.
     """
 
+    dataset: str = changed(
+        StudySettings, "dataset", "digits", help="A set by name; a file.npz with x, y; module:function, as to train."
+    )
     methods: tuple[str, ...] = setting(GRID_METHODS[:4], f"Some of {', '.join(GRID_METHODS)}.", choices=GRID_METHODS)
     penalties: tuple[float, ...] = changed(
         StudySettings, "penalties", (2**-4, 2**-6, 2**-8), help="Of the method 'penalty', for example 2^-6,0."
@@ -367,6 +370,18 @@ class GridSettings(StudySettings):
         "Units of the hidden layers, as 64,64,64; default: three as wide as the input.",
         old="widths",
         after="batch_size",
+    )
+    model: str = setting(
+        "mlp",
+        "mlp, of the --hidden layers; cnn, densenet or your own, as to train: then without 'scratch'.",
+        after="dataset",
+    )
+    model_arg: tuple[str, ...] = setting(
+        (),
+        "An argument of your network, as width=64; may be repeated.",
+        metavar="NAME=VALUE",
+        repeated=True,
+        after="model",
     )
     recipe: Recipe = field(default_factory=Recipe)
 

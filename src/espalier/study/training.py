@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +25,7 @@ from espalier.ship.factories import Network
 from espalier.space import BadInput, EspalierError
 from espalier.study import sources
 from espalier.study.settings import COSTS
+from espalier.study.sources import Source
 from espalier.train import Recipe, Result, checks, evaluate, feed, fit, pytree, recipes
 from espalier.train.batched.batch import Precision
 from espalier.train.run_directory import RunDirectory
@@ -42,8 +43,9 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Training:
-    """One run. Empty text and None: the default that the help of the setting states."""
+class Task:
+    """A network, data, and how the one learns the other: what one run and many have in common. Empty text and None: the
+    default that the help of the setting states."""
 
     model: str = setting(help="mlp, cnn, densenet; your own: package.module:function or file.py:function.")
     data: str = setting(
@@ -51,12 +53,6 @@ class Training:
     )
     model_arg: tuple[str, ...] = setting(
         (), "An argument of the network, as hidden=[64,64]; may be repeated.", metavar="NAME=VALUE", repeated=True
-    )
-    target: float | None = setting(
-        None, "The share of the full cost to end at, such as 0.25 or 25%.", read=partial(share, name="--target")
-    )
-    penalty: float | None = setting(
-        None, "Instead of a target: how strongly cost counts, such as 0.1 or 2^-6.", read=number
     )
     cost: str = setting("weights", "What is counted: weights, macs, units or parameters.", choices=COSTS)
     epochs: int = setting(20, "Passes over the training data.", least=1)
@@ -77,25 +73,17 @@ class Training:
         choices=recipes.PRESETS,
     )
     loss: str = setting("", "cross-entropy, mse, binary-cross-entropy, module:function; default: by the targets.")
-    weights: str = setting("", "A .safetensors file to start from, with --recipe finetune.", metavar="<path>")
     validation: str = setting(
         "", "What to judge by: test, none, or a share to hold out, as 0.1; default: test, else 0.1."
     )
     data_dir: str = setting("", "Where the sets known by name are.", metavar="<path>")
     flatten: bool = setting(False, "Give the network every input as a vector.")
     scale: float | None = setting(None, "What inputs of a file are multiplied by; uint8: 1/255 by default.")
-    seed: int = setting(0, "Of the weights, the masks and the order of the examples.", least=0)
     device: str = setting("", "cpu, cuda, cuda:1, mps; default: cuda where there is one.")
     precision: str = setting("", "float32, tf32 or bf16 products; default: torch's own.", choices=PRECISIONS)
-    channels_last: bool = setting(False, "Images and weights lie in memory channels last.")
-    compile: bool = setting(False, "Train the network as torch.compile makes it; earns itself back in long runs.")
 
     def __post_init__(self) -> None:
         check(self)
-        if self.target is not None and self.penalty is not None:
-            raise BadInput(
-                f"--target {self.target:g} and --penalty {self.penalty:g} exclude each other: a target sets the penalty"
-            )
         if self.loss and not import_spec.is_reference(self.loss):
             one_of("--loss", self.loss, LOSSES, "or your own, as file.py:function")
         if self.momentum is not None and self.optimizer not in ("", "sgd"):
@@ -130,13 +118,65 @@ class Training:
         milestones = [math.ceil(share * self.epochs) for share in drops]
         return lambda inner: rates.MultiStepLR(inner, milestones, gamma=0.1)
 
+    def place(self) -> torch.device:
+        return checks.device(usual_device(self.device))
+
+    def source(self) -> Source:
+        """The data, read."""
+        return sources.read(
+            self.data,
+            data_dir=Path(self.data_dir) if self.data_dir else None,
+            validation=self.validation,
+            flatten=self.flatten,
+            scale=self.scale,
+        )
+
+
+@dataclass(frozen=True)
+class Training(Task):
+    """One run."""
+
+    target: float | None = setting(
+        None,
+        "The share of the full cost to end at, such as 0.25 or 25%.",
+        read=partial(share, name="--target"),
+        after="model_arg",
+    )
+    penalty: float | None = setting(
+        None, "Instead of a target: how strongly cost counts, such as 0.1 or 2^-6.", read=number, after="target"
+    )
+    weights: str = setting(
+        "", "A .safetensors file to start from, with --recipe finetune.", metavar="<path>", after="loss"
+    )
+    seed: int = setting(0, "Of the weights, the masks and the order of the examples.", least=0, after="scale")
+    channels_last: bool = setting(False, "Images and weights lie in memory channels last.")
+    compile: bool = setting(False, "Train the network as torch.compile makes it; earns itself back in long runs.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.target is not None and self.penalty is not None:
+            raise BadInput(
+                f"--target {self.target:g} and --penalty {self.penalty:g} exclude each other: a target sets the penalty"
+            )
+
     def to_json(self) -> dict[str, Any]:
         """What a run directory records; what has another name now keeps the key that it had."""
         record = {one.old or one.name: getattr(self, one.name) for one in declared(Training)}
         return record | {"model_arg": list(self.model_arg)}
 
-    def place(self) -> torch.device:
-        return checks.device(usual_device(self.device))
+
+def loss_of(task: Task, source: Source, model: nn.Module, reading: feed.Feed) -> Callable[[Any, Any], Tensor]:
+    """The loss, tried on what the network gives and what the data want before anything is trained."""
+    device = next(model.parameters()).device
+    example = pytree.each(lambda t: t.to(device), reading.example())
+    checks.readable(model, example)
+    with torch.no_grad(), evaluating(model):
+        outputs = pytree.call(model, example)
+    loss = _loss(task.loss, reading)
+    if loss is F.cross_entropy and isinstance(outputs, Tensor) and outputs.ndim == 2:
+        sources.checked(source, outputs.shape[1])
+    _try(loss, task.loss, outputs, reading, device)
+    return loss
 
 
 def run(
@@ -146,13 +186,7 @@ def run(
 
     Returns the result, and what ships from it: sizes and errors.
     """
-    source = sources.read(
-        training.data,
-        data_dir=Path(training.data_dir) if training.data_dir else None,
-        validation=training.validation,
-        flatten=training.flatten,
-        scale=training.scale,
-    )
+    source = training.source()
     arguments = import_spec.arguments(training.model_arg)
     network = Network(training.model, arguments, source.shape, source.outputs)
     device = training.place()
@@ -162,13 +196,7 @@ def run(
     model.to(device)
     reading = feed.read(source.train, training.batch_size, training.seed, pytree.dtype(model))
     example = pytree.each(lambda t: t.to(device), reading.example())
-    checks.readable(model, example)
-    with torch.no_grad(), evaluating(model):
-        outputs = pytree.call(model, example)
-    loss = _loss(training.loss, reading)
-    if loss is F.cross_entropy and isinstance(outputs, Tensor) and outputs.ndim == 2:
-        sources.checked(source, outputs.shape[1])
-    _try(loss, training.loss, outputs, reading, device)
+    loss = loss_of(training, source, model, reading)
     flags = {one.old or one.name: one.flag for one in declared(Training)}
     run_parts.check_call(out, training.to_json(), flags)
     gated = attach(model, example)
@@ -211,7 +239,7 @@ def run(
         raise BadInput(f"{why}. What was saved in {out} is intact") from error
     run_parts.name_origin(out)
     test = None if source.test is None else evaluate(result.model, source.test, loss=loss)
-    scores = {"loss": None, "error": None, "examples": None} if test is None else asdict(test)
+    scores = {name: getattr(test, name, None) for name in ("loss", "error", "examples")}
     about = {"inputs": source.prepared, "judged_on": source.judged_on}
     return result, RunDirectory(out).add(about | {f"test_{name}": value for name, value in scores.items()})
 

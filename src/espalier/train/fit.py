@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -213,6 +214,8 @@ def _carry_out(
             raise KeyboardInterrupt
         result = loop.results()[0]
     shown.say(str(result))
+    if finished and result.warning:
+        warnings.warn(result.warning, stacklevel=3)
     if result.stopped:
         shown.say(f"ended after update {engine.done} of {engine.total}: {result.stopped}")
     if not finished:

@@ -36,6 +36,7 @@ class Result:
     run: of a sweep, what was asked of it. stopped: why a callback ended the run, or "".
     diverged: of a sweep, the first update without a finite loss. skipped: updates at which the weights stayed.
     explanation: of ``fit``, what each layer keeps and what is coupled to what, as ``gated.explain`` says it.
+    order: the groups of gates from the input to the output; empty: as in the space.
     search: of ``fit``, the search as it ended. gated: the gates, where ``fit`` was given them; those it attached by
     itself it has taken off again.
     """
@@ -59,6 +60,7 @@ class Result:
     diverged: int | None = None
     skipped: int = 0
     explanation: str = ""
+    order: tuple[str, ...] = ()
     search: Search | None = None
     gated: Gated | None = None
 
@@ -76,9 +78,23 @@ class Result:
 
     @property
     def kept(self) -> dict[str, list[int]]:
-        """Of each group of gates, how many are open, of how many."""
-        slices = self.space.slices.items()
+        """Of each group of gates, how many are open, of how many; from the input to the output."""
+        slices = [(name, self.space.slices[name]) for name in self.order or self.space.slices]
         return {name: [int(self.mask[where].sum()), where.stop - where.start] for name, where in slices}
+
+    @property
+    def warning(self) -> str:
+        """That the network has not learned, where a constant answer is as good on the validation data; else ""."""
+        score = self.validation
+        if score is None or score.learned:
+            return ""
+        if score.error is not None:
+            said = f"its error of {score.error:.2%} is no better than that of always guessing the most frequent class"
+            said += f", {score.guess:.2%}"
+        else:
+            said = f"its loss of {score.loss:.4g} is no better than that of a constant guess, {score.guess:.4g}"
+        way = "train longer" if self.target is None else f"use a larger target than {self.target:.2%}, or train longer"
+        return f"the network has not learned: on the validation data {said}; {way}"
 
     def summary(self) -> dict[str, Any]:
         """The result as JSON-able numbers, for ``result.json``."""
@@ -88,7 +104,8 @@ class Result:
         words |= {name: getattr(self, name) for name in own} | {"seconds": round(self.seconds, 3)}
         if self.run is not None:
             words |= {"diverged": self.diverged, "skipped": self.skipped}
-        return words | ({"stopped": self.stopped} if self.stopped else {})
+        notes = {"stopped": self.stopped, "warning": self.warning}
+        return words | {name: note for name, note in notes.items() if note}
 
     def explain(self) -> str:
         """What each layer keeps, what is coupled to what, and what is not gated and why; of a sweep, only the table."""
@@ -127,3 +144,9 @@ class Result:
         if not bool(self.mask.any()):
             text += ". No gate is left: nothing leads from inputs to outputs; use a larger target, or train longer"
         return text
+
+
+def order_of(gated: Any) -> tuple[str, ...]:
+    """The groups of gates from the input to the output, where a gated model can tell."""
+    structure = getattr(gated, "structure", None)
+    return () if structure is None else structure.flow()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,11 +24,19 @@ Loss = Callable[[Any, Any], Tensor]
 @dataclass(frozen=True)
 class Score:
     """loss: the mean over the examples. error: the share of wrong classes; None where targets are no classes, or
-    shapes do not say which scores are theirs."""
+    shapes do not say which scores are theirs. guess: the error, or else the loss, of the best constant answer to these
+    examples; None where there is no such answer."""
 
     loss: float
     error: float | None
     examples: int
+    guess: float | None = field(default=None, compare=False)
+
+    @property
+    def learned(self) -> bool:
+        """False where a constant answer would have been as good."""
+        value = self.loss if self.error is None else self.error
+        return not self.guess or value < self.guess
 
 
 def evaluate(model: nn.Module, data: object, *, loss: Loss, batch_size: int = 512) -> Score:
@@ -153,6 +162,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def _score(model: nn.Module, batches: Iterable[Batch], loss: Loss, predict: Callable[[Any], Any]) -> Score:
     total, examples = torch.zeros((), dtype=torch.float64), 0
     missed, predictions = 0, 0
+    classes, numbers = Counter[int](), list[Tensor]()
     with torch.no_grad(), evaluating(model):
         for batch in batches:
             inputs, targets = _on(model, batch)
@@ -166,9 +176,26 @@ def _score(model: nn.Module, batches: Iterable[Batch], loss: Loss, predict: Call
             if counts is not None:
                 missed += int(counts[0])
                 predictions += int(counts[1])
+                values, times = targets[targets >= 0].unique(return_counts=True)
+                classes.update(dict(zip(values.tolist(), times.tolist())))
+            elif isinstance(outputs, Tensor) and isinstance(targets, Tensor) and targets.is_floating_point():
+                numbers += [targets] if outputs.shape == targets.shape else []
     if not examples:
         raise BadInput("the data are empty: there is nothing to evaluate on")
-    return Score(float(total) / examples, missed / predictions if predictions else None, examples)
+    error = missed / predictions if predictions else None
+    guess = _constant(numbers, loss) if error is None else (predictions - max(classes.values())) / predictions
+    return Score(float(total) / examples, error, examples, guess)
+
+
+def _constant(parts: list[Tensor], loss: Loss) -> float | None:
+    """The loss of the mean of all targets, or of its logit where that is lower, as in binary cross entropy."""
+    if not parts:
+        return None
+    examples = sum(len(part) for part in parts)
+    mean = torch.stack([part.sum(0) for part in parts]).sum(0, keepdim=True) / examples
+    constants = [mean, mean.logit()] if ((mean > 0) & (mean < 1)).all() else [mean]
+    totals = [sum([float(scalar(loss(c.expand_as(p), p))) * len(p) for p in parts]) for c in constants]
+    return min(totals) / examples
 
 
 def _on(model: nn.Module, batch: Batch) -> Batch:

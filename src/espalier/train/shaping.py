@@ -20,7 +20,7 @@ from espalier.train.batched.optimizers import SGD, Adam, Optimizer
 from espalier.train.metrics import Shares, rows
 from espalier.train.optimizer import Gated, StructureOptimizer, check_parameters
 from espalier.train.recipes import OptimizerFactory, Recipe
-from espalier.train.result import Result
+from espalier.train.result import Result, order_of
 from espalier.train.schedule import Constant, Schedule
 from espalier.train.scoring import Loss
 
@@ -143,6 +143,7 @@ def result_of(
         updates=structure.update,
         space=gated.space,
         explanation=gated.explain(mask) if hasattr(gated, "explain") else "",
+        order=order_of(gated),
         search=search,
         gated=gated,
         **own,

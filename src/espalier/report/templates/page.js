@@ -1,5 +1,5 @@
 "use strict";
-// Draws the charts when they come into sight, and makes the controls, the legends, the table and the theme work.
+// Draws the charts, and makes the controls, the legends, the table and the theme work.
 (() => {
   const { charts, texts } = JSON.parse(document.getElementById("data").textContent);
   const root = document.documentElement;
@@ -18,7 +18,7 @@
     },
   };
   const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
-  const touch = matchMedia("(pointer: coarse)").matches;
+  let printing = false; // on white paper
 
   function parts(hex) {
     return [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
@@ -36,34 +36,6 @@
     } else rgb = parts(palette[kind]);
     return `rgba(${rgb.join(",")},${opacity || 1})`;
   }
-  const isToken = (text) => /^(series:\d+|ramp:[\d.]+|ink|quiet|paper)(\/[\d.]+)?$/.test(text);
-  function painted(value, palette, key) {
-    if (typeof value === "string") return ["color", "fillcolor", "bgcolor"].includes(key) && isToken(value) ? colour(value, palette) : value;
-    if (Array.isArray(value) && typeof value[0] !== "object") return value;
-    if (Array.isArray(value)) return value.map((item) => painted(item, palette, key));
-    if (value && typeof value === "object") {
-      return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, painted(item, palette, name)]));
-    }
-    return value;
-  }
-
-  function axis(given, palette, narrow) {
-    return {
-      automargin: true, gridcolor: palette.rule, zeroline: false, linecolor: palette.quiet, tickcolor: palette.rule, ticklen: 4,
-      nticks: narrow ? 5 : 9, fixedrange: touch, exponentformat: "none", ...given,
-      title: { text: given.title || "", standoff: 12, font: { size: 13, color: palette.quiet } },
-    };
-  }
-  // The axis of sizes by powers: small networks stand apart that share a corner otherwise.
-  const SHARES = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1];
-  function byPowers(layout, traces) {
-    const sizes = traces.flatMap((trace) => trace.x).filter((x) => x > 0);
-    const [low, high] = [Math.min(...sizes) / 1.25, Math.max(...sizes) * 1.25];
-    const ticks = SHARES.filter((share) => share >= low && share <= high);
-    if (ticks.length) Object.assign(layout.xaxis, { tickvals: ticks, ticktext: ticks.map((share) => `${Math.round(100 * share)}%`) });
-    Object.assign(layout.xaxis, { type: "log", range: [Math.log10(low), Math.log10(high)] });
-    layout.annotations = layout.annotations.map((label) => ({ ...label, x: Math.log10(label.x) }));
-  }
   const hidden = {}; // by chart: the labels that were switched off
   function chosen(id) {
     const form = document.querySelector(`form[data-for="${id}"]`);
@@ -74,45 +46,22 @@
     const box = document.getElementById(id);
     const view = chosen(id);
     const words = document.getElementById(`${id}-words`);
-    const palette = palettes[dark() ? "dark" : "light"];
+    const palette = palettes[dark() && !printing ? "dark" : "light"];
     if (!view) {
-      Plotly.purge(box);
+      box.replaceChildren();
       words.textContent = "This method was not measured so.";
       legend(id, [], palette);
       return;
     }
-    const narrow = box.clientWidth < 560;
     const off = hidden[id] || (hidden[id] = new Set());
-    const groups = new Set(view.legend.filter((entry) => off.has(entry.label)).map((entry) => String(entry.group)));
-    const traces = view.traces.map((trace) => ({ ...painted(trace, palette), showlegend: false, customdata: trace.customdata?.map((i) => texts[i]), visible: !groups.has(trace.legendgroup) }));
-    const { xaxis, yaxis, ...rest } = painted(view.layout, palette);
-    if (narrow && traces[0].colorbar) {
-      traces[0].colorbar.title = { text: "" };
-      yaxis.ticktext = yaxis.ticktext.map((text) => text.replace(/ \([\d,]+\)$/, ""));
-    }
-    if (rest.annotations) rest.annotations = rest.annotations.filter((label) => !groups.has(label.name));
-    const layout = {
-      ...rest, xaxis: axis(xaxis, palette, narrow), yaxis: axis(yaxis, palette, narrow),
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: touch ? false : "zoom", hovermode: "closest",
-      font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: palette.quiet },
-      margin: { l: 8, r: narrow ? 8 : 16, t: 12, b: 8 }, autosize: true,
-      hoverlabel: { bgcolor: palette.raised, bordercolor: palette.quiet, align: "left", font: { family: getComputedStyle(document.body).fontFamily, color: palette.ink, size: 12.5 }, namelength: -1 },
-    };
-    if (document.querySelector(`form[data-for="${id}"] .log`)?.checked) byPowers(layout, traces);
-    Plotly.react(box, traces, layout, { displayModeBar: false, responsive: true, doubleClick: "reset" });
+    const groups = new Set(view.legend.filter((entry) => off.has(entry.label)).map((entry) => entry.group));
+    const byPowers = Boolean(document.querySelector(`form[data-for="${id}"] .log`)?.checked);
+    drawChart(box, view, { palette, paint: (token) => colour(token, palette), texts, hidden: groups, byPowers });
     box.dataset.drawn = "yes";
-    words.textContent = view.summary;
+    if (words.textContent !== view.summary) words.textContent = view.summary;
     legend(id, view.legend, palette);
   }
 
-  const shapes = {
-    circle: '<circle cx="15" cy="7" r="4.5"/>', square: '<rect x="11" y="3" width="8" height="8"/>',
-    diamond: '<path d="M15 1.5 20.5 7 15 12.5 9.5 7z"/>', "triangle-up": '<path d="M15 2l5 9H10z"/>',
-    "triangle-down": '<path d="M15 12l5-9H10z"/>', cross: '<path d="M13 2h4v3h3v4h-3v3h-4V9h-3V5h3z"/>',
-    x: '<path d="M11 3l8 8M19 3l-8 8" stroke-width="3"/>', star: '<path d="M15 1l2 4 4 .5-3 3 .8 4.300-3.800-2-3.800 2 .8-4.300-3-3 4-.5z"/>',
-    ring: '<circle cx="15" cy="7" r="5.500" fill="none" stroke-width="1.400"/>', bar: '<rect x="9" y="2" width="12" height="10" rx="2"/>', line: "",
-  };
-  const dashes = { solid: "", dash: "6 4", dot: "2 3", dashdot: "6 3 2 3", longdash: "9 4", longdashdot: "9 3 2 3" };
   function legend(id, entries, palette) {
     const list = document.querySelector(`ul[data-for="${id}"]`);
     const shown = entries.length > 1 ? entries : [];
@@ -135,8 +84,10 @@
     const swatch = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     swatch.setAttribute("viewBox", "0 0 30 14");
     swatch.setAttribute("aria-hidden", "true");
-    const line = entry.symbol === "bar" ? "" : `<path d="M1 7h28" fill="none" stroke-width="2" stroke-dasharray="${dashes[entry.dash] || ""}"/>`;
-    swatch.innerHTML = line + (shapes[entry.symbol] || "");
+    const line = entry.symbol === "bar" ? "" : `<path d="M1 7h28" fill="none" stroke-width="2" stroke-dasharray="${drawChart.DASHES[entry.dash] || ""}"/>`;
+    const mark = entry.symbol === "bar" ? '<rect x="9" y="2" width="12" height="10" rx="2"/>'
+      : entry.symbol === "line" ? "" : `<path d="${drawChart.shape(entry.symbol, 15, 7, 4.5)}"${entry.symbol === "ring" ? ' fill="none" stroke-width="1.4"' : ""}/>`;
+    swatch.innerHTML = line + mark;
     const text = document.createElement("span");
     text.textContent = entry.label;
     const label = document.createElement("label");
@@ -146,18 +97,18 @@
     return row;
   }
 
+  // All at once, before the page is first shown: nothing moves later.
   const boxes = [...document.querySelectorAll(".plot")];
-  const seen = new IntersectionObserver((entries) => {
-    for (const { target, isIntersecting } of entries) {
-      if (isIntersecting) {
-        seen.unobserve(target);
-        draw(target.id);
-      }
-    }
-  }, { rootMargin: "300px" });
-  boxes.forEach((box) => seen.observe(box));
-  addEventListener("beforeprint", () => boxes.forEach((box) => draw(box.id)));
-  const again = () => boxes.filter((box) => box.dataset.drawn).forEach((box) => draw(box.id));
+  const again = () => boxes.forEach((box) => draw(box.id));
+  again();
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    if (innerWidth !== width) again();
+    width = innerWidth;
+  });
+  for (const [event, state] of [["beforeprint", true], ["afterprint", false]]) {
+    addEventListener(event, () => { printing = state; again(); });
+  }
   for (const form of document.querySelectorAll("form[data-for]")) {
     form.addEventListener("change", () => draw(form.dataset.for));
     form.addEventListener("submit", (event) => event.preventDefault());

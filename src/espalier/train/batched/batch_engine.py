@@ -26,7 +26,7 @@ from espalier.train.batched.step import cross_entropy
 from espalier.train.batched.sweep_settings import Plan
 from espalier.train.loop import Loop
 from espalier.train.metrics import Row, Shares, known, rows, structure
-from espalier.train.result import Result
+from espalier.train.result import Result, order_of
 from espalier.train.scoring import Score, class_dim
 from espalier.train.stop import Stop
 
@@ -332,6 +332,7 @@ class BatchEngine:
                     updates=self.done,
                     seconds=loop.elapsed,
                     space=self.gated.space,
+                    order=order_of(self.gated),
                     run=run,
                     stopped=loop.stopped,
                     diverged=broken if broken >= 0 else None,

@@ -1,0 +1,148 @@
+"""The run files of a study packed into one, ``runs.jsonl``: plain JSON lines, what runs share written once, a checksum.
+
+The first line is ``{"schema": "espalier.runs/1", "files": n, "sha256": of all that follows}``. After it come, for each
+file, ``{"file": "section/variant/name.jsonl"}`` and a line for each record in it: ``[t, v0, v1, ...]``, the values that
+fill template t. A template, ``{"template": t, "of": record}``, stands before its first use: a record in which
+``{"?": i}`` stands for the value i. What all records of a variant have in common is so written once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from espalier import files
+from espalier.space import BadInput, Corrupt
+
+NAME = "runs.jsonl"
+SCHEMA = "espalier.runs/1"
+HOLE = "?"
+
+
+def pack(folder: Path) -> Path:
+    """``folder/runs.jsonl`` from the files under ``folder/runs``, which are left alone."""
+    paths = sorted(path for kind in ("json", "jsonl") for path in (folder / "runs").glob(f"*/*/*.{kind}"))
+    if not paths:
+        raise BadInput(f"{folder} has no run files (runs/*/*/*.json or .jsonl) to pack")
+    content = {path.relative_to(folder / "runs").as_posix(): _documents(path) for path in paths}
+    lines, numbers = list[str](), 0
+    variants = dict.fromkeys(name.rpartition("/")[0] for name in content)
+    for variant in variants:
+        inside = {name: records for name, records in content.items() if name.rpartition("/")[0] == variant}
+        shapes: dict[str, list[list[Any]]] = {}
+        for records in inside.values():
+            for record in records:
+                shapes.setdefault(_line(_shape(record)), []).append(list(_leaves(record)))
+        templates = dict[str, tuple[int, list[int]]]()
+        for shape, rows in shapes.items():
+            varying = [i for i, column in enumerate(zip(*rows)) if len(set(map(_line, column))) > 1]
+            holes = {i: {HOLE: k} for k, i in enumerate(varying)}
+            lines.append(_line({"template": numbers, "of": _filled(json.loads(shape), rows[0], holes)}))
+            templates[shape], numbers = (numbers, varying), numbers + 1
+        for name, records in inside.items():
+            lines.append(_line({"file": name}))
+            for record in records:
+                number, varying = templates[_line(_shape(record))]
+                leaves = list(_leaves(record))
+                lines.append(_line([number, *(leaves[i] for i in varying)]))
+    body = "".join(f"{line}\n" for line in lines)
+    head = {"schema": SCHEMA, "files": len(content), "sha256": hashlib.sha256(body.encode()).hexdigest()}
+    path = files.write(folder / NAME, f"{_line(head)}\n{body}")
+    if dict(read(path)) != content:
+        raise Corrupt(f"{path} does not hold what is in {folder / 'runs'}; keep the files there")
+    return path
+
+
+def unpack(folder: Path) -> list[Path]:
+    """The files under ``folder/runs`` again, those that are not there; their content is the same, spaces may differ."""
+    written = list[Path]()
+    for name, records in read(folder / NAME):
+        path = folder / "runs" / name
+        if not path.exists():
+            written.append(files.write(path, "".join(f"{_line(record)}\n" for record in records)))
+    return written
+
+
+def read(path: Path) -> Iterator[tuple[str, list[Any]]]:
+    """Name and records of each file; refused where a line is not of the schema, or a byte is not what was written."""
+    try:
+        head, _, body = path.read_bytes().partition(b"\n")
+        told = json.loads(head)
+        if not isinstance(told, dict) or told.get("schema") != SCHEMA:
+            raise ValueError(f"its first line does not say that it is of the schema {SCHEMA}")
+        if hashlib.sha256(body).hexdigest() != told.get("sha256"):
+            raise ValueError("its checksum is of another content")
+        content, templates = dict[str, list[Any]](), list[Any]()
+        for line in map(json.loads, body.decode().splitlines()):
+            if isinstance(line, list):
+                content[next(reversed(content))].append(_record(templates[line[0]], line[1:]))
+            elif line.keys() == {"template", "of"} and line["template"] == len(templates):
+                templates.append(line["of"])
+            else:
+                content[_inside(line["file"])] = []
+        if len(content) != told.get("files"):
+            raise ValueError(f"it holds {len(content)} files, not {told.get('files')}")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+        raise Corrupt(f"{path} is not a file of packed runs: {error}. Take it from a copy that is whole") from None
+    yield from content.items()
+
+
+def _inside(name: str) -> str:
+    """A name of three parts below ``runs``, and nothing that leads elsewhere."""
+    parts = name.split("/")
+    if len(parts) != 3 or any(part in ("", ".", "..") or "\\" in part for part in parts):
+        raise ValueError(f"{name!r} is no name of a run file")
+    return name
+
+
+def _documents(path: Path) -> list[Any]:
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(part) for part in (text.splitlines() if path.suffix == ".jsonl" else [text])]
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _shape(value: Any) -> Any:
+    """The record with None for every leaf: a number, a text, an empty list."""
+    if isinstance(value, dict) and value:
+        if HOLE in value:
+            raise BadInput(f"a record with a key {HOLE!r} cannot be packed")
+        return {key: _shape(part) for key, part in value.items()}
+    return [_shape(part) for part in value] if isinstance(value, list) and value else None
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """In the order of :func:`_shape`."""
+    if isinstance(value, (dict, list)) and value:
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(part)
+    else:
+        yield value
+
+
+def _filled(shape: Any, leaves: Sequence[Any], holes: dict[int, Any]) -> Any:
+    """The shape with its leaves, and holes in the places of some of them."""
+    numbers = iter(range(len(leaves)))
+
+    def fill(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {key: fill(inner) for key, inner in part.items()}
+        if isinstance(part, list):
+            return [fill(inner) for inner in part]
+        i = next(numbers)
+        return holes.get(i, leaves[i])
+
+    return fill(shape)
+
+
+def _record(template: Any, values: Sequence[Any]) -> Any:
+    if isinstance(template, dict):
+        if template.keys() == {HOLE}:
+            return values[template[HOLE]]
+        return {key: _record(part, values) for key, part in template.items()}
+    return [_record(part, values) for part in template] if isinstance(template, list) else template

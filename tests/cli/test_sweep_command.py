@@ -1,0 +1,117 @@
+"""`espalier sweep`, and `espalier study` with a network and data of one's own: by the words of `espalier train`."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import espalier
+from espalier import report
+from espalier.cli.studies import GridSettings
+from espalier.study.sweeping import Sweeping
+from espalier.study.training import Training
+from espalier.train.batched import Run
+from espalier.train.setting import declared
+
+pytest.importorskip("typer")
+
+OWN = ("--model", "net.py:build", "--model-arg", "width=12", "--data", "net.py:parts", "--batch-size", 16)
+FAST = ("--epochs", 1, "--quiet", "--device", "cpu")
+
+
+def test_a_sweep_is_that_of_the_library(espal, own):
+    """Sizes and errors are those of espalier.sweep with the same words, run by run."""
+    done = espal("sweep", *OWN, "--targets", "30%,0.6", "--seeds", 2, "--out", "runs", *FAST, "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out.splitlines()[-1])
+    assert (told["runs"], told["complete"]) == (4, True)
+    assert str(own / "runs" / "report.html").endswith(next(p for p in told["wrote"] if p.endswith(".html")))
+    import net
+
+    parts = {name: tuple(map(torch.as_tensor, pair)) for name, pair in net.parts().items()}
+    runs = [Run(seed, target=target) for target in (0.3, 0.6) for seed in (0, 1)]
+    about = {"epochs": 1, "batch_size": 16, "recipe": "default", "device": "cpu", "quiet": True}
+    results = espalier.sweep(lambda: net.build(12), parts["train"], runs=runs, validation=parts["test"], **about)
+    kept = report.read(own / "runs").runs
+    assert len(kept) == 4
+    for run, result in zip(sorted(kept, key=lambda run: run.name), results):
+        assert run.shares["weights"] == pytest.approx(result.shares["weight_share"])
+        assert run.error == pytest.approx(result.validation_error)
+        assert run.error_of == "validation data"
+
+
+def test_a_study_of_ones_own_network_and_data(espal, own):
+    words = ("study", *OWN, "--targets", "0.3,0.6", "--seeds", 2, "--out", "grid", *FAST)
+    done = espal(*words, "--json")
+    assert done.code == 0, done.err
+    study = report.read(own / "grid")
+    (section,) = study.sections
+    assert {variant: len(section.of(variant)) for variant in section.variants} == {
+        "search": 4,
+        "fixed": 4,
+        "permuted": 4,
+    }
+    searched, found = ({run.seed: [] for run in section.runs} for _ in range(2))
+    for run in section.runs:
+        if run.variant != "permuted":
+            (searched if run.variant == "search" else found)[run.seed].append(run.kept)
+    assert {s: sorted(map(str, k)) for s, k in searched.items()} == {s: sorted(map(str, k)) for s, k in found.items()}
+    before = {path: path.read_bytes() for path in (own / "grid").rglob("result.json")}
+    assert espal(*words).code == 0  # finished: read, not trained again
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_study_of_perceptrons_reads_a_file_of_arrays(espal, own):
+    draw = np.random.default_rng(0)
+    x, y = draw.random((80, 64), np.float32), draw.integers(0, 3, 80)
+    np.savez(own / "my arrays.npz", x_train=x, y_train=y, x_test=x[:20], y_test=y[:20])
+    words = ("--hidden", "6,6", "--methods", "search,scratch", "--targets", 0.4, "--seeds", 1, "--points", 2)
+    done = espal("study", "--data", "my arrays.npz", *words, "--batch-size", 16, "--out", "grid", "--no-report", *FAST)
+    assert done.code == 0, done.err
+    runs = report.read(own / "grid").runs
+    assert {(run.variant, run.settings["dataset"]) for run in runs} == {
+        ("search", "my_arrays"),
+        ("scratch", "my_arrays"),
+    }
+    assert runs[0].settings["widths"] == [64, 6, 6, 3]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("sweep", *OWN, "--out", "x"), "give either --targets"),
+        (("sweep", *OWN, "--targets", 0.3, "--penalties", 0.1, "--out", "x"), "give either --targets"),
+        (("sweep", "--model", "mpl", "--targets", 0.3, "--out", "x"), "did you mean 'mlp'"),
+        (
+            ("sweep", "--model", "net.py:build", "--data", "net.py:loaders", "--targets", 0.3, "--out", "x"),
+            "one tensor",
+        ),
+        (("study", *OWN, "--hidden", "8,8", "--out", "x"), "--hidden is for --model mlp"),
+        (("study", "--model-arg", "width=3", "--out", "x"), "--model-arg is for a network of your own"),
+        (("study", "--data", "digitz", "--out", "x"), "did you mean 'digits'"),
+    ],
+)
+def test_bad_words_are_refused_in_one_line(espal, own, words, why):
+    assert why in espal(*words, "--quiet").line
+
+
+def test_old_words_are_warned_of_in_one_line(espal, own):
+    words = ("sweep", *OWN, "--targets", 0.5, "--out", "x", "--no-report", "--lr", 0.05, *FAST)
+    done = espal(*words)
+    assert done.code == 0, done.err
+    assert done.err == "espalier: --lr is now --learning-rate; the old name is accepted in this release only\n"
+
+
+def test_a_word_means_the_same_everywhere():
+    """A flag that a sweep shares with a training has its help, default and bounds; those of a study have its name."""
+    of_train, of_sweep = ({one.flag: one for one in declared(kind)} for kind in (Training, Sweeping))
+    shared = of_train.keys() & of_sweep.keys()
+    assert len(shared) > 18
+    for flag in shared:
+        assert (of_train[flag].help, of_train[flag].default) == (of_sweep[flag].help, of_sweep[flag].default)
+    of_study = {one.flag for one in declared(GridSettings)}
+    assert {"data", "model", "model-arg", "targets", "seeds", "first-seed", "cost", "epochs", "batch-size"} <= of_study
+    assert {"targets", "seeds", "first-seed"} <= of_sweep.keys()
