@@ -162,7 +162,7 @@ ENTRIES = [
         Encoder,
         series(2, 7),
         (series(3, 5),),
-        (r"self_attn", "^head"),
+        ("^head",),
         source="torch",
     ),
     Entry(
@@ -171,7 +171,7 @@ ENTRIES = [
         lambda: Encoder(True),
         series(2, 7),
         (series(3, 5),),
-        (r"self_attn", "^head"),
+        ("^head",),
         source="torch",
     ),
     Entry(
@@ -180,7 +180,7 @@ ENTRIES = [
         Attention,
         series(2, 7),
         (series(3, 5),),
-        ("^read", "in_proj"),
+        ("^head",),
         source="torch",
     ),
 ]

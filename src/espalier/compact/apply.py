@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.compact.layers import Bias, Fill, Select, Zeros
+from espalier.compact.layers import Attention, Bias, Fill, Select, Zeros
 from espalier.compact.plan import Plan, from_runs
 from espalier.space import BadInput
 
@@ -123,6 +123,9 @@ def _layer(module: nn.Module, change: Mapping[str, Any]) -> nn.Module:
         layer = Zeros(change["width"], change["dim"], change["reach"], change["lookup"])
     elif kind == "bias":
         layer = Bias(module._parameters.get("bias"), change["width"], change["dim"], change["reach"])
+    elif kind == "attention":
+        assert isinstance(module, nn.MultiheadAttention)
+        layer = Attention(module, change["heads"])
     else:
         raise BadInput(f"the plan has a change of kind {kind!r}, which this version of Espalier does not know")
     layer.train(module.training)

@@ -46,7 +46,8 @@ def attach(
         raise BadType(f"attach takes a torch.nn.Module, not {type(model).__name__}")
     args, kwargs = _arguments(example_inputs)
     for tensor in (*tensors_in(args), *tensors_in(kwargs)):
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        is_mask = tensor.is_floating_point() and bool(((tensor == 0) | tensor.isneginf()).all())  # an attention mask
+        if tensor.is_floating_point() and not is_mask and not bool(tensor.isfinite().all()):
             raise BadInput("example_inputs hold infinite values or NaN, under which nothing can be compared")
     _check_names(model, kinds, ignore)
     mark = model.__dict__.get(MARK)

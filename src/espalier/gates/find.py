@@ -116,8 +116,10 @@ def _branch_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateG
 
 
 def kind_of(trace: Trace, members: Sequence[Member], joined: bool) -> str:
-    writers = [trace.tensors[t].tensor for t, _, read in members if not read]
-    if any(tensor.ndim > 2 for tensor in writers):
+    used = {event.weight for event in trace.events}
+    written = [t for t, _, read in members if not read]
+    written = [t for t in written if t in used] or written  # a learned key or position is no convolution
+    if any(trace.tensors[t].tensor.ndim > 2 for t in written):
         return "channels"
     return "heads" if joined else "units"
 

@@ -130,6 +130,8 @@ def _input_axis(structure: Structure, reader: Reader) -> int | None:
     trace = structure.trace
     path = trace.tensors[reader.tensor].places[0][0]
     layouts = trace.entries.get(path, [])
+    if path in trace.p.heads:  # it reads keys and values with the same parameter
+        return None
     if not path or len(layouts) != trace.calls.get(path) or trace.reads.get(reader.tensor) != {path}:
         return None
     axes = set()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from espalier.compact.layers import is_attention
 from espalier.gates.gate import Gate
 from espalier.gates.trace.layout import Block, Layout, Propagation
 from espalier.gates.trace.rules import RULES, Call, pointwise
@@ -40,6 +41,7 @@ def trace(
     """
     p = Propagation()
     p.even = set(even)
+    p.heads = {path for path, module in model.named_modules() if is_attention(module)}
     record = Trace(p, collect(model, p))
     watcher = Watcher(record, placed)
     if inputs:
@@ -211,6 +213,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.began: list[int] = []
         self.parents: dict[int, tuple[int, ...]] = {}  # tensor -> the tensors it was made from
         self.paused = False  # inside a hand-placed gate, whose meaning is known
+        self.awaited: dict[int, tuple[Tensor, Layout]] = {}  # averaged attention, and what is fixed if it is looked at
         self.numbers = {id(t.tensor): t for t in trace.tensors}
         self.of_parameters: dict[int, bool | None] = {id(t.tensor): t.is_parameter for t in trace.tensors}
         self.sizes = {t.number: t.tensor.numel() for t in trace.tensors}
@@ -228,6 +231,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         info = self.numbers.get(id(tensor))
         if info is not None:
             info.touched = True
+        if id(tensor) in self.awaited:
+            self.trace.p.freeze(self.awaited.pop(id(tensor))[1], "attention is averaged over the heads")
         layout = self.layouts.get(id(tensor))
         if layout is None:
             layout = Layout(tuple(tensor.shape))
@@ -255,7 +260,10 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = Call(p, func._schema.name, tuple(args), kwargs, out, self.of, self.sizes, events, module, strides)
         known = RULES.get(call.name) or (pointwise if torch.Tag.pointwise in func.tags else None)
         before = len(self.trace.events)
-        if known is not None:
+        if call.name == "aten::mean" and module in p.heads:  # as a rule nobody looks at these weights
+            self.set(out, Layout(tuple(out.shape)))
+            self.awaited[id(out)] = (out, call.x)
+        elif known is not None:
             result = known(call)
             outs = list(out) if isinstance(out, (tuple, list)) else [out]
             layouts = list(result) if isinstance(result, (tuple, list)) else [result]
