@@ -187,7 +187,7 @@ class Attention(nn.Module):
         return [F.linear(x, w, b) for x, w, b in zip((query, key, value), each, biases)]
 
     def _mask(self, attn: Tensor | None, padding: Tensor | None, q: Tensor, more: int) -> Tensor | None:
-        """Both masks as numbers added to the scores ``(batch, heads, queries, keys)``; ``more`` keys beyond are open."""
+        """Both masks as numbers added to the scores ``(batch, heads, queries, keys)``; ``more`` keys are open."""
         total: Tensor | None = None
         if attn is not None:
             attn = _added(attn, q)

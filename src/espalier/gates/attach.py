@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from espalier.gates.blocks import Blocks, RoundTo, rounded
 from espalier.gates.canonical import connected
 from espalier.gates.find import KINDS, find_groups, structure_of
 from espalier.gates.gate import Gate
@@ -27,6 +28,7 @@ def attach(
     kinds: Collection[str] = ("units", "channels", "heads"),
     ignore: Collection[str] = (),
     check: bool = True,
+    round_to: RoundTo | None = None,
 ) -> Gated:
     """Put gates on a model: those placed by hand if there are any, else those that ``attach`` finds.
 
@@ -35,6 +37,9 @@ def attach(
     registered (``espalier.gates.register_kind``) on request.
     ``ignore``: names of modules whose own units are left alone. ``check=False`` skips the numerical trial of every
     group, for huge models; then ``least`` stays at 1 everywhere.
+    ``round_to``: one gate for each block of so many channels, so that widths end at multiples of it; "auto": what suits
+    the model's device (8 or 16); or a dict by group of such numbers, or of the blocks themselves, as ``gated.blocks``
+    holds them. A block holds units of like importance; if their number is no multiple, one block is smaller.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -57,9 +62,13 @@ def attach(
         strip(model)  # a deepcopy of a gated model: its hooks belong to nobody
     with isolated_random():
         if any(isinstance(module, Gate) for module in model.modules()):
+            if round_to is not None:
+                raise BadInput(
+                    "round_to is for gates that are found; those placed by hand have the sizes they were given"
+                )
             gated = attach_placed(model, args, kwargs, check)
         else:
-            gated = _attach_found(model, args, kwargs, kinds, ignore, check)
+            gated = _attach_found(model, args, kwargs, kinds, ignore, check, round_to)
     first = next((t for t in (*tensors_in(args), *tensors_in(kwargs)) if t.ndim), None)
     gated.examples = 1 if first is None else max(len(first), 1)
     return gated
@@ -72,6 +81,7 @@ def _attach_found(
     kinds: Collection[str],
     ignore: Collection[str],
     check: bool,
+    round_to: RoundTo | None,
 ) -> Gated:
     inputs = "inputs" in kinds
     seen = trace(model, args, kwargs, inputs=inputs, placed=False)
@@ -98,11 +108,16 @@ def _attach_found(
     if not groups:
         raise NoGates(_nothing(seen, refused))
     free = build([replace(group, least=0) for group in groups])
-    groups = connected(free, groups)
+    groups, blocks = connected(free, groups), Blocks()
+    if round_to is not None:
+        groups, small, blocks = rounded(build(groups), model, round_to)
+        refused |= small
+        if not groups:
+            raise NoGates(_nothing(seen, refused))
     adapted, phantoms = (trial.adapted, trial.phantoms) if trial else ((), ())
     names = {group.name for group in groups}
     adapted = [a for a in adapted if not a.group or a.group in names]
-    return Gated(model, build(groups), adapted=adapted, phantoms=phantoms, refused=refused)
+    return Gated(model, build(groups), adapted=adapted, phantoms=phantoms, refused=refused, blocks=blocks)
 
 
 def _stuck(model: nn.Module, seen: Trace) -> list[str]:

@@ -127,7 +127,7 @@ def _value(structure: Structure, keep: Keeping, item: Adapted) -> int:
     if item.tensor >= 0:
         return int(keep(structure.trace.tensors[item.tensor].atoms[item.dim]).sum())
     group = next(g for g in structure.groups if g.name == item.group)
-    return item.per_unit * max(1, int(keep.opened[structure.where(group)].sum()))
+    return item.per_unit * max(1, int(group.widths[keep.opened[structure.where(group)]].sum()))
 
 
 def _current(modules: Mapping[str, nn.Module], name: str) -> Any:

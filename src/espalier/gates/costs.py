@@ -45,8 +45,8 @@ def cost_of(gated: Gated, kind: str) -> Cost:
 
 
 def units(gated: Gated) -> Cost:
-    """Open gates."""
-    return Cost.linear(np.ones(gated.d))
+    """Units of open gates: one each, unless gates are blocks of several."""
+    return Cost.linear(np.concatenate([group.widths for group in gated.structure.groups]).astype(np.float64))
 
 
 def weights(gated: Gated) -> Cost:

@@ -6,6 +6,7 @@ Kinds of gates are a table by name, which others may add to: see :func:`register
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from torch import nn
@@ -142,7 +143,7 @@ def named(groups: Sequence[GateGroup]) -> list[GateGroup]:
     for group in groups:
         seen[group.name] = seen.get(group.name, 0) + 1
         name = group.name if seen[group.name] == 1 else f"{group.name}#{seen[group.name]}"
-        result.append(GateGroup(name, group.kind, group.units, group.writes, group.reads, group.least))
+        result.append(replace(group, name=name))
     return result
 
 

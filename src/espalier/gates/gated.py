@@ -14,6 +14,7 @@ from torch.func import functional_call
 from espalier.compact.apply import apply_plan
 from espalier.compact.plan import Plan
 from espalier.cost import Cost
+from espalier.gates.blocks import Blocks
 from espalier.gates.build_plan import Adapted, build_plan
 from espalier.gates.canonical import canonical
 from espalier.gates.costs import cost_of
@@ -28,6 +29,7 @@ class Gated:
 
     ``model``: the user's module, with masks of ones. ``space``: the groups of gates. ``refused``: what was found but
     is not offered, and why. ``examples``: in the inputs that it was attached with, over which MACs are counted.
+    ``blocks``: with ``round_to``, by group the units that each gate opens.
     """
 
     def __init__(
@@ -38,11 +40,13 @@ class Gated:
         adapted: Sequence[Adapted] = (),
         phantoms: Sequence[str] = (),
         refused: Mapping[str, str] | None = None,
+        blocks: Blocks | None = None,
     ) -> None:
         self.model = model
         self.structure = structure
         self.space: Space = structure.space
         self.refused = dict(refused or {})
+        self.blocks = dict(blocks or {})
         self.examples = 1
         self._adapted, self._phantoms = tuple(adapted), tuple(phantoms)
         self._costs: dict[str, Cost] = {}

@@ -25,10 +25,17 @@ class GateGroup:
     writes: tuple[str, ...]
     reads: tuple[str, ...]
     least: int = 1
+    blocks: tuple[int, ...] = ()  # units of each gate; empty: one each
 
     @property
     def size(self) -> int:
+        """Gates."""
         return len(self.units)
+
+    @property
+    def widths(self) -> Array:
+        """How many units each gate opens."""
+        return np.array(self.blocks) if self.blocks else np.ones(self.size, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)

@@ -62,6 +62,9 @@ class Training:
     epochs: int = setting(20, "Passes over the training data.", least=1)
     batch_size: int = setting(64, "Examples of an update, read under each of its masks.", least=1)
     samples: int = setting(2, "Masks compared in an update; two or more.", least=2)
+    round_to: str = setting(
+        "", "Widths in multiples of so many channels, such as 8; auto: what suits the device.", metavar="<number>|auto"
+    )
     optimizer: str = setting("", "Of the weights: sgd (default, Nesterov), adam or adamw.", choices=OPTIMIZERS)
     learning_rate: float | None = setting(
         None, "Of the weights; default: the recipe's, 0.001 for adam.", old="lr", least=0
@@ -99,6 +102,8 @@ class Training:
             one_of("--loss", self.loss, LOSSES, "or your own, as file.py:function")
         if self.momentum is not None and self.optimizer not in ("", "sgd"):
             raise BadInput(f"--momentum is of sgd; {self.optimizer} has none")
+        if self.round_to not in ("", "auto") and not (self.round_to.isdigit() and int(self.round_to)):
+            raise BadInput(f"--round-to is a number of channels, such as 8, or auto, not {self.round_to!r}")
 
     def numbers(self) -> Recipe:
         """The recipe of that name, with what was given of SGD's numbers."""
@@ -170,7 +175,7 @@ def run(
     _try(loss, training.loss, outputs, reading, device)
     flags = {one.old or one.name: one.flag for one in declared(Training)}
     run_parts.check_call(out, training.to_json(), flags)
-    gated = attach(model, example)
+    gated = attach(model, example, round_to=_multiple(training.round_to))
     if not quiet:
         count, groups = sum(p.numel() for p in model.parameters()), len(gated.space.slices)
         parts = f"{count:,} parameters, {gated.d} gates in {groups} groups"
@@ -212,6 +217,10 @@ def run(
     scores = {"loss": None, "error": None, "examples": None} if test is None else asdict(test)
     about = {"inputs": source.prepared, "judged_on": source.judged_on}
     return result, RunDirectory(out).add(about | {f"test_{name}": value for name, value in scores.items()})
+
+
+def _multiple(word: str) -> int | str | None:
+    return int(word) if word.isdigit() else word or None
 
 
 def _load(model: nn.Module, path: Path) -> None:

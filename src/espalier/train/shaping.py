@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.gates.attach import attach
+from espalier.gates.blocks import RoundTo
 from espalier.search import Search
 from espalier.space import BadInput, BadType
 from espalier.space import whole_number as whole
@@ -35,6 +36,7 @@ def shape(
     penalty: float | None = None,
     cost: str | Cost | Tensor | Sequence[float] = "weights",
     samples: int = 2,
+    round_to: RoundTo | None = None,
     schedule: str | Schedule | None = None,
     recipe: str | Recipe | None = None,
     settle: float | None = None,
@@ -74,7 +76,9 @@ def shape(
             raise BadInput("shape needs some example inputs to attach gates with: shape(model, inputs[:4], ...)")
         example = pytree.each(lambda t: t.to(device), example)
         checks.readable(module, example)
-        gated = attach(module, example)
+        gated = attach(module, example, round_to=round_to)
+    else:
+        not_rounded(round_to)
     search = Search(
         gated.space,
         cost=gated.cost(cost) if isinstance(cost, str) else cost,
@@ -88,6 +92,12 @@ def shape(
     inner = built(optimizer or own.optimizer, module)
     scheduler = None if rates == Constant() else schedules.of_torch(rates, inner, phases.end)
     return StructureOptimizer(inner, search, gated, phases=phases, scheduler=scheduler)
+
+
+def not_rounded(round_to: RoundTo | None) -> None:
+    """Refuse to change gates that are attached already."""
+    if round_to is not None:
+        raise BadInput("this model has gates already; give round_to to espalier.attach, which makes them")
 
 
 def built(given: torch.optim.Optimizer | Optimizer | OptimizerFactory, module: nn.Module) -> torch.optim.Optimizer:
