@@ -1,5 +1,7 @@
 """Widths in multiples: gates are blocks of units alike in importance; what is searched is what ships."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -8,9 +10,13 @@ from torch import nn
 import espalier
 
 
+def flat(blocks) -> list[int]:
+    return list(itertools.chain.from_iterable(blocks))
+
+
 def perceptron(*widths: int) -> nn.Sequential:
     torch.manual_seed(1)
-    layers = [m for a, b in zip(widths, widths[1:]) for m in (nn.Linear(a, b), nn.ReLU())]
+    layers = [m for a, b in itertools.pairwise(widths) for m in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(*layers[:-1]).double()
 
 
@@ -32,12 +38,12 @@ def test_blocks_hold_every_unit_once_and_widths_are_multiples():
     x = torch.randn(5, 6).double()
     gated = espalier.attach(model, x, round_to=8)
     assert [(g.name, g.size) for g in gated.space.groups] == [("0", 5), ("2", 3)]
-    assert sorted(sum(gated.blocks["0"], [])) == list(range(40))
+    assert sorted(flat(gated.blocks["0"])) == list(range(40))
     for seed in range(4):
         mask = (torch.rand(gated.d, generator=torch.Generator().manual_seed(seed)) < 0.5).float()
         small = gated.compact(mask)
         opened = gated.canonical(mask)
-        kept = sorted(sum((b for b, m in zip(gated.blocks["0"], opened[:5]) if m), []))
+        kept = sorted(flat(b for b, m in zip(gated.blocks["0"], opened[:5]) if m))
         assert small[0].out_features % 8 == small[2].out_features % 8 == 0
         assert torch.equal(small[0].weight, model[0].weight[kept])
         with gated.masked(opened):
@@ -69,11 +75,11 @@ def test_a_block_holds_units_alike_in_importance():
         model[0].weight.mul_(torch.linspace(0.1, 3, 24).double()[torch.randperm(24)][:, None])
     gated = espalier.attach(model, torch.randn(5, 6).double(), round_to=8)
     importance = (model[0].weight.norm(dim=1) * model[2].weight.norm(dim=0)).detach().numpy()
-    assert sum(gated.blocks["0"], []) == np.argsort(-importance).tolist()
+    assert flat(gated.blocks["0"]) == np.argsort(-importance).tolist()
     model = convolutional()
     gated = espalier.attach(model, IMAGES, round_to=8)
     importance = model[1].weight.abs() * model[3].weight.square().sum((0, 2, 3)).sqrt()
-    assert sum(gated.blocks["0"], []) == (-importance).argsort().tolist()
+    assert flat(gated.blocks["0"]) == (-importance).argsort().tolist()
 
 
 def test_closing_the_last_blocks_of_a_trained_network_costs_less_than_blocks_by_position():

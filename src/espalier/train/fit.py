@@ -87,8 +87,8 @@ def fit(
     penalty: how strongly cost counts; target: the share of the full cost to end at. One of them, or neither.
     samples: masks per update. Where losses are ranked they share one mini-batch of batch_size examples; where slopes
         are read each has its own. Under one mask, as once settled, an update reads samples times batch_size examples.
-    round_to: one gate for each block of so many channels, so that the widths of what ships are multiples of it; a number,
-        "auto", or a dict by group, as in :func:`espalier.attach`.
+    round_to: widths in multiples: one gate for each block of so many channels; a number, "auto", or a dict by group, as
+        in :func:`espalier.attach`.
     optimizer: called with the parameters, gives a torch optimiser; or settings such as ``SGD(lr=0.1)`` of
         espalier.train.batched. Default: the recipe's SGD with Nesterov momentum.
     schedule: of the weights' learning rate: "steps" (a tenth at 1/2 and at 3/4), "cosine", "linear", "constant", or one
@@ -297,7 +297,7 @@ def _settings(
     return {
         "model": fingerprint.network(module),
         "space": gated.space.to_json(),
-        **({"blocks": gated.blocks} if getattr(gated, "blocks", None) else {}),
+        **({"blocks": blocks} if (blocks := getattr(gated, "blocks", None)) else {}),
         "data": feeding.describe(),
         "full_cost": float(search.full_cost),
         "samples": search.samples,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from espalier.cost import Cost
 from espalier.data import Dataset
+from espalier.gates.blocks import RoundTo
 from espalier.space import BadInput, BadType
 from espalier.train import checks, progress, recipes, rng
 from espalier.train import schedule as schedules
