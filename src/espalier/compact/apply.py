@@ -48,7 +48,8 @@ def apply_plan(
     for name, value in plan.attributes.items():
         path, _, attribute = name.rpartition(".")
         module = _module(small, path)
-        setattr(module, attribute, value)
+        is_shape = isinstance(getattr(module, attribute, None), tuple)  # of a norm
+        setattr(module, attribute, (value,) if is_shape else value)
     replaced = {path: _layer(_module(small, path), change) for path, change in plan.layers.items()}
     for path, layer in replaced.items():
         if path == "":

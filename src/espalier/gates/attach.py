@@ -14,6 +14,7 @@ from espalier.gates.find import KINDS, find_groups, structure_of
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
 from espalier.gates.masking import MARK, strip
+from espalier.gates.norms import norm_of
 from espalier.gates.placed import attach_placed
 from espalier.gates.structure import GateGroup, Structure, finish
 from espalier.gates.trace import Trace, tensors_in, trace
@@ -33,8 +34,9 @@ def attach(
     """Put gates on a model: those placed by hand if there are any, else those that ``attach`` finds.
 
     ``example_inputs``: a tensor, a tuple (positional) or a dict (keyword); run once to see what the model does.
-    ``kinds``: which gates to find; "branches" (whole residual branches), "inputs" (features) and kinds that were
-    registered (``espalier.gates.register_kind``) on request.
+    ``kinds``: which gates to find; on request also "width" (channels behind LayerNorm and RMSNorm, as the width of a
+    transformer), "branches" (whole residual branches), "inputs" (features) and kinds that were registered
+    (``espalier.gates.register_kind``).
     ``ignore``: names of modules whose own units are left alone. ``check=False`` skips the numerical trial of every
     group, for huge models; then ``least`` stays at 1 everywhere.
     ``round_to``: one gate for each block of so many channels, so that widths end at multiples of it; "auto": what suits
@@ -84,10 +86,11 @@ def _attach_found(
     round_to: RoundTo | None,
 ) -> Gated:
     inputs = "inputs" in kinds
-    seen = trace(model, args, kwargs, inputs=inputs, placed=False)
+    norms = [path for path, module in model.named_modules() if norm_of(module)] if "width" in kinds else []
+    seen = trace(model, args, kwargs, inputs=inputs, placed=False, norms=norms)
     even = _stuck(model, seen)
     if even:
-        seen = trace(model, args, kwargs, inputs=inputs, placed=False, even=even)
+        seen = trace(model, args, kwargs, inputs=inputs, placed=False, even=even, norms=norms)
     refused: dict[str, str] = {}
     groups = []
     for group in find_groups(seen, kinds, dict(model.named_modules())):

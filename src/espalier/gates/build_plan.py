@@ -132,7 +132,8 @@ def _value(structure: Structure, keep: Keeping, item: Adapted) -> int:
 
 def _current(modules: Mapping[str, nn.Module], name: str) -> Any:
     path, _, attribute = name.rpartition(".")
-    return getattr(modules[path], attribute, None)
+    value = getattr(modules[path], attribute, None)
+    return value[0] if isinstance(value, tuple) and len(value) == 1 else value
 
 
 def _placed(structure: Structure, keep: Keeping, layers: dict[str, Mapping[str, Any]]) -> None:
@@ -211,4 +212,6 @@ def _norm_attributes(module: nn.Module, channels: int) -> list[tuple[str, int]]:
     if isinstance(module, nn.GroupNorm):
         per_group = module.num_channels // module.num_groups
         return [("num_channels", channels), ("num_groups", channels // per_group)]
-    return [("num_features", channels)]
+    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+        return [("normalized_shape", channels)]
+    return [("num_features", channels)] if isinstance(module, nn.modules.instancenorm._InstanceNorm) else []

@@ -72,6 +72,7 @@ def _tied_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateGro
     for atom in everything[real[: atoms.count] & live]:
         by_root.setdefault(int(roots[atom]), []).append(int(atom))
 
+    behind_norms = np.concatenate([np.zeros(0, dtype=np.int64), *map(atoms.roots, trace.norms.values())])
     from_input = _input_classes(trace)
     grouped: dict[tuple[tuple[Member, int], ...], list[int]] = {}
     for root, members in by_root.items():
@@ -87,10 +88,11 @@ def _tied_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateGro
     groups = []
     for signature, classes in grouped.items():
         members_ = [member for member, _ in signature]
-        joined = bool(atoms.joined[[a for root in classes for a in by_root[root]]].any())
+        inside = [a for root in classes for a in by_root[root]]
         first = {root: min(by_root[root]) for root in classes}
         ordered = sorted(classes, key=lambda root: first[root])
-        kind = kind_of(trace, members_, joined)
+        normed = bool(atoms.normed[inside].any() or np.isin(classes, behind_norms).any())
+        kind = "width" if normed else kind_of(trace, members_, bool(atoms.joined[inside].any()))
         groups.append(_group(trace, kind, members_, [np.array([root]) for root in ordered]))
     return groups
 
@@ -195,6 +197,7 @@ KINDS: dict[str, Finder] = {
     "units": _tied_groups,
     "channels": _tied_groups,
     "heads": _tied_groups,
+    "width": _tied_groups,
     "branches": _branch_groups,
     "inputs": _input_groups,
 }

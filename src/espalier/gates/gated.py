@@ -17,7 +17,7 @@ from espalier.cost import Cost
 from espalier.gates.blocks import Blocks
 from espalier.gates.build_plan import Adapted, build_plan
 from espalier.gates.canonical import canonical
-from espalier.gates.costs import cost_of
+from espalier.gates.costs import cost_of, held
 from espalier.gates.explain import explain
 from espalier.gates.masking import MARK, Mark, install, set_mask, slopes_of, strip, with_mask
 from espalier.gates.structure import Structure, as_array
@@ -153,6 +153,10 @@ class Gated:
         if kind not in self._costs:
             self._costs[kind] = cost_of(self, kind)
         return self._costs[kind]
+
+    def held(self, kind: str = "weights") -> list[tuple[str, float]]:
+        """What the cheapest mask keeps of "weights", "macs" or "parameters", by tensor, the largest first."""
+        return held(self, kind)
 
     def explain(self, mask: Tensor | None = None) -> str:
         """What is gated and what is not, and why; with a mask also what of each layer stays. 80 columns."""

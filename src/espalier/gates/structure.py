@@ -20,7 +20,7 @@ class GateGroup:
     """Units of one kind that the same layers write and read."""
 
     name: str
-    kind: str  # units, channels, heads, branches, inputs, or placed (by hand)
+    kind: str  # units, channels, heads, width, branches, inputs, or placed (by hand)
     units: tuple[Array, ...]  # the class representatives of each unit
     writes: tuple[str, ...]
     reads: tuple[str, ...]
@@ -136,6 +136,11 @@ def finish(structure: Structure, model: nn.Module) -> Structure:
             block = layout.at(1) if len(layout.shape) > 2 or isinstance(module, nn.GroupNorm) else layout.at(0)
             if block is not None and len(block.dims) == 1:
                 structure.norms[path] = structure.follow(block.atoms)
+    for path, own in trace.norms.items():
+        entries = structure.follow(own)
+        if (entries >= 0).any():
+            structure.norms[path] = entries
+            structure.sources |= dict.fromkeys(entries[entries >= 0].tolist(), True)  # a shift, and the statistics
     return structure
 
 

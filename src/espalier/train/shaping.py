@@ -79,15 +79,16 @@ def shape(
         gated = attach(module, example, round_to=round_to)
     else:
         not_rounded(round_to)
-    search = Search(
-        gated.space,
-        cost=gated.cost(cost) if isinstance(cost, str) else cost,
-        penalty=penalty,
-        samples=samples,
-        seed=whole(seed, "seed", 0),
-        device=device,
-        **own.search_arguments(gated.space, phases, target),
-    )
+    with checks.unreachable(gated, cost):
+        search = Search(
+            gated.space,
+            cost=gated.cost(cost) if isinstance(cost, str) else cost,
+            penalty=penalty,
+            samples=samples,
+            seed=whole(seed, "seed", 0),
+            device=device,
+            **own.search_arguments(gated.space, phases, target),
+        )
     rates = schedules.read(schedule, own.schedule, optimizer)
     inner = built(optimizer or own.optimizer, module)
     scheduler = None if rates == Constant() else schedules.of_torch(rates, inner, phases.end)

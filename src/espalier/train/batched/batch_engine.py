@@ -15,7 +15,7 @@ from espalier.data import Dataset, standardise
 from espalier.gates.recalibrate import recalibrate
 from espalier.search import Search
 from espalier.space import BadInput, Diverged
-from espalier.train import fingerprint
+from espalier.train import checks, fingerprint
 from espalier.train.batched import stack
 from espalier.train.batched.batch import Batch, Compute, searched
 from espalier.train.batched.chain import Chain, chain_of
@@ -145,15 +145,16 @@ class BatchEngine:
         targets = None if self.runs[0].target is None else [run.target for run in self.runs]
         price: dict[str, Any] = {} if targets else {"penalty": [run.penalty or 0.0 for run in self.runs]}
         space = self.gated.space
-        return Search(
-            space,
-            cost=self._cost(),
-            seed=self.seed,
-            batch=(len(self.runs),),
-            device=self.device,
-            **price,
-            **self.plan.search_arguments(space, self.phases, targets),
-        )
+        with checks.unreachable(self.gated, self.plan.cost):
+            return Search(
+                space,
+                cost=self._cost(),
+                seed=self.seed,
+                batch=(len(self.runs),),
+                device=self.device,
+                **price,
+                **self.plan.search_arguments(space, self.phases, targets),
+            )
 
     def _source(self) -> Source:
         if self.search is not None:
