@@ -261,7 +261,9 @@ def test_padded_batches_packed_by_the_encoder(train):
     packed = []
     model.encoder.layers[0].linear2.register_forward_pre_hook(lambda _, args: packed.append(args[0].is_nested))
     gated = espalier.attach(model, (tokens, padding))
-    assert [g.name for g in gated.space.groups] == ["encoder.layers.0.linear1", "encoder.layers.1.linear1"]
+    assert [g.name for g in gated.space.groups] == [
+        f"encoder.layers.{i}.{name}" for i in (0, 1) for name in ("self_attn", "linear1")
+    ]
     mask = (torch.arange(gated.d) % 3 == 0).double()
     small = gated.compact(mask)
     for grad in (False, True):

@@ -52,7 +52,7 @@ def layer_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             names = ["weight"]
         elif isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
             names = [name for name, _ in module.named_parameters(recurse=False) if name.startswith("weight")]
-        elif isinstance(module, nn.MultiheadAttention):
+        elif hasattr(module, "in_proj_weight"):  # torch's attention, and what is left of it
             names = ["in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"]
         for name in names:
             tensor = getattr(module, name)

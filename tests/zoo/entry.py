@@ -19,7 +19,7 @@ class Entry:
 
     ``others``: inputs of other batch, sequence or image sizes. ``fixed``: patterns of the names of parameters that no
     gate can cut (a residual stream under a norm ties both of their axes); what they weigh is the bound of the smallest
-    share.
+    share. ``tolerance``: larger where the model itself rounds to float32 inside.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Entry:
     fixed: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ("units", "channels", "heads")
     source: Literal["own", "torch", "transformers"] = "own"
+    tolerance: float = 1e-9  # relative, float64: law 5
 
     def build(self) -> nn.Module:
         """The module in float64, without dropout, every parameter and buffer away from its special initial value."""

@@ -125,6 +125,42 @@ class Encoder(nn.Module):
         return self.head(self.encoder(x).mean(1))
 
 
+class Embedded(nn.Module):
+    """Tokens embedded, and an encoder of torch with a norm at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Embedding(50, 32)
+        layer = nn.TransformerEncoderLayer(32, 4, 96, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(32), enable_nested_tensor=False)
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.encoder(self.token(ids))[:, 0])
+
+
+class Grouped(nn.Module):
+    """One layer after Llama: root-mean-square norms, four queries to two keys, a gated feed-forward part."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.token = nn.Embedding(50, width)
+        self.norm1, self.norm2, self.norm3 = nn.RMSNorm(width), nn.RMSNorm(width, eps=1e-5), nn.RMSNorm(width)
+        self.q, self.k, self.v = (nn.Linear(width, 8 * heads, bias=False) for heads in (4, 2, 2))
+        self.out = nn.Linear(32, width, bias=False)
+        self.gate, self.up, self.down = nn.Linear(width, 96), nn.Linear(width, 96), nn.Linear(96, width)
+        self.head = nn.Linear(width, 50)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.token(ids)
+        h = self.norm1(x)
+        q, k, v = (layer(h).unflatten(-1, (-1, 8)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(-2))
+        h = self.norm2(x)
+        return self.head(self.norm3(x + self.down(F.silu(self.gate(h)) * self.up(h))))
+
+
 class Attention(nn.Module):
     """nn.MultiheadAttention between two projections."""
 
@@ -140,6 +176,7 @@ class Attention(nn.Module):
         return self.head(F.relu(self.hidden(x)))
 
 
+WIDTH = ("units", "channels", "heads", "width")
 IDS = (tokens(2, 6), tokens(3, 9))
 ENTRIES = [
     Entry("LSTM", "rnn", lambda: Recurrent(nn.LSTM), tokens(3, 6), IDS, source="torch"),
@@ -148,6 +185,9 @@ ENTRIES = [
     Entry("GRU", "rnn", lambda: Recurrent(nn.GRU), tokens(3, 6), IDS, source="torch"),
     Entry("small GPT, tied embeddings", "transformer", GPT, tokens(2, 7), IDS, (r"^token",)),
     Entry("small GPT, branches too", "transformer", GPT, tokens(2, 7), IDS, (r"^token",), kinds=BRANCHES),
+    Entry("small GPT, width too", "transformer", GPT, tokens(2, 7), IDS, kinds=WIDTH),
+    Entry("nn.TransformerEncoder, width too", "transformer", Embedded, tokens(2, 7), IDS, kinds=WIDTH, source="torch"),
+    Entry("grouped queries, width too", "transformer", Grouped, tokens(2, 7), IDS, kinds=WIDTH),
     Entry(
         "ViT by hand, gated FFN",
         "transformer",
@@ -162,7 +202,7 @@ ENTRIES = [
         Encoder,
         series(2, 7),
         (series(3, 5),),
-        (r"self_attn", "^head"),
+        ("^head",),
         source="torch",
     ),
     Entry(
@@ -171,7 +211,7 @@ ENTRIES = [
         lambda: Encoder(True),
         series(2, 7),
         (series(3, 5),),
-        (r"self_attn", "^head"),
+        ("^head",),
         source="torch",
     ),
     Entry(
@@ -180,7 +220,7 @@ ENTRIES = [
         Attention,
         series(2, 7),
         (series(3, 5),),
-        ("^read", "in_proj"),
+        ("^head",),
         source="torch",
     ),
 ]

@@ -10,7 +10,6 @@ import espalier
 
 from .catalogue import BY_NAME
 from .checks import (
-    TOLERANCE,
     Subject,
     effect,
     gradient_mismatch,
@@ -65,7 +64,7 @@ def sweep(it: Subject, number: int) -> None:
         canonical = it.gated.canonical(mask)
         assert torch.equal(it.gated.canonical(canonical), canonical), "canonical is not a fixed point"
         worst = mismatch(it, mask)
-        assert max(worst) <= TOLERANCE, f"eval, train: {worst} at {int(mask.sum())} of {it.gated.d} gates"
+        assert max(worst) <= it.entry.tolerance, f"eval, train: {worst} at {int(mask.sum())} of {it.gated.d} gates"
 
 
 @ALL
@@ -89,7 +88,7 @@ def test_other_sizes_than_the_example(name):
         with torch.no_grad():
             got = flat(call(small, inputs))
         assert got.shape == expected.shape
-        assert (got - expected).abs().max() <= TOLERANCE * expected.abs().max()
+        assert (got - expected).abs().max() <= it.entry.tolerance * expected.abs().max()
 
 
 @ALL
@@ -104,8 +103,8 @@ def test_three_roads_to_one_cost(name):
 def test_gradients_are_the_sliced_masked_ones(name):
     it = subject(name)
     apart, outside = gradient_mismatch(it, masks(it.gated, 3, seed=2)[1])
-    assert apart <= TOLERANCE
-    assert outside <= TOLERANCE
+    assert apart <= it.entry.tolerance
+    assert outside <= it.entry.tolerance
 
 
 @ALL

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.compact.layers import Bias, Fill, Select, Zeros
+from espalier.compact.layers import Attention, Bias, Fill, Select, Zeros
 from espalier.compact.plan import Plan, from_runs
 from espalier.space import BadInput
 
@@ -48,7 +48,8 @@ def apply_plan(
     for name, value in plan.attributes.items():
         path, _, attribute = name.rpartition(".")
         module = _module(small, path)
-        setattr(module, attribute, value)
+        is_shape = isinstance(getattr(module, attribute, None), tuple)  # of a norm
+        setattr(module, attribute, (value,) if is_shape else value)
     replaced = {path: _layer(_module(small, path), change) for path, change in plan.layers.items()}
     for path, layer in replaced.items():
         if path == "":
@@ -123,6 +124,9 @@ def _layer(module: nn.Module, change: Mapping[str, Any]) -> nn.Module:
         layer = Zeros(change["width"], change["dim"], change["reach"], change["lookup"])
     elif kind == "bias":
         layer = Bias(module._parameters.get("bias"), change["width"], change["dim"], change["reach"])
+    elif kind == "attention":
+        assert isinstance(module, nn.MultiheadAttention)
+        layer = Attention(module, change["heads"])
     else:
         raise BadInput(f"the plan has a change of kind {kind!r}, which this version of Espalier does not know")
     layer.train(module.training)

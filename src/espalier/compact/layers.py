@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -92,3 +93,124 @@ def reached(x: Tensor, width: int, dim: int, reach: Sequence[Sequence[int]]) -> 
         else:
             shape[place] = (shape[place] + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
     return shape
+
+
+def is_attention(module: nn.Module) -> bool:
+    """Whether a module is torch's own attention, which :class:`Attention` may stand for."""
+    return isinstance(module, nn.MultiheadAttention) and type(module).forward is nn.MultiheadAttention.forward
+
+
+class Attention(nn.Module):
+    """What a cut leaves of ``nn.MultiheadAttention``: its projections, however wide they are now, and
+    ``scaled_dot_product_attention`` over the heads left. Arguments, results and names of parameters are the same.
+    """
+
+    in_proj_weight: nn.Parameter | None
+    in_proj_bias: nn.Parameter | None
+    q_proj_weight: nn.Parameter | None
+    k_proj_weight: nn.Parameter | None
+    v_proj_weight: nn.Parameter | None
+    bias_k: nn.Parameter | None
+    bias_v: nn.Parameter | None
+    _qkv_same_embed_dim = False  # nn.TransformerEncoderLayer then calls this module, and not a kernel for the whole one
+
+    def __init__(self, module: nn.MultiheadAttention, heads: int) -> None:
+        """module: with its tensors cut; they are used, not copied. heads: those left."""
+        super().__init__()
+        held: dict[str, Any] = vars(module) | module._parameters  # an absent one may be a plain None
+        for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias"):
+            self.register_parameter(name, held[name])
+        for name in ("bias_k", "bias_v"):
+            self.register_parameter(name, held[name])
+        self.out_proj = module.out_proj
+        self.num_heads, self.head_dim = heads, module.head_dim
+        self.batch_first, self.dropout, self.add_zero_attn = module.batch_first, module.dropout, module.add_zero_attn
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        if query.is_nested:  # as nn.TransformerEncoder packs a padded batch in eval mode
+            return self._nested(query), None
+        packed = self.in_proj_weight is not None and query is key and key is value
+        first = self.batch_first or query.ndim == 2
+        query, key, value = (x if first else x.transpose(0, 1) for x in (query, key, value))
+        batched = query.ndim == 3
+        if not batched:
+            query, key, value = (x.unsqueeze(0) for x in (query, key, value))
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+        q, k, v = self._projected(query, key, value, packed)
+        if is_causal and key_padding_mask is None and not need_weights:
+            attn_mask = None
+        else:
+            is_causal = False
+        more = 0  # keys beyond those given
+        if self.bias_k is not None and self.bias_v is not None:
+            k, v = (torch.cat([x, b.expand(len(x), -1, -1)], 1) for x, b in ((k, self.bias_k), (v, self.bias_v)))
+            more += 1
+        q, k, v = (x.reshape(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2) for x in (q, k, v))
+        if self.add_zero_attn:
+            k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
+            more += 1
+        mask = self._mask(attn_mask, key_padding_mask, q, more)
+        dropout = self.dropout if self.training else 0.0
+        weights: Tensor | None = None
+        if need_weights:
+            scores = q @ k.transpose(-2, -1) * self.head_dim**-0.5
+            weights = F.softmax(scores if mask is None else scores + mask, -1)
+            weights = F.dropout(weights, dropout) if dropout else weights
+            out = weights @ v
+            weights = weights.mean(1) if average_attn_weights else weights
+            weights = weights if batched else weights.squeeze(0)
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal) if self.num_heads else q
+        out = self.out_proj(out.transpose(1, 2).flatten(-2))
+        return (out.squeeze(0) if not batched else out if first else out.transpose(0, 1)), weights
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor, packed: bool) -> Sequence[Tensor]:
+        bias = self.in_proj_bias
+        if packed:
+            assert self.in_proj_weight is not None
+            return F.linear(query, self.in_proj_weight, bias).chunk(3, -1)
+        if self.in_proj_weight is not None:
+            each: Sequence[Any] = self.in_proj_weight.chunk(3)
+        else:
+            each = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases: Sequence[Tensor | None] = [None] * 3 if bias is None else bias.chunk(3)
+        return [F.linear(x, w, b) for x, w, b in zip((query, key, value), each, biases)]
+
+    def _mask(self, attn: Tensor | None, padding: Tensor | None, q: Tensor, more: int) -> Tensor | None:
+        """Both masks as numbers added to the scores ``(batch, heads, queries, keys)``; ``more`` keys are open."""
+        total: Tensor | None = None
+        if attn is not None:
+            attn = _added(attn, q)
+            total = attn if attn.ndim == 2 else attn.reshape(len(q), self.num_heads, *attn.shape[1:])
+        if padding is not None:
+            padding = _added(padding, q)[:, None, None]
+            total = padding if total is None else total + padding
+        return total if total is None or not more else F.pad(total, (0, more))
+
+    def _nested(self, x: Tensor) -> Tensor:
+        lengths = [len(part) for part in x.unbind()]
+        padded = x.to_padded_tensor(0.0)
+        places = torch.arange(padded.shape[1], device=padded.device)
+        padding = places >= torch.tensor(lengths, device=padded.device)[:, None]
+        out, _ = self(padded, padded, padded, key_padding_mask=padding, need_weights=False)
+        return torch.nested.as_nested_tensor([row[:length] for row, length in zip(out, lengths)])
+
+    def extra_repr(self) -> str:
+        return f"heads={self.num_heads}, head_dim={self.head_dim}"
+
+
+def _added(mask: Tensor, like: Tensor) -> Tensor:
+    """A mask of booleans (True: not attended to) as numbers to add; numbers as they are."""
+    if mask.dtype != torch.bool:
+        return mask.to(like.dtype)
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, float("-inf"))

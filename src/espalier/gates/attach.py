@@ -8,11 +8,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from espalier.gates.blocks import Blocks, RoundTo, rounded
 from espalier.gates.canonical import connected
 from espalier.gates.find import KINDS, find_groups, structure_of
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
 from espalier.gates.masking import MARK, strip
+from espalier.gates.norms import norm_of
 from espalier.gates.placed import attach_placed
 from espalier.gates.structure import GateGroup, Structure, finish
 from espalier.gates.trace import Trace, tensors_in, trace
@@ -27,14 +29,19 @@ def attach(
     kinds: Collection[str] = ("units", "channels", "heads"),
     ignore: Collection[str] = (),
     check: bool = True,
+    round_to: RoundTo | None = None,
 ) -> Gated:
     """Put gates on a model: those placed by hand if there are any, else those that ``attach`` finds.
 
     ``example_inputs``: a tensor, a tuple (positional) or a dict (keyword); run once to see what the model does.
-    ``kinds``: which gates to find; "branches" (whole residual branches), "inputs" (features) and kinds that were
-    registered (``espalier.gates.register_kind``) on request.
+    ``kinds``: which gates to find; on request also "width" (channels behind LayerNorm and RMSNorm, as the width of a
+    transformer), "branches" (whole residual branches), "inputs" (features) and kinds that were registered
+    (``espalier.gates.register_kind``).
     ``ignore``: names of modules whose own units are left alone. ``check=False`` skips the numerical trial of every
     group, for huge models; then ``least`` stays at 1 everywhere.
+    ``round_to``: one gate for each block of so many channels, so that widths end at multiples of it; "auto": what suits
+    the model's device (8 or 16); or a dict by group of such numbers, or of the blocks themselves, as ``gated.blocks``
+    holds them. A block holds units of like importance; if their number is no multiple, one block is smaller.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -46,7 +53,8 @@ def attach(
         raise BadType(f"attach takes a torch.nn.Module, not {type(model).__name__}")
     args, kwargs = _arguments(example_inputs)
     for tensor in (*tensors_in(args), *tensors_in(kwargs)):
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        is_mask = tensor.is_floating_point() and bool(((tensor == 0) | tensor.isneginf()).all())  # an attention mask
+        if tensor.is_floating_point() and not is_mask and not bool(tensor.isfinite().all()):
             raise BadInput("example_inputs hold infinite values or NaN, under which nothing can be compared")
     _check_names(model, kinds, ignore)
     mark = model.__dict__.get(MARK)
@@ -56,9 +64,13 @@ def attach(
         strip(model)  # a deepcopy of a gated model: its hooks belong to nobody
     with isolated_random():
         if any(isinstance(module, Gate) for module in model.modules()):
+            if round_to is not None:
+                raise BadInput(
+                    "round_to is for gates that are found; those placed by hand have the sizes they were given"
+                )
             gated = attach_placed(model, args, kwargs, check)
         else:
-            gated = _attach_found(model, args, kwargs, kinds, ignore, check)
+            gated = _attach_found(model, args, kwargs, kinds, ignore, check, round_to)
     first = next((t for t in (*tensors_in(args), *tensors_in(kwargs)) if t.ndim), None)
     gated.examples = 1 if first is None else max(len(first), 1)
     return gated
@@ -71,12 +83,14 @@ def _attach_found(
     kinds: Collection[str],
     ignore: Collection[str],
     check: bool,
+    round_to: RoundTo | None,
 ) -> Gated:
     inputs = "inputs" in kinds
-    seen = trace(model, args, kwargs, inputs=inputs, placed=False)
+    norms = [path for path, module in model.named_modules() if norm_of(module)] if "width" in kinds else []
+    seen = trace(model, args, kwargs, inputs=inputs, placed=False, norms=norms)
     even = _stuck(model, seen)
     if even:
-        seen = trace(model, args, kwargs, inputs=inputs, placed=False, even=even)
+        seen = trace(model, args, kwargs, inputs=inputs, placed=False, even=even, norms=norms)
     refused: dict[str, str] = {}
     groups = []
     for group in find_groups(seen, kinds, dict(model.named_modules())):
@@ -97,11 +111,16 @@ def _attach_found(
     if not groups:
         raise NoGates(_nothing(seen, refused))
     free = build([replace(group, least=0) for group in groups])
-    groups = connected(free, groups)
+    groups, blocks = connected(free, groups), Blocks()
+    if round_to is not None:
+        groups, small, blocks = rounded(build(groups), model, round_to)
+        refused |= small
+        if not groups:
+            raise NoGates(_nothing(seen, refused))
     adapted, phantoms = (trial.adapted, trial.phantoms) if trial else ((), ())
     names = {group.name for group in groups}
     adapted = [a for a in adapted if not a.group or a.group in names]
-    return Gated(model, build(groups), adapted=adapted, phantoms=phantoms, refused=refused)
+    return Gated(model, build(groups), adapted=adapted, phantoms=phantoms, refused=refused, blocks=blocks)
 
 
 def _stuck(model: nn.Module, seen: Trace) -> list[str]:

@@ -96,6 +96,7 @@ def build_plan(
     layers: dict[str, Mapping[str, Any]] = {}
     _placed(structure, keep, layers)
     _selected(structure, keep, layers)
+    _attention(structure, modules, keep, shapes, layers)
     emptied_layers(structure, modules, keep, layers)
     empty = [g for g in structure.groups if g.name in phantoms and not keep.opened[structure.where(g)].any()]
     for group in empty:
@@ -126,12 +127,13 @@ def _value(structure: Structure, keep: Keeping, item: Adapted) -> int:
     if item.tensor >= 0:
         return int(keep(structure.trace.tensors[item.tensor].atoms[item.dim]).sum())
     group = next(g for g in structure.groups if g.name == item.group)
-    return item.per_unit * max(1, int(keep.opened[structure.where(group)].sum()))
+    return item.per_unit * max(1, int(group.widths[keep.opened[structure.where(group)]].sum()))
 
 
 def _current(modules: Mapping[str, nn.Module], name: str) -> Any:
     path, _, attribute = name.rpartition(".")
-    return getattr(modules[path], attribute, None)
+    value = getattr(modules[path], attribute, None)
+    return value[0] if isinstance(value, tuple) and len(value) == 1 else value
 
 
 def _placed(structure: Structure, keep: Keeping, layers: dict[str, Mapping[str, Any]]) -> None:
@@ -156,6 +158,24 @@ def _selected(structure: Structure, keep: Keeping, layers: dict[str, Mapping[str
         before, after = keep(copy.before), keep(copy.after)
         if (before & ~after).any():
             layers[copy.module] = {"kind": "select", "dim": copy.dim, "index": np.flatnonzero(after[before]).tolist()}
+
+
+def _attention(
+    structure: Structure,
+    modules: Mapping[str, nn.Module],
+    keep: Keeping,
+    shapes: Mapping[str, Any],
+    layers: dict[str, Mapping[str, Any]],
+) -> None:
+    """torch's own attention insists on its width: whatever is cut of it, a plain one takes its place."""
+    for info in structure.trace.tensors:
+        path = info.name.rpartition(".")[0]
+        owner = path.removesuffix("out_proj").removesuffix(".")
+        if info.name.endswith("out_proj.weight") and owner in structure.trace.p.heads:
+            module = modules[owner]
+            assert isinstance(module, nn.MultiheadAttention)
+            if owner in shapes or path in shapes:
+                layers[owner] = {"kind": "attention", "heads": int(keep(info.atoms[1]).sum()) // module.head_dim}
 
 
 def known_attributes(module: nn.Module, shapes: Mapping[str, tuple[int, ...]], even: bool = False) -> dict[str, int]:
@@ -192,4 +212,6 @@ def _norm_attributes(module: nn.Module, channels: int) -> list[tuple[str, int]]:
     if isinstance(module, nn.GroupNorm):
         per_group = module.num_channels // module.num_groups
         return [("num_channels", channels), ("num_groups", channels // per_group)]
-    return [("num_features", channels)]
+    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+        return [("normalized_shape", channels)]
+    return [("num_features", channels)] if isinstance(module, nn.modules.instancenorm._InstanceNorm) else []

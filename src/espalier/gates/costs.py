@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from espalier.cost import Cost, Form
 from espalier.gates.structure import Structure
@@ -45,8 +46,8 @@ def cost_of(gated: Gated, kind: str) -> Cost:
 
 
 def units(gated: Gated) -> Cost:
-    """Open gates."""
-    return Cost.linear(np.ones(gated.d))
+    """Units of open gates: one each, unless gates are blocks of several."""
+    return Cost.linear(np.concatenate([group.widths for group in gated.structure.groups]).astype(np.float64))
 
 
 def weights(gated: Gated) -> Cost:
@@ -79,6 +80,25 @@ def macs(gated: Gated) -> Cost:
     for number, times in uses.items():
         total = total + elements(structure, number, ()) * times
     return total
+
+
+def held(gated: Gated, kind: str) -> list[tuple[str, float]]:
+    """What the cheapest mask keeps of this cost, by the name of the tensor that holds it, the largest first."""
+    structure = gated.structure
+    mask = torch.zeros(structure.space.d, dtype=torch.float64)
+    for _, where in structure.space.choices:
+        mask[where.start] = 1.0
+    mask = gated.canonical(mask)
+    kept: dict[str, float] = {}
+    for info in structure.trace.tensors:
+        uses = [event for event in structure.trace.events if event.weight == info.number]
+        if kind == "macs":
+            parts = [elements(structure, info.number, event.rows) * event.uses for event in uses if event.uses]
+        else:
+            counted = info.is_parameter and (bool(uses) or kind == "parameters")
+            parts = [elements(structure, info.number, ())] if counted else []
+        kept[info.name] = sum(float(part(mask)) for part in parts)
+    return sorted(((name, count) for name, count in kept.items() if count), key=lambda pair: -pair[1])
 
 
 KINDS: dict[str, CostOf] = {"weights": weights, "macs": macs, "units": units, "parameters": parameters}

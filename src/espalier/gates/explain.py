@@ -25,9 +25,13 @@ def explain(gated: Gated, mask: Array | None) -> str:
     lines.append(f"{'group':<34}{'kind':<10}{'before':>8}{'after':>8}{'share':>8}{'least':>8}")
     for group in structure.groups:
         where = space.slices[group.name]
-        after = int(opened[where].sum())
-        share = f"{after / group.size:.1%}"
-        lines.append(f"{_fit(group.name, 33):<34}{group.kind:<10}{group.size:>8}{after:>8}{share:>8}{group.least:>8}")
+        before, after = int(group.widths.sum()), int(group.widths @ opened[where])
+        least = int(np.sort(group.widths)[: group.least].sum())
+        lines.append(f"{_fit(group.name, 33):<34}{group.kind:<10}{before:>8}{after:>8}{after / before:>8.1%}{least:>8}")
+        if group.blocks:
+            last = f", one of {group.blocks[-1]}" if group.blocks[-1] != group.blocks[0] else ""
+            whole = group.size - bool(last)
+            lines.append(f"  {whole} gates open {group.blocks[0]} of these each{last}, alike in importance")
     lines += ["", "coupled: what is written and read together"]
     for group in structure.groups:
         lines.append(f"  {_fit(group.name, 76)}")

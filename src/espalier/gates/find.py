@@ -6,6 +6,7 @@ Kinds of gates are a table by name, which others may add to: see :func:`register
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from torch import nn
@@ -71,6 +72,7 @@ def _tied_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateGro
     for atom in everything[real[: atoms.count] & live]:
         by_root.setdefault(int(roots[atom]), []).append(int(atom))
 
+    behind_norms = np.concatenate([np.zeros(0, dtype=np.int64), *map(atoms.roots, trace.norms.values())])
     from_input = _input_classes(trace)
     grouped: dict[tuple[tuple[Member, int], ...], list[int]] = {}
     for root, members in by_root.items():
@@ -86,10 +88,11 @@ def _tied_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateGro
     groups = []
     for signature, classes in grouped.items():
         members_ = [member for member, _ in signature]
-        joined = bool(atoms.joined[[a for root in classes for a in by_root[root]]].any())
+        inside = [a for root in classes for a in by_root[root]]
         first = {root: min(by_root[root]) for root in classes}
         ordered = sorted(classes, key=lambda root: first[root])
-        kind = kind_of(trace, members_, joined)
+        normed = bool(atoms.normed[inside].any() or np.isin(classes, behind_norms).any())
+        kind = "width" if normed else kind_of(trace, members_, bool(atoms.joined[inside].any()))
         groups.append(_group(trace, kind, members_, [np.array([root]) for root in ordered]))
     return groups
 
@@ -116,8 +119,10 @@ def _branch_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateG
 
 
 def kind_of(trace: Trace, members: Sequence[Member], joined: bool) -> str:
-    writers = [trace.tensors[t].tensor for t, _, read in members if not read]
-    if any(tensor.ndim > 2 for tensor in writers):
+    used = {event.weight for event in trace.events}
+    written = [t for t, _, read in members if not read]
+    written = [t for t in written if t in used] or written  # a learned key or position is no convolution
+    if any(trace.tensors[t].tensor.ndim > 2 for t in written):
         return "channels"
     return "heads" if joined else "units"
 
@@ -140,7 +145,7 @@ def named(groups: Sequence[GateGroup]) -> list[GateGroup]:
     for group in groups:
         seen[group.name] = seen.get(group.name, 0) + 1
         name = group.name if seen[group.name] == 1 else f"{group.name}#{seen[group.name]}"
-        result.append(GateGroup(name, group.kind, group.units, group.writes, group.reads, group.least))
+        result.append(replace(group, name=name))
     return result
 
 
@@ -192,6 +197,7 @@ KINDS: dict[str, Finder] = {
     "units": _tied_groups,
     "channels": _tied_groups,
     "heads": _tied_groups,
+    "width": _tied_groups,
     "branches": _branch_groups,
     "inputs": _input_groups,
 }

@@ -14,9 +14,10 @@ from torch.func import functional_call
 from espalier.compact.apply import apply_plan
 from espalier.compact.plan import Plan
 from espalier.cost import Cost
+from espalier.gates.blocks import Blocks
 from espalier.gates.build_plan import Adapted, build_plan
 from espalier.gates.canonical import canonical
-from espalier.gates.costs import cost_of
+from espalier.gates.costs import cost_of, held
 from espalier.gates.explain import explain
 from espalier.gates.masking import MARK, Mark, install, set_mask, slopes_of, strip, with_mask
 from espalier.gates.structure import Structure, as_array
@@ -28,6 +29,7 @@ class Gated:
 
     ``model``: the user's module, with masks of ones. ``space``: the groups of gates. ``refused``: what was found but
     is not offered, and why. ``examples``: in the inputs that it was attached with, over which MACs are counted.
+    ``blocks``: with ``round_to``, by group the units that each gate opens.
     """
 
     def __init__(
@@ -38,11 +40,13 @@ class Gated:
         adapted: Sequence[Adapted] = (),
         phantoms: Sequence[str] = (),
         refused: Mapping[str, str] | None = None,
+        blocks: Blocks | None = None,
     ) -> None:
         self.model = model
         self.structure = structure
         self.space: Space = structure.space
         self.refused = dict(refused or {})
+        self.blocks = dict(blocks or {})
         self.examples = 1
         self._adapted, self._phantoms = tuple(adapted), tuple(phantoms)
         self._costs: dict[str, Cost] = {}
@@ -149,6 +153,10 @@ class Gated:
         if kind not in self._costs:
             self._costs[kind] = cost_of(self, kind)
         return self._costs[kind]
+
+    def held(self, kind: str = "weights") -> list[tuple[str, float]]:
+        """What the cheapest mask keeps of "weights", "macs" or "parameters", by tensor, the largest first."""
+        return held(self, kind)
 
     def explain(self, mask: Tensor | None = None) -> str:
         """What is gated and what is not, and why; with a mask also what of each layer stays. 80 columns."""

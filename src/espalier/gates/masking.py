@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from espalier.gates.gate import Gate
+from espalier.gates.norms import NORM, mask_norm, norm_of
 from espalier.gates.structure import Reader, Structure
 from espalier.gates.trace import Array
 from espalier.space import BadInput
@@ -107,6 +108,9 @@ def spots_of(structure: Structure) -> list[Spot]:
         return spots
     for path, entry in structure.branches.items():
         spots.append(Spot(path, "espalier_branch", (), np.array([entry])))
+    for path, entries in structure.norms.items():
+        if path in structure.trace.norms:
+            spots.append(Spot(path, NORM, (1, len(entries)), entries))
     places: dict[str, list[Reader]] = {}
     for reader in structure.readers:
         places.setdefault(structure.trace.tensors[reader.tensor].places[0][0], []).append(reader)
@@ -130,6 +134,8 @@ def _input_axis(structure: Structure, reader: Reader) -> int | None:
     trace = structure.trace
     path = trace.tensors[reader.tensor].places[0][0]
     layouts = trace.entries.get(path, [])
+    if path in trace.p.heads:  # it reads keys and values with the same parameter
+        return None
     if not path or len(layouts) != trace.calls.get(path) or trace.reads.get(reader.tensor) != {path}:
         return None
     axes = set()
@@ -167,13 +173,18 @@ def install(model: nn.Module, structure: Structure) -> Installed:
         if isinstance(module, Gate):
             continue
         like = reference
-        if spot.buffer == BUFFER:
+        if spot.buffer in (BUFFER, NORM):
             like = next((p for p in module.parameters(recurse=False) if p.is_floating_point()), reference)
-        ones = torch.ones(spot.width, dtype=like.dtype, device=like.device).reshape(spot.shape)
+        ones = torch.ones(spot.width, dtype=like.dtype, device=like.device)
+        ones = ones if spot.buffer == NORM else ones.reshape(spot.shape)
         module.register_buffer(spot.buffer, ones, persistent=False)
         added.append((module, spot.buffer))
         if spot.buffer == "espalier_branch":
             handles.append(module.register_forward_hook(_mask_output))
+        elif spot.buffer == NORM:
+            norm = norm_of(module)
+            assert norm is not None
+            handles.append(module.register_forward_hook(functools.partial(mask_norm, norm), with_kwargs=True))
         elif spot.weight is not None:
             hook = functools.partial(_mask_smaller, *spot.weight)
             handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
@@ -340,9 +351,10 @@ def strip(model: nn.Module) -> nn.Module:
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key, hook in list(hooks.items()):
                 function = hook.func if isinstance(hook, functools.partial) else hook
-                if function in (_mask_input, _mask_smaller, _mask_output, _mask_weights, _restore_weights):
+                if function in (_mask_input, _mask_smaller, _mask_output, _mask_weights, _restore_weights, mask_norm):
                     del hooks[key]
                     module._forward_pre_hooks_with_kwargs.pop(key, None)
+                    module._forward_hooks_with_kwargs.pop(key, None)
                     module._forward_hooks_always_called.pop(key, None)
         if not isinstance(module, Gate):
             for name in [n for n in module._buffers if n == "espalier_branch" or n.startswith(BUFFER)]:

@@ -114,7 +114,7 @@ def phantom_layers(
                 norms = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.PReLU)
                 if layers.get(path, {}).get("kind") == "bias" or isinstance(module, norms):
                     return None
-                layers[path] = _zeros(len(own) // group.size, lookup=isinstance(module, nn.Embedding))
+                layers[path] = _zeros(len(own) // int(group.widths.sum()), lookup=isinstance(module, nn.Embedding))
             else:
                 return None
     return layers

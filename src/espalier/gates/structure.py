@@ -20,15 +20,22 @@ class GateGroup:
     """Units of one kind that the same layers write and read."""
 
     name: str
-    kind: str  # units, channels, heads, branches, inputs, or placed (by hand)
+    kind: str  # units, channels, heads, width, branches, inputs, or placed (by hand)
     units: tuple[Array, ...]  # the class representatives of each unit
     writes: tuple[str, ...]
     reads: tuple[str, ...]
     least: int = 1
+    blocks: tuple[int, ...] = ()  # units of each gate; empty: one each
 
     @property
     def size(self) -> int:
+        """Gates."""
         return len(self.units)
+
+    @property
+    def widths(self) -> Array:
+        """How many units each gate opens."""
+        return np.array(self.blocks) if self.blocks else np.ones(self.size, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +147,11 @@ def finish(structure: Structure, model: nn.Module) -> Structure:
             block = layout.at(1) if len(layout.shape) > 2 or isinstance(module, nn.GroupNorm) else layout.at(0)
             if block is not None and len(block.dims) == 1:
                 structure.norms[path] = structure.follow(block.atoms)
+    for path, own in trace.norms.items():
+        entries = structure.follow(own)
+        if (entries >= 0).any():
+            structure.norms[path] = entries
+            structure.sources |= dict.fromkeys(entries[entries >= 0].tolist(), True)  # a shift, and the statistics
     return structure
 
 

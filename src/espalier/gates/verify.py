@@ -277,6 +277,11 @@ def _adapt(trial: Trial, structure: Structure, group: GateGroup, masks: Sequence
 
     What is found for one layer is proposed for those that look alike, and tried with everything else.
     """
+    if group.kind == "width":  # every layer along the stream may keep its own size: all of them follow at once
+        own = _own_sizes(trial, structure, group)
+        if own and not trial.disagreement(structure, masks, own):
+            trial.adapted += own
+            return True
     candidates = _candidates(trial, structure, group)
     for count in range(1, min(len(candidates), 4) + 1):
         for chosen in islice(combinations(candidates, count), 60):
@@ -285,6 +290,22 @@ def _adapt(trial: Trial, structure: Structure, group: GateGroup, masks: Sequence
                 trial.adapted += [*chosen, *_alike(trial, structure, chosen, group)]
                 return True
     return False
+
+
+def _own_sizes(trial: Trial, structure: Structure, group: GateGroup) -> list[Adapted]:
+    """Integers of the modules that hold the group's tensors, equal to the length of the axis it lies along there."""
+    where, sizes = structure.where(group), dict[tuple[str, str], Adapted]()
+    for info in structure.trace.tensors:
+        for dim in range(info.tensor.ndim):
+            entries = structure.entries(info.number, dim)
+            if not ((entries >= where.start) & (entries < where.stop)).any():
+                continue
+            for path, _ in info.places:
+                module = trial.modules[path]
+                for name, value in vars(module).items() if not isinstance(module, KNOWN_SIZES) else ():
+                    if type(value) is int and value == len(entries):
+                        sizes[path, name] = Adapted(path, name, group.name, tensor=info.number, dim=dim)
+    return list(sizes.values())
 
 
 def _alike(trial: Trial, structure: Structure, chosen: Sequence[Adapted], group: GateGroup) -> Iterator[Adapted]:
@@ -344,7 +365,7 @@ def _candidates(trial: Trial, structure: Structure, group: GateGroup) -> list[Ad
 def _emptiable(trial: Trial, groups: Sequence[GateGroup], build: Build) -> list[GateGroup]:
     """The groups with ``least`` 0 where closing all their gates runs and is exact, alone and together, else 1."""
     rng = np.random.default_rng(18)
-    fixed = [g for g in groups if g.kind in ("channels", "branches", "inputs")]
+    fixed = [g for g in groups if g.kind in ("channels", "branches", "inputs", "width")]
     trying = [g for g in groups if g not in fixed]
 
     def runs(chosen: Sequence[GateGroup]) -> bool:

@@ -58,6 +58,9 @@ class Task:
     epochs: int = setting(20, "Passes over the training data.", least=1)
     batch_size: int = setting(64, "Examples of an update, read under each of its masks.", least=1)
     samples: int | None = setting(None, "Masks in an update; default: the recipe's, 1 or 2.", least=1)
+    round_to: str = setting(
+        "", "Widths in multiples of so many channels, such as 8; auto: what suits the device.", metavar="<number>|auto"
+    )
     optimizer: str = setting("", "Of the weights: sgd (default, Nesterov), adam or adamw.", choices=OPTIMIZERS)
     learning_rate: float | None = setting(
         None, "Of the weights; default: the recipe's, 0.001 for adam.", old="lr", least=0
@@ -88,6 +91,8 @@ class Task:
             one_of("--loss", self.loss, LOSSES, "or your own, as file.py:function")
         if self.momentum is not None and self.optimizer not in ("", "sgd"):
             raise BadInput(f"--momentum is of sgd; {self.optimizer} has none")
+        if self.round_to not in ("", "auto") and not (self.round_to.isdigit() and int(self.round_to)):
+            raise BadInput(f"--round-to is a number of channels, such as 8, or auto, not {self.round_to!r}")
 
     def numbers(self) -> Recipe:
         """The recipe of that name, with what was given of SGD's numbers."""
@@ -199,7 +204,7 @@ def run(
     loss = loss_of(training, source, model, reading)
     flags = {one.old or one.name: one.flag for one in declared(Training)}
     run_parts.check_call(out, training.to_json(), flags)
-    gated = attach(model, example)
+    gated = attach(model, example, round_to=_multiple(training.round_to))
     if not quiet:
         count, groups = sum(p.numel() for p in model.parameters()), len(gated.space.slices)
         parts = f"{count:,} parameters, {gated.d} gates in {groups} groups"
@@ -242,6 +247,10 @@ def run(
     scores = {name: getattr(test, name, None) for name in ("loss", "error", "examples")}
     about = {"inputs": source.prepared, "judged_on": source.judged_on}
     return result, RunDirectory(out).add(about | {f"test_{name}": value for name, value in scores.items()})
+
+
+def _multiple(word: str) -> int | str | None:
+    return int(word) if word.isdigit() else word or None
 
 
 def _load(model: nn.Module, path: Path) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from espalier.space import BadInput, BadType
+from espalier.space import BadInput, BadType, Unreachable
 from espalier.train import pytree
 from espalier.train.pytree import Nested
 
@@ -113,3 +116,15 @@ def _shown(inputs: Nested) -> str:
     return (
         ", ".join(f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in pytree.tensors(inputs)) or "none"
     )
+
+
+@contextmanager
+def unreachable(gated: Any, cost: Any) -> Iterator[None]:
+    """Where a target cannot be met, name the layers that hold the cost."""
+    try:
+        yield
+    except Unreachable as error:
+        if not (isinstance(cost, str) and cost in ("weights", "macs", "parameters") and hasattr(gated, "held")):
+            raise
+        shown = [f"{name} ({count:,.0f})" for name, count in gated.held(cost)[:5]]
+        raise Unreachable(f"{error}. The {cost} that always stay are of {', '.join(shown)}") from None

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.gates.attach import attach
+from espalier.gates.blocks import RoundTo
 from espalier.search import Search
 from espalier.space import BadInput, BadType, Diverged, EspalierError
 from espalier.space import whole_number as whole
@@ -37,7 +38,7 @@ from espalier.train.result import Result
 from espalier.train.run_directory import Records, RunDirectory
 from espalier.train.schedule import Schedule
 from espalier.train.scoring import Loss
-from espalier.train.shaping import built, shape
+from espalier.train.shaping import built, not_rounded, shape
 from espalier.train.stop import Stop
 
 
@@ -53,6 +54,7 @@ def fit(
     batch_size: int = 64,
     batch: Adapter | None = None,
     samples: int | None = None,
+    round_to: RoundTo | None = None,
     optimizer: Optimizer | OptimizerFactory | None = None,
     schedule: str | Schedule | None = None,
     scheduler: SchedulerFactory | None = None,
@@ -88,6 +90,8 @@ def fit(
     samples: masks per update; default the recipe's: one where slopes are read, two where losses are ranked. Ranked
         losses share one mini-batch of batch_size examples; with slopes each mask has its own. Under one mask, as once
         settled, an update reads samples times batch_size examples.
+    round_to: widths in multiples: one gate for each block of so many channels; a number, "auto", or a dict by group, as
+        in :func:`espalier.attach`.
     optimizer: called with the parameters, gives a torch optimiser; or settings such as ``SGD(lr=0.1)`` of
         espalier.train.batched. Default: the recipe's SGD with Nesterov momentum.
     schedule: of the weights' learning rate: "steps" (a tenth at 1/2 and at 3/4), "cosine", "linear", "constant", or one
@@ -135,7 +139,9 @@ def fit(
         schedule = "constant"
     rates = schedules.read(schedule, recipe.schedule, optimizer)
     inner = built(optimizer or recipe.optimizer, module)
-    with _attached(model, module, feeding, where) as gated, rng.seeded(seed, where):
+    directory = None if folder is None else RunDirectory(folder)
+    known_blocks = {} if directory is None or round_to is None else directory.recorded().get("blocks", {})
+    with _attached(model, module, feeding, where, known_blocks or round_to) as gated, rng.seeded(seed, where):
         structure = shape(
             gated,
             optimizer=inner,
@@ -166,7 +172,6 @@ def fit(
         }
         steps = None if scheduler is None else _scheduler(scheduler, inner)
         settings["scheduler"] = repr(rates) if steps is None else type(steps).__name__
-        directory = None if folder is None else RunDirectory(folder)
         engine = EagerEngine(
             structure,
             feeding,
@@ -257,15 +262,18 @@ def _place(model: object, device: str | torch.device | None) -> tuple[nn.Module,
 
 
 @contextmanager
-def _attached(model: object, module: nn.Module, feeding: feed.Feed, device: torch.device) -> Iterator[Gated]:
+def _attached(
+    model: object, module: nn.Module, feeding: feed.Feed, device: torch.device, round_to: RoundTo | None
+) -> Iterator[Gated]:
     """The gates that were given; else gates of our own, taken off again afterwards."""
     # Gates are tried out on the example; numbers that are not finite are for the first update to name.
     example = pytree.each(lambda t: _finite(t).to(device), feeding.example())
     checks.readable(module, example)
     if model is not module:
+        not_rounded(round_to)
         yield model  # type: ignore[misc]
         return
-    gated = attach(module, example)
+    gated = attach(module, example, round_to=round_to)
     try:
         yield gated
     finally:
@@ -297,6 +305,7 @@ def _settings(
     return {
         "model": fingerprint.network(module),
         "space": gated.space.to_json(),
+        **({"blocks": blocks} if (blocks := getattr(gated, "blocks", None)) else {}),
         "data": feeding.describe(),
         "full_cost": float(search.full_cost),
         "samples": search.samples,

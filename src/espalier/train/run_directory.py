@@ -78,6 +78,14 @@ class RunDirectory:
                 "checkpoint"
             )
 
+    def recorded(self) -> dict[str, Any]:
+        """The settings of the run in this folder; empty where there is none."""
+        try:
+            head = json.loads((self.folder / "settings.json").read_text(encoding="utf-8"))
+            return dict(head["settings"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
     def complete(self) -> bool:
         """Whether a finished run has been written here: then it is not written again."""
         try:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.gates.attach import attach
+from espalier.gates.blocks import RoundTo
 from espalier.search import Search
 from espalier.space import BadInput, BadType
 from espalier.space import whole_number as whole
@@ -35,6 +36,7 @@ def shape(
     penalty: float | None = None,
     cost: str | Cost | Tensor | Sequence[float] = "weights",
     samples: int | None = None,
+    round_to: RoundTo | None = None,
     schedule: str | Schedule | None = None,
     recipe: str | Recipe | None = None,
     settle: float | None = None,
@@ -74,20 +76,29 @@ def shape(
             raise BadInput("shape needs some example inputs to attach gates with: shape(model, inputs[:4], ...)")
         example = pytree.each(lambda t: t.to(device), example)
         checks.readable(module, example)
-        gated = attach(module, example)
-    search = Search(
-        gated.space,
-        cost=gated.cost(cost) if isinstance(cost, str) else cost,
-        penalty=penalty,
-        samples=own.samples if samples is None else samples,
-        seed=whole(seed, "seed", 0),
-        device=device,
-        **own.search_arguments(gated.space, phases, target),
-    )
+        gated = attach(module, example, round_to=round_to)
+    else:
+        not_rounded(round_to)
+    with checks.unreachable(gated, cost):
+        search = Search(
+            gated.space,
+            cost=gated.cost(cost) if isinstance(cost, str) else cost,
+            penalty=penalty,
+            samples=own.samples if samples is None else samples,
+            seed=whole(seed, "seed", 0),
+            device=device,
+            **own.search_arguments(gated.space, phases, target),
+        )
     rates = schedules.read(schedule, own.schedule, optimizer)
     inner = built(optimizer or own.optimizer, module)
     scheduler = None if rates == Constant() else schedules.of_torch(rates, inner, phases.end)
     return StructureOptimizer(inner, search, gated, phases=phases, scheduler=scheduler)
+
+
+def not_rounded(round_to: RoundTo | None) -> None:
+    """Refuse to change gates that are attached already."""
+    if round_to is not None:
+        raise BadInput("this model has gates already; give round_to to espalier.attach, which makes them")
 
 
 def built(given: torch.optim.Optimizer | Optimizer | OptimizerFactory, module: nn.Module) -> torch.optim.Optimizer:

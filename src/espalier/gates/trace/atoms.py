@@ -16,7 +16,7 @@ class Atoms:
     An atom is one index of one dimension of one tensor, or a free index that no tensor holds (of a tensor made during
     the forward pass). ``tie`` says that two atoms are kept or cut together; ``freeze`` says that a class is always
     kept, and why. ``read`` marks the atoms of an axis over which a layer sums: there a mask acts. ``joined`` marks the
-    atoms of a unit made of several slices, such as an attention head.
+    atoms of a unit made of several slices, such as an attention head; ``normed`` those that a norm's statistics are of.
     """
 
     parent: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -26,6 +26,7 @@ class Atoms:
     index: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     read: Array = field(default_factory=lambda: np.zeros(0, dtype=bool))
     joined: Array = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    normed: Array = field(default_factory=lambda: np.zeros(0, dtype=bool))
     reasons: list[str] = field(default_factory=list)
     count: int = 0
 
@@ -34,7 +35,7 @@ class Atoms:
         start, self.count = self.count, self.count + count
         while len(self.parent) < self.count:
             grown = max(1024, len(self.parent))
-            for name in ("parent", "reason", "tensor", "dim", "index", "read", "joined"):
+            for name in ("parent", "reason", "tensor", "dim", "index", "read", "joined", "normed"):
                 array = getattr(self, name)
                 setattr(self, name, np.concatenate([array, np.zeros(grown, dtype=array.dtype)]))
         atoms = np.arange(start, self.count)

@@ -59,6 +59,7 @@ class Propagation:
         self.atoms = Atoms()
         self.splits: list[Array] = []
         self.even: set[str] = set()  # grouped convolutions cut evenly inside their groups
+        self.heads: set[str] = set()  # torch's own attention modules, which a cut replaces by one that knows its heads
         self.where = "the model"  # the module now running, for reasons
 
     def clean(self, shape: Sequence[int], blocks: Iterable[Block], weight: int = -1) -> Layout:

@@ -77,6 +77,7 @@ class Trace:
     unknown: dict[str, set[str]] = field(default_factory=dict)  # operation without a rule -> modules
     calls: dict[str, int] = field(default_factory=dict)
     branches: list[Branch] = field(default_factory=list)
+    norms: dict[str, np.ndarray] = field(default_factory=dict)  # norm whose statistics can be masked -> its channels
     order: list[tuple[int, str]] = field(default_factory=list)  # (time, leaf module) in the order of execution
 
     @property

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from espalier.compact.layers import is_attention
 from espalier.gates.gate import Gate
 from espalier.gates.trace.layout import Block, Layout, Propagation
 from espalier.gates.trace.rules import RULES, Call, pointwise
@@ -31,17 +32,21 @@ def trace(
     inputs: bool,
     placed: bool,
     even: Collection[str] = (),
+    norms: Collection[str] = (),
 ) -> Trace:
     """Run the model once on the example, in eval mode and without gradients, and see what it does.
 
     ``inputs``: give the features of floating-point inputs atoms, so that they can be gated. ``placed``: the model holds
     gates placed by hand; then a slice may also be left out where a module reads it (see ``Copy``). ``even``: grouped
-    convolutions to cut evenly inside their groups instead of by whole groups.
+    convolutions to cut evenly inside their groups instead of by whole groups. ``norms``: modules whose statistics can
+    be masked, so that the axis they are of may be cut.
     """
     p = Propagation()
     p.even = set(even)
+    p.heads = {path for path, module in model.named_modules() if is_attention(module)}
     record = Trace(p, collect(model, p))
     watcher = Watcher(record, placed)
+    watcher.norms = set(norms)
     if inputs:
         for tensor in (*tensors_in(args), *tensors_in(kwargs)):
             if tensor.is_floating_point() and tensor.ndim > 1:
@@ -123,7 +128,7 @@ def _enter(watcher: Watcher, path: str) -> Callable[..., Any]:
             record.order.append((watcher.time, path))
         record.calls[path] = record.calls.get(path, 0) + 1
         if args and isinstance(args[0], Tensor):
-            if isinstance(module, Gate):
+            if isinstance(module, Gate) or path in watcher.norms:
                 watcher.paused = True
                 return None
             layout = watcher.of(args[0])
@@ -186,11 +191,35 @@ def _leave(watcher: Watcher, path: str) -> Callable[..., Any]:
             record.gates.append(GateUse(path, atoms, after))
             rest = tuple(b for b in layout.blocks if dim not in b.dims)
             watcher.set(output, record.p.clean(layout.shape, (*rest, Block((dim,), after))))
+        elif path in watcher.norms and watcher.paused:
+            watcher.paused = False
+            watcher.set(output, _normed(watcher, path, module, watcher.of(args[0])))
         elif isinstance(output, Tensor):
             record.exits.setdefault(path, []).append(watcher.of(output))
         return None
 
     return hook
+
+
+def _normed(watcher: Watcher, path: str, module: nn.Module, layout: Layout) -> Layout:
+    """A norm over the last axis whose statistics can be masked: the channel goes with its scale and shift."""
+    record, p = watcher.trace, watcher.trace.p
+    p.where, last, why = path, len(layout.shape) - 1, "layer normalisation over the axis"
+    layout, block = layout.activation(), layout.at(last)
+    if block is not None and len(block.dims) > 1:  # inside each head: heads are the units
+        layout, block = p.mixed(layout, last, why), None
+    atoms = None if block is None else block.atoms
+    for parameter in module._parameters.values():
+        if parameter is not None:
+            own = watcher.of(parameter)
+            if atoms is None:
+                p.freeze(own, why)
+            else:
+                p.merged([Layout((len(atoms),), (Block((0,), atoms),)), own], (len(atoms),), "normalised")
+    if atoms is not None:
+        p.atoms.tie(record.norms.setdefault(path, atoms), atoms)
+        p.atoms.normed[atoms] = True
+    return layout
 
 
 # ---- the operations --------------------------------------------------------------------------------------------------
@@ -211,6 +240,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.began: list[int] = []
         self.parents: dict[int, tuple[int, ...]] = {}  # tensor -> the tensors it was made from
         self.paused = False  # inside a hand-placed gate, whose meaning is known
+        self.norms: set[str] = set()  # modules whose statistics can be masked
+        self.awaited: dict[int, tuple[Tensor, Layout]] = {}  # averaged attention, and what is fixed if it is looked at
         self.numbers = {id(t.tensor): t for t in trace.tensors}
         self.of_parameters: dict[int, bool | None] = {id(t.tensor): t.is_parameter for t in trace.tensors}
         self.sizes = {t.number: t.tensor.numel() for t in trace.tensors}
@@ -228,6 +259,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         info = self.numbers.get(id(tensor))
         if info is not None:
             info.touched = True
+        if id(tensor) in self.awaited:
+            self.trace.p.freeze(self.awaited.pop(id(tensor))[1], "attention is averaged over the heads")
         layout = self.layouts.get(id(tensor))
         if layout is None:
             layout = Layout(tuple(tensor.shape))
@@ -255,7 +288,10 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = Call(p, func._schema.name, tuple(args), kwargs, out, self.of, self.sizes, events, module, strides)
         known = RULES.get(call.name) or (pointwise if torch.Tag.pointwise in func.tags else None)
         before = len(self.trace.events)
-        if known is not None:
+        if call.name == "aten::mean" and module in p.heads:  # as a rule nobody looks at these weights
+            self.set(out, Layout(tuple(out.shape)))
+            self.awaited[id(out)] = (out, call.x)
+        elif known is not None:
             result = known(call)
             outs = list(out) if isinstance(out, (tuple, list)) else [out]
             layouts = list(result) if isinstance(result, (tuple, list)) else [result]

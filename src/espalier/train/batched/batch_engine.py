@@ -15,7 +15,7 @@ from espalier.data import Dataset, standardise
 from espalier.gates.recalibrate import recalibrate
 from espalier.search import Search
 from espalier.space import BadInput, Diverged
-from espalier.train import fingerprint
+from espalier.train import checks, fingerprint
 from espalier.train.batched import stack
 from espalier.train.batched.batch import Batch, Compute, searched
 from espalier.train.batched.chain import Chain, chain_of
@@ -64,7 +64,8 @@ class BatchEngine:
         self.settle_at, self.stride = self.phases.settle, compute.updates_at_once
         # Gates are found by watching the model compute: what it computes of is to be finite, whatever the data are.
         self.example = standardise(inputs[:4].cpu(), gain, shift).nan_to_num(0.0, 0.0, 0.0)
-        self.gated, params, fixed = stack.stacked(factory, self.runs, self.example, device, plan.check)
+        self.gated, params, fixed = stack.stacked(factory, self.runs, self.example, device, plan.check, plan.round_to)
+        self.blocks = getattr(self.gated, "blocks", None) or None
         self._check_classes(params, fixed, targets)
         dtype = next(iter(params.values())).dtype
         self.inputs, _, self.gain, self.shift = read_data(data, dtype)
@@ -99,6 +100,7 @@ class BatchEngine:
         self.judge: stack.Gated | None = None  # a model that keeps running statistics, where there are any
         self.shipped: list[dict[str, Tensor]] | None = None  # of each run all tensors as it was measured last
         self.settings = plan.describe() | {"space": self.gated.space.to_json(), "data": _describe(inputs, targets)}
+        self.settings |= {"blocks": self.blocks} if self.blocks else {}
         self.settings |= {"settle_at": self.phases.settle, "device": device.type, "precision": compute.precision}
         # The factory is called under the seed of each run, so the same call builds the same weights.
         built = [*params.values(), *fixed.values()]
@@ -123,7 +125,7 @@ class BatchEngine:
             )
 
     def _chain(self, params: dict[str, Tensor], fixed: dict[str, Tensor]) -> Chain | None:
-        if fixed or self.plan.gradient is not None:
+        if fixed or self.plan.gradient is not None or self.blocks:
             return None
         first = {name: p[0] for name, p in params.items()}
         example = self.example.to(self.device, next(iter(first.values())).dtype)
@@ -143,15 +145,16 @@ class BatchEngine:
         targets = None if self.runs[0].target is None else [run.target for run in self.runs]
         price: dict[str, Any] = {} if targets else {"penalty": [run.penalty or 0.0 for run in self.runs]}
         space = self.gated.space
-        return Search(
-            space,
-            cost=self._cost(),
-            seed=self.seed,
-            batch=(len(self.runs),),
-            device=self.device,
-            **price,
-            **self.plan.search_arguments(space, self.phases, targets),
-        )
+        with checks.unreachable(self.gated, self.plan.cost):
+            return Search(
+                space,
+                cost=self._cost(),
+                seed=self.seed,
+                batch=(len(self.runs),),
+                device=self.device,
+                **price,
+                **self.plan.search_arguments(space, self.phases, targets),
+            )
 
     def _source(self) -> Source:
         if self.search is not None:
@@ -270,7 +273,7 @@ class BatchEngine:
     def _loaded(self, weights: dict[str, Tensor], run: int) -> tuple[nn.Module, stack.Gated]:
         """A model that keeps running statistics, with the weights of one run."""
         if self.judge is None:
-            self.judge = stack.build(self.factory, self.runs[0], self.example, self.plan.check)
+            self.judge = stack.build(self.factory, self.runs[0], self.example, self.plan.check, self.blocks)
             self.judge.model.to(self.device)
         stack.load(self.judge, weights, run)
         return self.judge.model, self.judge

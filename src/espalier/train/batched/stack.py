@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from espalier.cost import Cost
 from espalier.gates.attach import attach
+from espalier.gates.blocks import RoundTo
 from espalier.space import BadInput, BadType, Space
 from espalier.train import checks, pytree
 from espalier.train.batched.runs import Run
@@ -63,24 +64,31 @@ def module(found: Any) -> nn.Module:
     return found if isinstance(found, nn.Module) else getattr(found, "model", None)  # type: ignore[return-value]
 
 
-def attached(found: Any, example: Tensor, check: bool = True) -> Gated:
+def attached(found: Any, example: Tensor, check: bool = True, round_to: RoundTo | None = None) -> Gated:
     """A gated model as it is, or gates attached to a module. example: a few inputs as the network reads them."""
     if not isinstance(found, nn.Module):
+        if round_to is not None and round_to != getattr(found, "blocks", None):
+            raise BadInput("the factory gives gates of its own; give round_to to espalier.attach, which makes them")
         return found  # type: ignore[no-any-return]
     first = next(found.parameters(), example)
     example = example.to(first.device, pytree.dtype(found) if example.is_floating_point() else example.dtype)
     checks.readable(found, example)
-    gated: Gated = attach(found, example, check=check)
+    gated: Gated = attach(found, example, check=check, round_to=round_to)
     return gated
 
 
-def build(factory: Factory, run: Run, example: Tensor, check: bool = True) -> Gated:
+def build(factory: Factory, run: Run, example: Tensor, check: bool = True, round_to: RoundTo | None = None) -> Gated:
     """A gated model with the initial weights of this run."""
-    return attached(made(factory, run), example, check)
+    return attached(made(factory, run), example, check, round_to)
 
 
 def stacked(
-    factory: Factory, runs: Sequence[Run], example: Tensor, device: torch.device, check: bool = True
+    factory: Factory,
+    runs: Sequence[Run],
+    example: Tensor,
+    device: torch.device,
+    check: bool = True,
+    round_to: RoundTo | None = None,
 ) -> tuple[Gated, Named, Named]:
     """A template that computes with any weights, the trained tensors ``(R, ...)`` and the fixed ones, by name.
 
@@ -89,7 +97,7 @@ def stacked(
     """
     keys = list(range(len(runs))) if takes_run(factory) else [run.seed for run in runs]
     each = {key: made(factory, run) for key, run in dict(zip(reversed(keys), reversed(runs))).items()}
-    template = attached(each[keys[0]], example, check)
+    template = attached(each[keys[0]], example, check, round_to)
     frozen = [name for name, m in template.model.named_modules() if isinstance(m, Norm) and not m.training]
     if frozen and template.model.training:
         raise BadInput(

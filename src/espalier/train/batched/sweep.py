@@ -13,6 +13,7 @@ from torch import Tensor
 
 from espalier.cost import Cost
 from espalier.data import Dataset
+from espalier.gates.blocks import RoundTo
 from espalier.space import BadInput, BadType
 from espalier.train import checks, progress, recipes, rng
 from espalier.train import schedule as schedules
@@ -51,6 +52,7 @@ def sweep(
     epochs: int,
     batch_size: int = 64,
     samples: int | None = None,
+    round_to: RoundTo | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
     cost: str | Cost | Tensor = "weights",
     optimizer: Optimizer | OptimizerFactory | None = None,
@@ -82,6 +84,7 @@ def sweep(
     batch_size: what each of the ``samples`` masks of an update reads (default: the recipe's, as in ``fit``): the same
         examples where their losses are ranked, else its own. Under one mask (a given one, or after settling) an update
         reads samples times as many examples.
+    round_to: widths in multiples, as in ``fit``; the first run of a batch says which units make a block.
     optimizer: settings such as ``SGD(lr=0.1)``, ``Adam()``, ``AdamW()`` of espalier.train.batched; or a function as in
         ``fit`` that gives torch's SGD, Adam or AdamW.
     schedule: "steps" (a tenth at 1/2 and at 3/4), "cosine", "linear", "constant", or one of their classes. Default: the
@@ -113,6 +116,7 @@ def sweep(
         search=search,
         pad=pad,
         points=points,
+        round_to=round_to,
     )
     if validation is not None and not isinstance(validation, Dataset):
         check_pair(validation, "validation")

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from espalier.cost import Cost
+from espalier.gates.blocks import RoundTo
 from espalier.search.signal import SLOPES
 from espalier.space import BadInput, Space
 from espalier.train import checks, fingerprint
@@ -42,6 +43,7 @@ class Plan:
     calibrate: int = 1024
     gradient: Own | None = None
     check: bool = True
+    round_to: RoundTo | None = None
     seeded_by: Any = None
 
     def __post_init__(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -62,7 +64,12 @@ def squeeze(call: Call) -> Result:
 def expand(call: Call) -> Result:
     x, shape = call.x, call.shape()
     shift = len(shape) - len(x.shape)
-    return call.p.renumbered(x, shape, {d: d + shift for d in range(len(x.shape))})
+    wide = call.p.renumbered(x, shape, {d: d + shift for d in range(len(x.shape))})
+    if call.module not in call.p.heads:
+        return wide
+    # torch's attention repeats a mask for every head: however many are left
+    free = [d for d in range(shift, len(shape)) if x.shape[d - shift] == 1 < shape[d]]
+    return call.p.clean(shape, (*wide.blocks, *(Block((d,), call.p.atoms.new(shape[d])) for d in free)))
 
 
 @rule("repeat")
@@ -103,19 +110,22 @@ def slice_(call: Call) -> Result:
 
 @rule("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "chunk", "unsafe_chunk", "tensor_split")
 def split(call: Call) -> Result:
-    """Equal tiles of an axis keep the same units each, so that they stay equal; unequal ones fix the axis."""
+    """Equal tiles of an axis keep the same units each, so that they stay equal; unequal ones fix the axis, except in
+    torch's attention, where queries are split from keys and values."""
     x = call.x
     dim = wrap(call.arg(2, "dim", 0), len(x.shape))
     sizes = [tuple(out.shape)[dim] for out in call.out]
     block = x.at(dim)
     if len(sizes) == 1 or block is None:
         return [call.p.clean(tuple(out.shape), x.blocks, x.weight) for out in call.out]
-    if len(block.dims) > 1 or len(set(sizes)) > 1:
+    tile = math.gcd(*sizes)
+    if len(block.dims) > 1 or (len(set(sizes)) > 1 and call.module not in call.p.heads):
         x = call.p.mixed(x, dim, "split at fixed places")
         return [call.p.clean(tuple(out.shape), x.blocks, x.weight) for out in call.out]
-    tiles = block.atoms.reshape(len(sizes), -1)
+    tiles = block.atoms.reshape(-1, tile)
     call.p.atoms.tie(tiles[:1], tiles)
-    return [call.p.taken(x, dim, slice(i * sizes[0], (i + 1) * sizes[0])) for i in range(len(sizes))]
+    ends = np.cumsum(sizes)
+    return [call.p.taken(x, dim, slice(int(end) - size, int(end))) for size, end in zip(sizes, ends)]
 
 
 @rule("glu")

@@ -1,0 +1,121 @@
+"""Widths in multiples: the units of a group in blocks of like importance, one gate for each block.
+
+Kernels run in steps of 8 or 16 channels, so that 13 of them cost as much as 16. With one gate for 8 units what is
+searched is what ships. Units keep their places: a block is a set of them, and a cut takes its members out wherever they
+lie, so that nothing has to be put in order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from espalier.gates.structure import GateGroup, Structure
+from espalier.gates.trace import Array
+from espalier.space import BadInput, BadType
+from espalier.space.space import whole_number
+
+SINGLE = ("branches", "blocks", "inputs", "choices")  # kinds that a number alone leaves as they are
+Blocks = dict[str, list[list[int]]]  # by group: the units of each of its gates
+RoundTo = int | str | Mapping[str, Any]
+
+
+def rounded(
+    structure: Structure, model: nn.Module, round_to: RoundTo
+) -> tuple[list[GateGroup], dict[str, str], Blocks]:
+    """The groups in blocks; those with too few units for two blocks, and why; and which units each block holds.
+
+    structure: of one gate for each unit. round_to: as in :func:`espalier.attach`.
+    """
+    wanted = _wanted(structure, model, round_to)
+    spans, importance = _measured(structure)
+    groups, small, blocks = list[GateGroup](), dict[str, str](), Blocks()
+    for group in structure.groups:
+        width = wanted.get(group.name)
+        if width is None:
+            groups.append(group)
+            continue
+        if isinstance(width, int):
+            step = width // math.gcd(width, spans[group.name])
+            if step == 1:  # a head is as wide already
+                groups.append(group)
+                continue
+            order = np.argsort(-importance[structure.where(group)], kind="stable")
+            own = [order[start : start + step].tolist() for start in range(0, group.size, step)]
+        else:
+            own = [[int(unit) for unit in block] for block in width]
+            if sorted(unit for block in own for unit in block) != list(range(group.size)):
+                raise BadInput(f"the blocks of {group.name!r} do not hold each of its {group.size} units once")
+        blocks[group.name] = own
+        if len(own) == 1 and group.least:
+            small[group.name] = f"its {group.size} units are one block, which is always open"
+            continue
+        units = tuple(np.concatenate([group.units[unit] for unit in block]) for block in own)
+        groups.append(replace(group, units=units, blocks=tuple(map(len, own)), least=min(group.least, 1)))
+    return groups, small, blocks
+
+
+def _wanted(structure: Structure, model: nn.Module, round_to: RoundTo) -> dict[str, Any]:
+    """By group the number of channels of a block, or the blocks themselves."""
+    if isinstance(round_to, str):
+        if round_to != "auto":
+            raise BadInput(f'round_to is a number, "auto", or a dict of them by group, not {round_to!r}')
+        round_to = usual_width(model)
+    if not isinstance(round_to, Mapping):
+        number = whole_number(round_to, "round_to", 1)
+        return {group.name: number for group in structure.groups if group.kind not in SINGLE}
+    names = [group.name for group in structure.groups]
+    for name, given in round_to.items():
+        if name not in names:
+            raise BadInput(f"round_to names {name!r}, but the groups are {', '.join(names)}")
+        if not isinstance(given, Sequence) or isinstance(given, str):
+            whole_number(given, f"round_to of {name!r}", 1)
+        elif not all(isinstance(block, Sequence) for block in given):
+            raise BadType(f"round_to of {name!r} is a number, or blocks as lists of units, not {given!r}")
+    return dict(round_to)
+
+
+def usual_width(model: nn.Module) -> int:
+    """Channels that the kernels of the model's device take at once: 16 float32 on a CPU with AVX-512, else 8."""
+    first = next(model.parameters(), None)
+    on_cpu = first is None or first.device.type == "cpu"
+    return 16 if on_cpu and torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
+
+
+def _measured(structure: Structure) -> tuple[dict[str, int], Array]:
+    """By group the channels of one unit (the size of a head), and the importance ``(d)`` of every unit.
+
+    The importance is the size of the weights that write a unit times that of the weights that read it, which stays the
+    same when one is scaled up and the other down. Behind a norm the norm's scale stands for the weights that write.
+    """
+    d, trace = structure.space.d, structure.trace
+    spans = {group.name: 0 for group in structure.groups}
+    written, scales, read = np.zeros(d), np.zeros(d), np.zeros(d)
+    for info in trace.tensors:
+        for dim, own in enumerate(info.atoms):
+            entries = structure.follow(own)
+            inside = entries >= 0
+            if not inside.any():
+                continue
+            counts = np.bincount(entries[inside], minlength=d)
+            for group in structure.groups:
+                count = int(counts[structure.where(group)].max())
+                if count:
+                    spans[group.name] = min(spans[group.name] or count, count)
+            if not info.is_parameter or info.name.endswith("bias"):
+                continue
+            tensor = info.tensor.detach().double()
+            squares = tensor.square().sum([i for i in range(tensor.ndim) if i != dim]) if tensor.ndim > 1 else tensor**2
+            into = read if trace.atoms.read[own].any() else scales if tensor.ndim == 1 else written
+            np.add.at(into, entries[inside], squares.cpu().numpy()[inside])
+    for group in structure.groups:
+        where = structure.where(group)
+        if scales[where].any():
+            written[where] = scales[where]
+    return {name: max(span, 1) for name, span in spans.items()}, np.sqrt(written * read)
