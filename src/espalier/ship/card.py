@@ -96,6 +96,17 @@ def _loading(loading: Loading, checks: Mapping[str, Any], numbers: Mapping[str, 
         f'small = espalier.load(".", lambda: {loading.called})  # the uncut network, cut again by plan.json\n'
         "small.eval()\n```"
     )
+    if (python := checks.get("python")) is not None:
+        shown = ", ".join(f"{name}: {kind} {shape}".replace("(0", "(batch") for name, kind, shape in python["inputs"])
+        text += (
+            "\n\nWithout Espalier and the uncut network, from the file `network.py` of plain torch layers:\n\n"
+            f"```python\nfrom network import load\n\nsmall = load()  # {shown}\n```"
+        )
+    if "pt2" in checks:
+        text += (
+            "\n\nAs a program of torch.export, with a batch of any size:\n\n"
+            '```python\nimport torch\n\nsmall = torch.export.load("model.pt2").module()\n```'
+        )
     onnx = checks.get("onnx")
     if onnx is None:
         return text
@@ -122,12 +133,13 @@ def _checks(checks: Mapping[str, Any]) -> str:
         "tensors": "saved and loaded again, its {} tensors are equal bit for bit",
     }
     lines = [f"- {text.format(checks[name])};" for name, text in sentences.items() if name in checks]
-    if "onnx" in checks:
-        sizes = ", ".join(map(str, checks["onnx"]["batches"]))
-        lines.append(
-            f"- `model.onnx` in onnxruntime differs from torch by at most {checks['onnx']['difference']:.2g} of the "
-            f"largest output, on real and random batches of {sizes}."
-        )
+    for name, file in (("onnx", "`model.onnx` in onnxruntime"), ("pt2", "`model.pt2`"), ("python", "`network.py`")):
+        if name in checks:
+            sizes = ", ".join(map(str, checks[name]["batches"]))
+            lines.append(
+                f"- {file} differs from torch by at most {checks[name]['difference']:.2g} of the "
+                f"largest output, on real and random batches of {sizes}."
+            )
     return "## Checked\n\n" + "\n".join(lines) if lines else ""
 
 
