@@ -1,4 +1,4 @@
-"""Cut a Transformers model, keep it by save_pretrained, and load it again. CPU, a few seconds; nothing is downloaded."""
+"""Cut a Transformers model, keep it by save_pretrained, and load it again. CPU, seconds; nothing is downloaded."""
 
 import tempfile
 

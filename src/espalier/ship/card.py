@@ -43,7 +43,11 @@ def write(
 
 def about(asked: Mapping[str, Any], finished: bool) -> str:
     """asked: target, penalty, cost and data of the run."""
-    size = f"a target of {asked['target']:.2%} of the {asked['cost']}" if asked["target"] is not None else "no target"
+    size, target = "no target", asked["target"]
+    if target is not None:
+        size = (
+            f"a target of {target}" if isinstance(target, str) else f"a target of {target:.2%} of the {asked['cost']}"
+        )
     if asked["penalty"] is not None:
         size = f"a penalty of {asked['penalty']:g} on the {asked['cost']}"
     on = f", on `{asked['data']}`" if asked["data"] else ""

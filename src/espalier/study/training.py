@@ -30,6 +30,7 @@ from espalier.train.batched.batch import Precision
 from espalier.train.run_directory import RunDirectory
 from espalier.train.scoring import evaluating
 from espalier.train.setting import check, declared, number, one_of, setting, share, usual_device
+from espalier.train.targets import kinds_of
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 PRECISIONS = ("float32", "tf32", "bf16")
@@ -39,6 +40,15 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mse": F.mse_loss,
     "binary-cross-entropy": F.binary_cross_entropy_with_logits,
 }
+
+
+def size(word: str) -> float | str:
+    """A share, or what :mod:`espalier.train.targets` reads: an amount, or several costs."""
+    try:
+        kinds_of(word)
+    except BadInput as error:
+        raise BadInput(f"--target {word!r}: {error}") from None
+    return word if any(letter.isalpha() for letter in word.lower().replace("e", "")) else share(word, "--target")
 
 
 @dataclass(frozen=True)
@@ -52,8 +62,11 @@ class Training:
     model_arg: tuple[str, ...] = setting(
         (), "An argument of the network, as hidden=[64,64]; may be repeated.", metavar="NAME=VALUE", repeated=True
     )
-    target: float | None = setting(
-        None, "The share of the full cost to end at, such as 0.25 or 25%.", read=partial(share, name="--target")
+    target: float | str | None = setting(
+        None,
+        "What to end at: a share of the full cost (0.25, 25%), an amount (250k parameters, 30 MMACs, 10 MB, 3 ms), or "
+        "several costs, as macs=0.4,weights=0.5: the first is the target, the others are limits.",
+        read=size,
     )
     penalty: float | None = setting(
         None, "Instead of a target: how strongly cost counts, such as 0.1 or 2^-6.", read=number
@@ -93,7 +106,7 @@ class Training:
         check(self)
         if self.target is not None and self.penalty is not None:
             raise BadInput(
-                f"--target {self.target:g} and --penalty {self.penalty:g} exclude each other: a target sets the penalty"
+                f"--target {self.target} and --penalty {self.penalty:g} exclude each other: a target sets the penalty"
             )
         if self.loss and not import_spec.is_reference(self.loss):
             one_of("--loss", self.loss, LOSSES, "or your own, as file.py:function")

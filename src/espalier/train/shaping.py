@@ -14,7 +14,7 @@ from espalier.gates.attach import attach
 from espalier.search import Search
 from espalier.space import BadInput, BadType
 from espalier.space import whole_number as whole
-from espalier.train import batchnorm, checks, feed, pytree, recipes, scoring
+from espalier.train import batchnorm, checks, feed, pytree, recipes, scoring, targets
 from espalier.train import schedule as schedules
 from espalier.train.batched.optimizers import SGD, Adam, Optimizer
 from espalier.train.metrics import Shares, rows
@@ -23,6 +23,7 @@ from espalier.train.recipes import OptimizerFactory, Recipe
 from espalier.train.result import Result
 from espalier.train.schedule import Constant, Schedule
 from espalier.train.scoring import Loss
+from espalier.train.targets import Asked, Target
 
 
 def shape(
@@ -31,7 +32,7 @@ def shape(
     optimizer: torch.optim.Optimizer | Optimizer | OptimizerFactory | None = None,
     *,
     updates: int,
-    target: float | None = None,
+    target: Target | Asked | None = None,
     penalty: float | None = None,
     cost: str | Cost | Tensor | Sequence[float] = "weights",
     samples: int = 2,
@@ -75,14 +76,16 @@ def shape(
         example = pytree.each(lambda t: t.to(device), example)
         checks.readable(module, example)
         gated = attach(module, example)
+    asked = target if isinstance(target, Asked) else targets.read(gated, cost, target)
     search = Search(
         gated.space,
-        cost=gated.cost(cost) if isinstance(cost, str) else cost,
+        cost=asked.cost,
+        limits=asked.limits,
         penalty=penalty,
         samples=samples,
         seed=whole(seed, "seed", 0),
         device=device,
-        **own.search_arguments(gated.space, phases, target),
+        **own.search_arguments(gated.space, phases, asked.share),
     )
     rates = schedules.read(schedule, own.schedule, optimizer)
     inner = built(optimizer or own.optimizer, module)
