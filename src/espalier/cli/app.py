@@ -15,7 +15,7 @@ from espalier.cli.studies import connection_selection, study, sweep, unit_select
 from espalier.cli.train import train
 from espalier.data import available, get, names, verify
 from espalier.paper import write
-from espalier.ship import Shipped, ship
+from espalier.ship import FORMATS, Shipped, ship
 
 PLAIN: dict[str, Any] = {"no_args_is_help": True, "add_completion": False, "rich_markup_mode": None}
 app = typer.Typer(
@@ -47,6 +47,7 @@ def compact(
     run: Path = typer.Argument(help="The run directory of `espalier train`."),
     to: Path = typer.Option(..., help="The folder to write."),
     onnx: bool = typer.Option(False, "--onnx", help="Write model.onnx too, checked with onnxruntime."),
+    formats: str = typer.Option("", help=f"Further formats, by commas: {', '.join(FORMATS)}."),
     model: str = typer.Option("", help="The factory of the uncut network, if it has moved since the run."),
     as_json: bool = typer.Option(False, "--json", help="What was written and checked as one JSON object."),
 ) -> None:
@@ -54,7 +55,8 @@ def compact(
 
     Example: espalier compact runs/digits --to digits-small --onnx
     """
-    shipped = ship(run, to, model=model or None, formats=("torch", *(["onnx"] if onnx else [])))
+    wanted = [name.strip() for name in formats.split(",") if name.strip()]
+    shipped = ship(run, to, model=model or None, formats=("torch", *(["onnx"] if onnx else []), *wanted))
     for note in shipped.notes:
         typer.echo(f"espalier: {note}", err=True)
     if as_json:
@@ -68,9 +70,10 @@ def _say(shipped: Shipped, to: Path) -> None:
     checks, speed = shipped.checks, shipped.speed
     typer.echo(f"wrote {', '.join(shipped.files)} to {to}")
     typer.echo(f"checked: saved and loaded, {checks['examples']} real examples give the same outputs bit for bit")
-    if "onnx" in checks:
-        sizes = ", ".join(map(str, checks["onnx"]["batches"]))
-        typer.echo(f"checked: onnxruntime differs by {checks['onnx']['difference']:.1g} at most, batches of {sizes}")
+    for name, what in (("onnx", "onnxruntime"), ("pt2", "model.pt2"), ("python", "network.py")):
+        if name in checks:
+            sizes = ", ".join(map(str, checks[name]["batches"]))
+            typer.echo(f"checked: {what} differs by {checks[name]['difference']:.1g} at most, batches of {sizes}")
     for batch, times in speed.items():
         faster = times["full"] / times["small"]
         typer.echo(

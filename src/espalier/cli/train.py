@@ -56,7 +56,7 @@ def _in_words(result: Result, ships: dict[str, Any], training: Training, out: Pa
     kept = ", ".join(f"{name} {small:,} of {full:,}" for name, (small, full) in sizes.items())
     before, after = f"{result.share_before:.2%}", f"{result.share_after:.2%}"
     lines = {
-        "target": "none" if result.target is None else f"{result.target:.2%} of the {training.cost}",
+        "target": "none" if result.target is None else _asked(result.target, training),
         "reached": f"{before} before the selection, {after} after it",
         "kept": kept,
     }
@@ -68,3 +68,9 @@ def _in_words(result: Result, ships: dict[str, Any], training: Training, out: Pa
         lines["unfinished"] = "stopped by its time limit; the same command goes on"
     lines["run"] = f"{out}; to ship it: espalier compact {shlex.quote(str(out))} --to DIR --onnx"
     return "\n".join(f"{name:<11} {text}" for name, text in lines.items())
+
+
+def _asked(share: float, training: Training) -> str:
+    if isinstance(training.target, str):
+        return f"{training.target}, {share:.2%} of the full cost"
+    return f"{share:.2%} of the {training.cost}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from espalier.compact.layers import Attention, Bias, Fill, Select, Zeros
 from espalier.compact.plan import Plan, from_runs
 from espalier.space import BadInput
+
+PLAN_OF = "espalier_plan"  # the attribute of a compact model that holds its plan as a dict
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -29,7 +32,14 @@ def apply_plan(
 ) -> nn.Module:
     """The compact model; ``model`` is left as it is. ``share``: tensors that stay whole are not copied.
 
+    Of a model that is compact itself the plan of both cuts is kept, so that the result loads from the uncut one.
     pieces: filled with the compact model's tensor for each name of a tensor of ``model``."""
+    if plan.earlier is not None:
+        if hasattr(model, PLAN_OF):
+            raise BadInput("this plan begins with the uncut model, but the model given is a compact one")
+        model = apply_plan(model, plan.earlier)
+    elif hasattr(model, PLAN_OF):
+        plan = replace(plan, earlier=Plan.from_dict(getattr(model, PLAN_OF)))
     memo: dict[int, Any] = {}
     named = named_tensors(model)
     for name, dims in plan.tensors.items():
@@ -67,7 +77,10 @@ def apply_plan(
             module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
             if not share and all(weight.numel() for weight in module._flat_weights if weight is not None):
                 module.flatten_parameters()  # on a GPU one chunk of memory, as torch makes it of a new layer
-    object.__setattr__(small, "espalier_plan", plan.to_dict())
+    object.__setattr__(small, PLAN_OF, plan.to_dict())
+    config = getattr(small, "config", None)
+    if hasattr(config, "to_dict") and hasattr(small, "save_pretrained"):  # Transformers writes it to config.json
+        setattr(config, PLAN_OF, plan.to_dict())
     return small
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from espalier.space import Corrupt
 
 FORMAT = 1
+COMPOSED = 2  # of a plan with another one before it
 Runs = tuple[tuple[int, int], ...]
 
 
@@ -41,12 +42,14 @@ class Plan:
     ``attributes``: "module.attribute" -> value. ``layers``: module -> the change of the layer itself, ``{"kind": ..}``
     with what that kind needs: ``select`` before it; ``identity``, ``fill``, ``zeros``, ``bias`` or ``attention`` in
     its place.
+    ``earlier``: of a model that was cut before, the plan of that cut; names are then those of the model after it.
     """
 
     tensors: Mapping[str, Mapping[int, Runs]]
     attributes: Mapping[str, int] = field(default_factory=dict)
     layers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    earlier: Plan | None = None
 
     def __post_init__(self) -> None:
         for name in ("tensors", "attributes", "layers", "shapes"):
@@ -54,8 +57,8 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain dicts, lists, strings and numbers."""
-        return {
-            "format": FORMAT,
+        plan = {
+            "format": FORMAT if self.earlier is None else COMPOSED,
             "tensors": {
                 name: {str(dim): [list(run) for run in runs] for dim, runs in dims.items()}
                 for name, dims in self.tensors.items()
@@ -64,14 +67,15 @@ class Plan:
             "attributes": dict(self.attributes),
             "layers": {name: json.loads(json.dumps(dict(layer))) for name, layer in self.layers.items()},
         }
+        return plan if self.earlier is None else plan | {"earlier": self.earlier.to_dict()}
 
     @classmethod
     def from_dict(cls, data: Any) -> Plan:
         if not isinstance(data, Mapping) or not isinstance(data.get("format"), int):
             raise Corrupt("this is no plan of a compact model: it has no format number")
-        if data["format"] > FORMAT:
+        if data["format"] > COMPOSED:
             raise Corrupt(
-                f"this plan is of format {data['format']}, this Espalier reads up to {FORMAT}; use a newer one"
+                f"this plan is of format {data['format']}, this Espalier reads up to {COMPOSED}; use a newer one"
             )
         try:
             tensors = {
@@ -83,10 +87,11 @@ class Plan:
             shapes = {str(name): tuple(int(n) for n in shape) for name, shape in data["shapes"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Corrupt(f"this plan of a compact model is damaged: {error!r}") from None
-        return cls(tensors, attributes, layers, shapes)
+        earlier = cls.from_dict(data["earlier"]) if "earlier" in data else None
+        return cls(tensors, attributes, layers, shapes, earlier)
 
     def __str__(self) -> str:
-        lines = []
+        lines = [] if self.earlier is None else [*str(self.earlier).splitlines(), "then:"]
         for name, dims in self.tensors.items():
             for dim, runs in dims.items():
                 count = sum(b - a for a, b in runs)

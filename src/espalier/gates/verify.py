@@ -79,7 +79,7 @@ class Trial:
         with torch.no_grad():
             for parameter in self.model.parameters():
                 if parameter.is_floating_point():
-                    fan = parameter[0].numel() if parameter.ndim > 1 else 10
+                    fan = parameter.shape[1:].numel() if parameter.ndim > 1 else 10
                     parameter.add_(self._noise(parameter), alpha=0.3 / max(fan, 1) ** 0.5)
             for module in self.model.modules():
                 for name, value in vars(module).items():

@@ -15,7 +15,7 @@ from espalier.search.adapt import Adaptation
 from espalier.search.distribution import Distribution
 from espalier.search.penalty import FLATTEST, Penalty
 from espalier.search.signal import Signal, of_losses
-from espalier.space import BadInput, BadMask, BadMaskType, BadType, Corrupt, Diverged, Space, whole_number
+from espalier.space import BadInput, BadMask, BadMaskType, BadType, Corrupt, Diverged, Space, Unreachable, whole_number
 
 CACHED = 1 << 18  # entries handled at a time on a CPU, so that what a step needs between passes stays in its cache
 
@@ -29,6 +29,7 @@ class Search:
     cost: what a mask costs, a 1-D tensor of c_i or an :class:`espalier.Cost`; None counts open bits.
     penalty: how strongly cost counts (eps'), a number or ``(*batch)``; negative grows structures.
     target: the share of the full cost to end at, instead of a penalty; needs ``horizon``, the updates of the run.
+    limits: beside a target, by name, further costs and the shares of them that what ships never exceeds.
     samples: masks per update (lambda). learning_rate: of theta, default one over the degrees of freedom.
     initial: theta at the start. margin: theta of a bit stays in [margin, 1 - margin], default 1 / variables.
     adaptive: the step size follows ASNG; ``learning_rate`` is then its delta, default 1.
@@ -56,6 +57,7 @@ class Search:
         cost: Cost | Tensor | Sequence[float] | None = None,
         penalty: float | Sequence[float] | Tensor | None = None,
         target: float | Sequence[float] | Tensor | None = None,
+        limits: Mapping[str, tuple[Cost, object]] | None = None,
         horizon: int | None = None,
         samples: int = 2,
         learning_rate: float | Sequence[float] | Tensor | None = None,
@@ -84,6 +86,7 @@ class Search:
         self.learning_rate = arguments.positive(self._numbers(learning_rate, "learning_rate"), "learning_rate")
         self._adaptation = Adaptation.start(self._theta) if adaptive else None
         self._penalty = self._read_penalty(cost, penalty, target, horizon, ramp, even)
+        self._limits = self._read_limits(limits or {}, horizon, ramp, even)
         self.updates = torch.zeros(self.batch, dtype=torch.int64, device=self.device)
         self.diverged = torch.zeros(self.batch, dtype=torch.bool, device=self.device)
         self._settled: Tensor | None = None
@@ -144,7 +147,9 @@ class Search:
         if bound is None or bound.target is None:
             return selection.repaired(self._distribution, self._theta)
         budget = bound.target * bound.full_cost
-        return selection.within(self._distribution, bound.cost, self._theta, budget, bound.full, bound.smallest)
+        limits = [(one.cost, one.target * one.full_cost) for one in self._limits.values() if one.target is not None]
+        smallest = self._smallest if self._limits else bound.smallest
+        return selection.within(self._distribution, bound.cost, self._theta, budget, bound.full, smallest, limits)
 
     def whole(self, noise: Tensor | None = None) -> Tensor:
         """A mask ``(*batch, d)`` with every bit open, to train under before the search begins; choices, of which there
@@ -302,7 +307,39 @@ class Search:
                 flattest = flattest + FLATTEST * (mean[..., part] * natural).sum(-1)
         if mean is not slopes:
             grip = torch.maximum(grip, flattest)
-        return penalty.solve(self._theta, self.updates, lr, drift, grip), pull
+        eps = penalty.solve(self._theta, self.updates, lr, drift, grip)
+        return (eps, pull) if not self._limits else self._limited_step(direction, lr, eps, pull)
+
+    def _limited_step(
+        self, direction: Callable[[slice], Tensor], lr: Tensor, eps: Tensor, pull: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The step towards the target, and on top of it what keeps every limit on its own way.
+
+        A limit that would be passed is pulled at by itself, as far as it takes. The target then holds nothing up: what
+        a limit demands may leave the cost of the target below it.
+        """
+        whole = slice(0, self.space.d)
+        moved, held = direction(whole), list[tuple[Penalty, Tensor, Tensor, Tensor]]()
+        natural = self._distribution.natural(self._theta, pull)
+        passed = torch.zeros_like(lr, dtype=torch.bool)
+        for limit in self._limits.values():
+            slopes = limit.cost.gradient(self._theta)
+            mean = limit.mean_slopes(self._theta, slopes)
+            room = limit.wanted(self.updates + 1) - limit.cost(self._theta)
+            own = limit.pull(mean)
+            held.append((limit, slopes, mean, own))
+            after = lr * ((slopes * moved).sum(-1) - eps * (slopes * natural).sum(-1))
+            passed = passed | (after > room)
+        eps = torch.where(passed, eps.clamp(min=0.0), eps)
+        step = eps.unsqueeze(-1) * pull
+        for limit, slopes, mean, own in held:
+            room = limit.wanted(self.updates + 1) - limit.cost(self._theta)
+            taken = (slopes * (moved - self._distribution.natural(self._theta, step))).sum(-1)
+            natural = self._distribution.natural(self._theta, own)
+            grip = torch.maximum((slopes * natural).sum(-1), FLATTEST * (mean * natural).sum(-1))
+            over = (taken - room / torch.where(lr > 0, lr, 1.0)).clamp(min=0.0)
+            step = step + (over / torch.where(grip > 0, grip, 1.0)).unsqueeze(-1) * own
+        return torch.ones_like(eps), step
 
     def settle(self) -> None:
         """Fix the structure: from now on ``ask`` repeats ``select()`` and ``tell`` changes nothing."""
@@ -395,12 +432,53 @@ class Search:
         eps = self._numbers(0.0 if penalty is None else penalty, "penalty")
         result = Penalty(self.space, read, eps, shares, arguments.read_even(even))
         if target is not None:
-            bound, closed = self._distribution.bound, result.smallest.clone()
-            for _, where in self.space.bits:
-                closed[where] = 0.0
-            way = arguments.read_ramp(horizon, ramp, self.batch, self.device)
-            result.start_ramp(self._theta, bound(closed), bound(result.full), way)
+            self._start_ramp(result, horizon, ramp)
         return result
+
+    def _start_ramp(self, penalty: Penalty, horizon: object, ramp: object) -> None:
+        bound, closed = self._distribution.bound, penalty.smallest.clone()
+        for _, where in self.space.bits:
+            closed[where] = 0.0
+        way = arguments.read_ramp(horizon, ramp, self.batch, self.device)
+        penalty.start_ramp(self._theta, bound(closed), bound(penalty.full), way)
+
+    def _read_limits(
+        self, limits: Mapping[str, tuple[Cost, object]], horizon: object, ramp: object, even: object
+    ) -> dict[str, Penalty]:
+        """The limits beside the target; what cannot be met together is refused."""
+        if not limits:
+            return {}
+        main = self._penalty
+        if main is None or main.target is None:
+            raise BadInput(f"limits on {', '.join(limits)} stand beside a target; give one")
+        read: dict[str, Penalty] = {}
+        for name, (cost, share) in limits.items():
+            shares = arguments.share(self._numbers(share, f"the limit on {name}"), f"the limit on {name}")
+            own = arguments.read_cost(cost, self.space)
+            assert own is not None
+            nothing = torch.zeros_like(shares)
+            read[name] = one = Penalty(self.space, own, nothing, None, arguments.read_even(even))
+            one.target = shares
+            self._start_ramp(one, horizon, ramp)
+            one.start = torch.maximum(one.start, one.end)  # what is below its limit may grow up to it
+        shares_of = {"the target": main.target} | {name: one.target for name, one in read.items()}
+        bounds = [(shares_of[name], one) for name, one in (("the target", main), *read.items())]
+
+        def fits(mask: Tensor) -> bool:
+            return all(
+                bool((one.cost(mask) <= share * one.full_cost).all()) for share, one in bounds if share is not None
+            )
+
+        best = next((one.smallest for _, one in bounds if fits(one.smallest)), None)
+        if best is None:
+            listed = "; ".join(
+                f"{name} {float(share.min()):.6g}, smallest {float(one.smallest_cost / one.full_cost):.6g}"
+                for name, (share, one) in zip(shares_of, bounds)
+                if share is not None
+            )
+            raise Unreachable(f"these cannot be met together, as shares of each cost: {listed} (what no gate cuts)")
+        self._smallest = best
+        return read
 
     def _check_given(self, given: Tensor, name: str, shape: tuple[int, ...], each: str) -> None:
         """Refuse what is not a floating-point tensor of this shape. each: what it holds one number for."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -25,25 +27,40 @@ def least_open(space: Space, theta: Tensor) -> Tensor:
     return mask
 
 
+Limits = Sequence[tuple[Cost, Tensor]]  # costs, and what each may be at most, ``(R)``
+
+
 def within(
-    distribution: Distribution, cost: Cost, theta: Tensor, budget: Tensor, full: Tensor, smallest: Tensor
+    distribution: Distribution,
+    cost: Cost,
+    theta: Tensor,
+    budget: Tensor,
+    full: Tensor,
+    smallest: Tensor,
+    limits: Limits = (),
 ) -> Tensor:
-    """The best mask by theta whose cost is at most the budget, ``(*B, d)`` float32.
+    """The best mask by theta whose cost is at most the budget, ``(*B, d)`` float32; of several costs, each of them.
 
     Options first: a choice leaves its likeliest option for a cheaper one only as far as the budget demands, the least
     unlikely changes first, weighed against closing gates by the same ratio of probabilities. Then gates, in order of
     theta, until no further one fits. theta: ``(*B, d)``, budget: ``(*B)``, full and smallest: ``(d)``, the most and
     the least expensive structures; the budget allows at least the latter.
     """
-    flat, limit = theta.reshape(-1, theta.shape[-1]), budget.reshape(-1)
+    flat = theta.reshape(-1, theta.shape[-1])
+    bounds = [(cost, budget.reshape(-1)), *((one, most.reshape(-1)) for one, most in limits)]
     price = cost.gradient(full)
-    options = _affordable_options(distribution, cost, flat, limit, price)
+    options = _affordable_options(distribution, bounds, flat, price)
     base = torch.maximum(options, least_open(distribution.space, flat)).to(torch.float64)
-    base = torch.where((cost(base) <= limit).unsqueeze(-1), base, smallest)
-    return _top_up(distribution.space, cost, flat, limit, price, base).to(torch.float32).reshape(theta.shape)
+    base = torch.where(_fits(bounds, base).unsqueeze(-1), base, smallest)
+    return _top_up(distribution.space, bounds, flat, price, base).to(torch.float32).reshape(theta.shape)
 
 
-def _affordable_options(distribution: Distribution, cost: Cost, theta: Tensor, budget: Tensor, price: Tensor) -> Tensor:
+def _fits(bounds: Limits, masks: Tensor) -> Tensor:
+    """masks: ``(R, d)``. Whether no cost of them is above its budget, ``(R)``."""
+    return torch.stack([cost(masks) <= most for cost, most in bounds]).all(0)
+
+
+def _affordable_options(distribution: Distribution, bounds: Limits, theta: Tensor, price: Tensor) -> Tensor:
     """``(R, d)`` float32: one option in every choice, no gates."""
     space = distribution.space
     taken = torch.zeros(theta.shape, dtype=torch.float32, device=theta.device)
@@ -73,7 +90,7 @@ def _affordable_options(distribution: Distribution, cost: Cost, theta: Tensor, b
     high = torch.full_like(low, listed.shape[-1] - 1)
     while bool((low < high).any()):
         middle = (low + high) // 2
-        fits = (cost(structure(listed.gather(-1, middle))) <= budget).unsqueeze(-1)
+        fits = _fits(bounds, structure(listed.gather(-1, middle))).unsqueeze(-1)
         low, high = torch.where(fits, low, middle + 1), torch.where(fits, middle, high)
     chosen = structure(listed.gather(-1, low.clamp(max=listed.shape[-1] - 1)))
     for _, where in space.choices:
@@ -81,7 +98,7 @@ def _affordable_options(distribution: Distribution, cost: Cost, theta: Tensor, b
     return taken
 
 
-def _top_up(space: Space, cost: Cost, theta: Tensor, budget: Tensor, price: Tensor, mask: Tensor) -> Tensor:
+def _top_up(space: Space, bounds: Limits, theta: Tensor, price: Tensor, mask: Tensor) -> Tensor:
     """Open gates by descending theta (among equals the cheaper, then the earlier one) until none fits any more.
 
     To open a gate never makes a structure cheaper, so one that does not fit now never will: each round opens the
@@ -94,8 +111,9 @@ def _top_up(space: Space, cost: Cost, theta: Tensor, budget: Tensor, price: Tens
         open_to[where] = True
     candidates = (mask == 0) & open_to
     while True:
-        slack = budget - cost(mask)
-        candidates &= (mask == 0) & (cost.gradient(mask) <= slack.unsqueeze(-1))
+        candidates &= mask == 0
+        for cost, most in bounds:
+            candidates &= cost.gradient(mask) <= (most - cost(mask)).unsqueeze(-1)
         if not bool(candidates.any()):
             return mask
         place = torch.empty_like(order).scatter_(-1, order, candidates.gather(-1, order).cumsum(-1))  # 1, 2, ..
@@ -104,7 +122,7 @@ def _top_up(space: Space, cost: Cost, theta: Tensor, budget: Tensor, price: Tens
         high = candidates.sum(-1)
         while bool((low < high).any()):
             middle = (low + high + 1) // 2
-            fits = cost(_opened(mask, place, middle)) <= budget
+            fits = _fits(bounds, _opened(mask, place, middle))
             low, high = torch.where(fits, middle, low), torch.where(fits, high, middle - 1)
         mask = _opened(mask, place, low)
         candidates &= place != (low + 1).unsqueeze(-1)

@@ -43,7 +43,11 @@ def write(
 
 def about(asked: Mapping[str, Any], finished: bool) -> str:
     """asked: target, penalty, cost and data of the run."""
-    size = f"a target of {asked['target']:.2%} of the {asked['cost']}" if asked["target"] is not None else "no target"
+    size, target = "no target", asked["target"]
+    if target is not None:
+        size = (
+            f"a target of {target}" if isinstance(target, str) else f"a target of {target:.2%} of the {asked['cost']}"
+        )
     if asked["penalty"] is not None:
         size = f"a penalty of {asked['penalty']:g} on the {asked['cost']}"
     on = f", on `{asked['data']}`" if asked["data"] else ""
@@ -96,6 +100,17 @@ def _loading(loading: Loading, checks: Mapping[str, Any], numbers: Mapping[str, 
         f'small = espalier.load(".", lambda: {loading.called})  # the uncut network, cut again by plan.json\n'
         "small.eval()\n```"
     )
+    if (python := checks.get("python")) is not None:
+        shown = ", ".join(f"{name}: {kind} {shape}".replace("(0", "(batch") for name, kind, shape in python["inputs"])
+        text += (
+            "\n\nWithout Espalier and the uncut network, from the file `network.py` of plain torch layers:\n\n"
+            f"```python\nfrom network import load\n\nsmall = load()  # {shown}\n```"
+        )
+    if "pt2" in checks:
+        text += (
+            "\n\nAs a program of torch.export, with a batch of any size:\n\n"
+            '```python\nimport torch\n\nsmall = torch.export.load("model.pt2").module()\n```'
+        )
     onnx = checks.get("onnx")
     if onnx is None:
         return text
@@ -122,12 +137,13 @@ def _checks(checks: Mapping[str, Any]) -> str:
         "tensors": "saved and loaded again, its {} tensors are equal bit for bit",
     }
     lines = [f"- {text.format(checks[name])};" for name, text in sentences.items() if name in checks]
-    if "onnx" in checks:
-        sizes = ", ".join(map(str, checks["onnx"]["batches"]))
-        lines.append(
-            f"- `model.onnx` in onnxruntime differs from torch by at most {checks['onnx']['difference']:.2g} of the "
-            f"largest output, on real and random batches of {sizes}."
-        )
+    for name, file in (("onnx", "`model.onnx` in onnxruntime"), ("pt2", "`model.pt2`"), ("python", "`network.py`")):
+        if name in checks:
+            sizes = ", ".join(map(str, checks[name]["batches"]))
+            lines.append(
+                f"- {file} differs from torch by at most {checks[name]['difference']:.2g} of the "
+                f"largest output, on real and random batches of {sizes}."
+            )
     return "## Checked\n\n" + "\n".join(lines) if lines else ""
 
 

@@ -28,7 +28,8 @@ from espalier.train.run_directory import PROBE, RESULT, SMALL, hardware
 from espalier.train.scoring import answers
 
 SAME = 1e-4  # of the largest output: what another machine's arithmetic may change
-CARD, TORCH, ONNX = "README.md", ["model.safetensors", "plan.json"], "model.onnx"
+CARD, TORCH, ONNX, PT2 = "README.md", ["model.safetensors", "plan.json"], "model.onnx", "model.pt2"
+PYTHON = ["network.py", "network.safetensors"]
 Factory = Callable[[], nn.Module]
 Format = Callable[[nn.Module, Any, Path], tuple[list[str], dict[str, Any]]]
 
@@ -69,13 +70,30 @@ def _as_torch(small: nn.Module, inputs: Any, folder: Path) -> tuple[list[str], d
 def _as_onnx(small: nn.Module, inputs: Any, folder: Path) -> tuple[list[str], dict[str, Any]]:
     from espalier.ship.onnx import export
 
+    return [ONNX], {"onnx": asdict(export(small, _real(inputs, "onnx"), folder / ONNX))}
+
+
+def _as_pt2(small: nn.Module, inputs: Any, folder: Path) -> tuple[list[str], dict[str, Any]]:
+    from espalier.ship.program import export
+
+    return [PT2], {"pt2": asdict(export(small, _real(inputs, "pt2"), folder / PT2))}
+
+
+def _as_python(small: nn.Module, inputs: Any, folder: Path) -> tuple[list[str], dict[str, Any]]:
+    from espalier.ship.standalone import write
+
+    return list(PYTHON), {"python": asdict(write(small, _real(inputs, "python"), folder))}
+
+
+def _real(inputs: Any, name: str) -> Any:
     if inputs is None:
-        raise BadInput("the format onnx needs some real examples, which the file is checked with: give inputs")
-    return [ONNX], {"onnx": asdict(export(small, inputs, folder / ONNX))}
+        raise BadInput(f"the format {name} needs some real examples, which the file is checked with: give inputs")
+    return inputs
 
 
 # By name what writes a network to a folder, given real examples or None; returns names of files, and what it checked.
-FORMATS: dict[str, Format] = {"torch": _as_torch, "onnx": _as_onnx}
+# All but "torch" are read without Espalier.
+FORMATS: dict[str, Format] = {"torch": _as_torch, "onnx": _as_onnx, "pt2": _as_pt2, "python": _as_python}
 
 
 def ship(
@@ -94,7 +112,9 @@ def ship(
     model: the factory of the uncut network, also as text such as ``file.py:function``. A run directory of `espalier
         train` names its own; where that has moved, this one stands in for it. Any other run directory needs it. Of a
         result it is needed for checks, times and sizes.
-    formats: names in ``FORMATS``; "torch", which :func:`espalier.load` reads, is always among them.
+    formats: names in ``FORMATS``; "torch", which :func:`espalier.load` reads, is always among them. "onnx" writes
+        model.onnx, "pt2" what torch.export.load reads, "python" a file of plain torch layers with its weights beside
+        it; these three need nothing of Espalier.
     inputs: of a result: some real examples, as the network reads them, on which copies are compared and timed. A run
         directory has its own.
     """
@@ -261,7 +281,7 @@ def _check_free(to: Path, run: Path | None) -> None:
     if to.exists() and not to.is_dir():
         raise BadInput(f"{to} is a file; name a folder to write to")
     left = [path.name for path in to.iterdir()] if to.is_dir() else []
-    ours = tuple(f"{name}." for name in (*TORCH, ONNX))
+    ours = tuple(f"{name}." for name in (*TORCH, ONNX, PT2, *PYTHON))
     cut_short = all(f"{name}.".startswith(ours) for name in left)  # a call that a full disk or a kill ended
     if left and not cut_short and not (to / "plan.json").exists():
         raise BadInput(f"{to} holds other files; name a new or empty folder to write to")

@@ -78,7 +78,7 @@ def verify(
     try:
         session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise NotExported(f"{path}: onnxruntime cannot load it: {_first_line(error)}") from error
+        raise NotExported(f"{path}: onnxruntime cannot load it: {first_line(error)}") from error
     taken = [(i.name, str(i.type), tuple(i.shape)) for i in session.get_inputs()]
     worst = 0.0
     for batch in batches:
@@ -87,7 +87,7 @@ def verify(
             try:
                 outputs = session.run(None, {name: fed[name] for name, _, _ in taken})
             except Exception as error:
-                raise NotExported(f"{path}: onnxruntime fails at {batch} examples: {_first_line(error)}") from error
+                raise NotExported(f"{path}: onnxruntime fails at {batch} examples: {first_line(error)}") from error
             difference = apart([torch.from_numpy(one) for one in outputs], answers(model, given))
             if not difference <= tolerance:
                 raise NotExported(
@@ -107,7 +107,7 @@ def _program(model: nn.Module, inputs: Any) -> Any:
     shapes = tree_map(lambda _: {0: BATCH}, keywords or arguments)
     outputs = len(answers(model, inputs))
     try:
-        with _quiet():
+        with quiet():
             return torch.onnx.export(
                 model,
                 arguments,
@@ -119,7 +119,7 @@ def _program(model: nn.Module, inputs: Any) -> Any:
                 verbose=False,
             )
     except Exception as error:  # torch's exporter raises of every kind
-        raise NotExported(f"torch cannot export this network to ONNX: {_first_line(error)}") from error
+        raise NotExported(f"torch cannot export this network to ONNX: {first_line(error)}") from error
 
 
 def _names(inputs: Any) -> list[str]:
@@ -143,7 +143,7 @@ def _needed() -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """The exporter's notes are about its own inside."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
@@ -155,7 +155,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The deepest reason, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__

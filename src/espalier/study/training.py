@@ -31,6 +31,7 @@ from espalier.train.batched.batch import Precision
 from espalier.train.run_directory import RunDirectory
 from espalier.train.scoring import evaluating
 from espalier.train.setting import check, declared, number, one_of, setting, share, usual_device
+from espalier.train.targets import kinds_of
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 PRECISIONS = ("float32", "tf32", "bf16")
@@ -40,6 +41,15 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mse": F.mse_loss,
     "binary-cross-entropy": F.binary_cross_entropy_with_logits,
 }
+
+
+def size(word: str) -> float | str:
+    """A share, or what :mod:`espalier.train.targets` reads: an amount, or several costs."""
+    try:
+        kinds_of(word)
+    except BadInput as error:
+        raise BadInput(f"--target {word!r}: {error}") from None
+    return word if any(letter.isalpha() for letter in word.lower().replace("e", "")) else share(word, "--target")
 
 
 @dataclass(frozen=True)
@@ -141,10 +151,11 @@ class Task:
 class Training(Task):
     """One run."""
 
-    target: float | None = setting(
+    target: float | str | None = setting(
         None,
-        "The share of the full cost to end at, such as 0.25 or 25%.",
-        read=partial(share, name="--target"),
+        "What to end at: a share of the full cost (0.25, 25%), an amount (250k parameters, 30 MMACs, 10 MB, 3 ms), or "
+        "several costs, as macs=0.4,weights=0.5: the first is the target, the others are limits.",
+        read=size,
         after="model_arg",
     )
     penalty: float | None = setting(
@@ -161,7 +172,7 @@ class Training(Task):
         super().__post_init__()
         if self.target is not None and self.penalty is not None:
             raise BadInput(
-                f"--target {self.target:g} and --penalty {self.penalty:g} exclude each other: a target sets the penalty"
+                f"--target {self.target} and --penalty {self.penalty:g} exclude each other: a target sets the penalty"
             )
 
     def to_json(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from espalier.gates.blocks import RoundTo
 from espalier.search import Search
 from espalier.space import BadInput, BadType, Diverged, EspalierError
 from espalier.space import whole_number as whole
-from espalier.train import batchnorm, checks, feed, fingerprint, progress, pytree, recipes, rng, scoring
+from espalier.train import batchnorm, checks, feed, fingerprint, progress, pytree, recipes, rng, scoring, targets
 from espalier.train import schedule as schedules
 from espalier.train.batched.batch import Compute, Precision
 from espalier.train.batched.optimizers import Optimizer
@@ -40,6 +40,7 @@ from espalier.train.schedule import Schedule
 from espalier.train.scoring import Loss
 from espalier.train.shaping import built, not_rounded, shape
 from espalier.train.stop import Stop
+from espalier.train.targets import Target
 
 
 def fit(
@@ -50,7 +51,7 @@ def fit(
     loss: Loss | None = F.cross_entropy,
     cost: str | Cost | Tensor | Sequence[float] = "weights",
     penalty: float | None = None,
-    target: float | None = None,
+    target: Target | None = None,
     batch_size: int = 64,
     batch: Adapter | None = None,
     samples: int | None = None,
@@ -87,6 +88,9 @@ def fit(
         ``outputs.loss``, as of Transformers; the labels then stay among the inputs.
     cost: "weights", "macs", "units", "parameters", or a cost of one's own over the gates.
     penalty: how strongly cost counts; target: the share of the full cost to end at. One of them, or neither.
+        A target may also be an amount: "250k parameters", "30 MMACs" (for one example), "10 MB" (of parameters), "3
+        ms". Or a dict of kinds of cost, {"macs": 0.4, "weights": "10 MB"}: the first is the target, the others are
+        limits. What ships exceeds none of them.
     samples: masks per update; default the recipe's: one where slopes are read, two where losses are ranked. Ranked
         losses share one mini-batch of batch_size examples; with slopes each mask has its own. Under one mask, as once
         settled, an update reads samples times batch_size examples.
@@ -142,13 +146,13 @@ def fit(
     directory = None if folder is None else RunDirectory(folder)
     known_blocks = {} if directory is None or round_to is None else directory.recorded().get("blocks", {})
     with _attached(model, module, feeding, where, known_blocks or round_to) as gated, rng.seeded(seed, where):
+        asked = targets.read(gated, cost, target)
         structure = shape(
             gated,
             optimizer=inner,
             updates=horizon,
-            target=target,
+            target=asked,
             penalty=penalty,
-            cost=cost,
             samples=samples,
             schedule=rates,
             recipe=recipe,
@@ -161,15 +165,17 @@ def fit(
             "loss": fingerprint.function(loss),
             "epochs": epochs,
             "batch_size": batch_size,
-            "cost": cost if isinstance(cost, str) else "given",
+            "cost": asked.name,
             "penalty": penalty,
-            "target": target,
+            "target": asked.share,
             "settle_at": phases.settle,
             "recipe": asdict(recipe),
             "seed": seed,
             "device": where.type,
             "precision": precision,
         }
+        if asked.words is not None:
+            settings["asked"] = asked.words
         steps = None if scheduler is None else _scheduler(scheduler, inner)
         settings["scheduler"] = repr(rates) if steps is None else type(steps).__name__
         engine = EagerEngine(

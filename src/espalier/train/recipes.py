@@ -106,7 +106,7 @@ class Recipe:
         rate = max(self.theta_rate / space.freedom, self.theta_way / max(updates, 1))
         return max(min(rate, self.theta_cap), min(self.theta_rate, 1.0) / space.freedom)
 
-    def phases(self, updates: int, target: float | None) -> Phases:
+    def phases(self, updates: int, target: object) -> Phases:
         """Of a run of so many updates; without a target there is no ramp to wait for."""
         if self.begin + self.settle >= 1:
             raise BadInput(

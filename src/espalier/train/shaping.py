@@ -15,7 +15,7 @@ from espalier.gates.blocks import RoundTo
 from espalier.search import Search
 from espalier.space import BadInput, BadType
 from espalier.space import whole_number as whole
-from espalier.train import batchnorm, checks, feed, pytree, recipes, scoring
+from espalier.train import batchnorm, checks, feed, pytree, recipes, scoring, targets
 from espalier.train import schedule as schedules
 from espalier.train.batched.optimizers import SGD, Adam, Optimizer
 from espalier.train.metrics import Shares, rows
@@ -24,6 +24,7 @@ from espalier.train.recipes import OptimizerFactory, Recipe
 from espalier.train.result import Result, order_of
 from espalier.train.schedule import Constant, Schedule
 from espalier.train.scoring import Loss
+from espalier.train.targets import Asked, Target
 
 
 def shape(
@@ -32,7 +33,7 @@ def shape(
     optimizer: torch.optim.Optimizer | Optimizer | OptimizerFactory | None = None,
     *,
     updates: int,
-    target: float | None = None,
+    target: Target | Asked | None = None,
     penalty: float | None = None,
     cost: str | Cost | Tensor | Sequence[float] = "weights",
     samples: int | None = None,
@@ -79,15 +80,17 @@ def shape(
         gated = attach(module, example, round_to=round_to)
     else:
         not_rounded(round_to)
+    asked = target if isinstance(target, Asked) else targets.read(gated, cost, target)
     with checks.unreachable(gated, cost):
         search = Search(
             gated.space,
-            cost=gated.cost(cost) if isinstance(cost, str) else cost,
+            cost=asked.cost,
+            limits=asked.limits,
             penalty=penalty,
             samples=own.samples if samples is None else samples,
             seed=whole(seed, "seed", 0),
             device=device,
-            **own.search_arguments(gated.space, phases, target),
+            **own.search_arguments(gated.space, phases, asked.share),
         )
     rates = schedules.read(schedule, own.schedule, optimizer)
     inner = built(optimizer or own.optimizer, module)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from espalier.train.metrics import Row, Shares, known, rows, structure
 from espalier.train.result import Result, order_of
 from espalier.train.scoring import Score, class_dim
 from espalier.train.stop import Stop
+from espalier.train.targets import Asked, read
 
 CHUNK = 500  # examples at once where one network after the other reads them
 
@@ -96,7 +98,7 @@ class BatchEngine:
         )
         self.validation = held_out(validation, data, dtype, device)
         full_cost = None if self.search is None else self.search.full_cost
-        self.shares = Shares(self.gated, self._cost(), full_cost, device)
+        self.shares = Shares(self.gated, self._cost() if self.search is None else self.search.cost, full_cost, device)
         self.judge: stack.Gated | None = None  # a model that keeps running statistics, where there are any
         self.shipped: list[dict[str, Tensor]] | None = None  # of each run all tensors as it was measured last
         self.settings = plan.describe() | {"space": self.gated.space.to_json(), "data": _describe(inputs, targets)}
@@ -141,14 +143,24 @@ class BatchEngine:
             return cost
         return cost(self.gated) if callable(cost) else Cost.linear(cost)
 
+    def _asked(self) -> Asked:
+        """What the runs are to end at: of several costs, shares of each run."""
+        cost = self.plan.cost
+        one = [read(self.gated, cost if isinstance(cost, str) else self._cost(), run.target) for run in self.runs]
+        limits = {name: (own, [asked.limits[name][1] for asked in one]) for name, (own, _) in one[0].limits.items()}
+        self.runs = [replace(run, target=asked.share) for run, asked in zip(self.runs, one, strict=True)]
+        return replace(one[0], limits=limits)
+
     def _search(self) -> Search:
+        asked = self._asked()
         targets = None if self.runs[0].target is None else [run.target for run in self.runs]
         price: dict[str, Any] = {} if targets else {"penalty": [run.penalty or 0.0 for run in self.runs]}
         space = self.gated.space
         with checks.unreachable(self.gated, self.plan.cost):
             return Search(
                 space,
-                cost=self._cost(),
+                cost=asked.cost,
+                limits=asked.limits,
                 seed=self.seed,
                 batch=(len(self.runs),),
                 device=self.device,

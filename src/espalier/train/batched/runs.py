@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from espalier.space import BadInput, BadType
+from espalier.train import targets
 
 Numbers = Sequence[float] | None
 
@@ -27,7 +28,7 @@ class Run:
 
     seed: int = 0
     penalty: float | None = None
-    target: float | None = None
+    target: Any = None  # a share, or what espalier.train.targets reads
     mask: Tensor | None = None
     dropout: float | None = None
     all_open: bool = False
@@ -42,6 +43,8 @@ class Run:
         }
         for name in ("seed", "penalty", "target", "dropout", "learning_rate"):
             value = getattr(self, name)
+            if name == "target" and isinstance(value, (str, Mapping)):
+                continue
             if value is not None and (isinstance(value, bool) or not _number(value)):
                 raise BadType(f"{name} of a run is a number, not {value!r}")
         if isinstance(self.seed, float):
@@ -68,14 +71,17 @@ class Run:
         """Runs of equal shape can be one batch."""
         if not self.searches:
             return "given"
-        return "target" if self.target is not None else "penalty"
+        if self.target is None:
+            return "penalty"
+        return " ".join(("target", *targets.kinds_of(self.target)))
 
     def describe(self) -> dict[str, Any]:
         """The run in JSON-able words."""
         words: dict[str, Any] = {"seed": self.seed}
         for name in ("penalty", "target", "dropout", "learning_rate"):
-            if getattr(self, name) is not None:
-                words[name] = float(getattr(self, name))
+            value = getattr(self, name)
+            if value is not None:
+                words[name] = value if isinstance(value, (str, Mapping)) else float(value)
         if self.mask is not None:
             words["mask"] = "".join("1" if bit else "0" for bit in self.mask.flatten().tolist())
         for name in ("all_open", "permuted"):
@@ -94,14 +100,14 @@ def listed(
     runs: Sequence[Run] | None,
     seeds: Sequence[int],
     penalties: Numbers,
-    targets: Numbers,
+    wanted: Sequence[Any] | None,
     masks: Sequence[Tensor] | Tensor | None,
     dropouts: Numbers,
 ) -> list[Run]:
     """The runs asked for: those given, or every setting with every seed, settings outermost."""
     asked = {
         name: value
-        for name, value in (("penalties", penalties), ("targets", targets), ("masks", masks), ("dropouts", dropouts))
+        for name, value in (("penalties", penalties), ("targets", wanted), ("masks", masks), ("dropouts", dropouts))
         if value is not None
     }
     if runs is not None:

@@ -37,13 +37,14 @@ from espalier.train.result import Result
 from espalier.train.run_directory import Records
 from espalier.train.schedule import Schedule
 from espalier.train.stop import Stop
+from espalier.train.targets import Target
 
 
 def sweep(
     factory: Factory,
     data: Dataset | Pair,
     *,
-    targets: Sequence[float] | None = None,
+    targets: Sequence[Target] | None = None,
     penalties: Sequence[float] | None = None,
     masks: Sequence[Tensor] | Tensor | None = None,
     dropouts: Sequence[float] | None = None,

@@ -1,0 +1,554 @@
+"""A network as one Python file of plain torch layers, their widths written out, and its weights beside it.
+
+torch.export gives the graph of operations. An operation on the parameters of one layer is written as that layer, made
+in ``__init__``; every other one as a method, a function of torch, or the operation itself. The file needs torch and
+safetensors alone, and is checked before it is kept.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import math
+import operator
+import os
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MethodDescriptorType
+from typing import Any
+
+import torch
+from safetensors.torch import save as tensors_as_bytes
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+from torch.utils._pytree import tree_unflatten
+
+from espalier.files import put_in_place, write_beside
+from espalier.ship.program import Compared, compare, plain_outputs, program_of
+from espalier.train import pytree
+
+PYTHON, WEIGHTS = "network.py", "network.safetensors"
+END = 2**63 - 1  # torch's word for "to the end" of a slice
+TAKEN = {"self", "device", "torch", "nn", "F", "Tensor"}
+
+FUNCTIONAL = {
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d",
+    "conv1d", "conv2d", "conv3d", "elu", "embedding", "gelu", "glu", "hardsigmoid", "hardswish", "hardtanh",
+    "leaky_relu", "linear", "log_softmax", "max_pool1d", "max_pool2d", "max_pool3d", "mish", "pad", "relu", "relu6",
+    "scaled_dot_product_attention", "silu", "softmax", "softplus",
+}  # fmt: skip
+INFIX = {
+    "add.Tensor": "+", "sub.Tensor": "-", "mul.Tensor": "*", "div.Tensor": "/", "matmul.default": "@",
+    "pow.Tensor_Scalar": "**", "__and__.Tensor": "&", "__or__.Tensor": "|",
+    **{f"{name}.{kind}": sign for kind in ("Tensor", "Scalar") for name, sign in
+       (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="))},
+}  # fmt: skip
+ARITHMETIC = {
+    operator.add: "+", operator.sub: "-", operator.mul: "*", operator.floordiv: "//", operator.truediv: "/",
+    operator.mod: "%", operator.pow: "**",
+}  # fmt: skip
+PYTHON_METHODS = {"split", "unflatten"}  # methods of torch that are written in Python and read as the operation does
+CHECKS = ("_assert", "sym_constrain", "_guards_fn")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One of torch.nn. made: the call that makes it. parts: its tensors by their names in it. call: what it is given.
+    nested: whether it gives (a, (b, c)), as the LSTM of torch.nn does, where the operation gives (a, b, c)."""
+
+    made: str
+    parts: dict[str, Node]
+    call: tuple[Any, ...]
+    nested: bool = False
+
+
+@dataclass
+class Text:
+    """The parts of the file. tensors: what goes beside it."""
+
+    layers: dict[str, str] = field(default_factory=dict)
+    loose: dict[str, str] = field(default_factory=dict)
+    forward: list[str] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+def write(model: nn.Module, inputs: Any, folder: Path) -> Compared:
+    """Write network.py and network.safetensors, and check them.
+
+    inputs: some real examples, as the model takes them. Files that do not compute what the model does are not kept.
+    """
+    plain = plain_outputs(model)
+    text, tensors = source(plain, inputs)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = list[Path]()
+    try:
+        for name, data in ((WEIGHTS, tensors_as_bytes(tensors)), (PYTHON, text.encode())):
+            written.append(write_beside(folder / name, data))
+        again = _loaded(written[1], written[0])
+        given = isinstance(inputs, dict)
+        run: Callable[[Any], Any] = lambda x: again(**x) if given else again(*pytree.tensors(x))  # noqa: E731
+        compared = compare(run, plain, inputs, folder / PYTHON)
+        for partial, name in zip(written, (WEIGHTS, PYTHON), strict=True):
+            put_in_place(partial, folder / name)
+    finally:
+        for partial in written:
+            partial.unlink(missing_ok=True)
+    return compared
+
+
+def _loaded(code: Path, weights: Path) -> nn.Module:
+    loader = importlib.machinery.SourceFileLoader("network", os.fspath(code))
+    spec = importlib.util.spec_from_loader("network", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    exec(compile(code.read_text(encoding="utf-8"), PYTHON, "exec"), module.__dict__)
+    return module.load(weights)  # type: ignore[no-any-return]
+
+
+def source(plain: nn.Module, inputs: Any) -> tuple[str, dict[str, Tensor]]:
+    """The text of the file, and the tensors beside it. plain: by :func:`plain_outputs`."""
+    writer = Writer(plain, program_of(plain, inputs))
+    return writer.text(type(plain).__name__, inputs), writer.out.tensors
+
+
+class Writer:
+    """Writes the graph of one program."""
+
+    def __init__(self, model: nn.Module, program: ExportedProgram) -> None:
+        self.model, self.out = model, Text()
+        self.children = {path for path, module in model.named_modules() if next(module.children(), None) is not None}
+        graph = program.graph
+        for node in reversed(list(graph.nodes)):
+            if node.op not in ("placeholder", "output") and any(part in str(node.target) for part in CHECKS):
+                graph.erase_node(node)
+            elif (same := _given_back(node)) is not None:
+                node.replace_all_uses_with(same)
+                graph.erase_node(node)
+        graph.eliminate_dead_code()
+        self.nodes = list(graph.nodes)
+        self.program = program
+        self.named = {
+            **dict(model.named_parameters(remove_duplicate=False)),
+            **dict(model.named_buffers(remove_duplicate=False)),
+        }
+        self.path: dict[Node, str] = {}  # of a tensor the network holds
+        self.value: dict[Node, Tensor] = {}
+        self.inputs: list[Node] = []
+        placeholders = [node for node in self.nodes if node.op == "placeholder"]
+        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+            if spec.kind == InputKind.USER_INPUT:
+                self.inputs.append(node)
+            else:
+                self.path[node] = str(spec.target)
+                held = program.state_dict if spec.target in program.state_dict else program.constants
+                self.value[node] = held[str(spec.target)].detach()
+        self.names: dict[Node, str] = {}
+        self.taken = set(TAKEN)
+        self.layers = self._find_layers()
+        self._name_tensors()
+        self.names |= {node: self._fresh(node.name) for node in self.inputs}
+        self._write_forward()
+
+    # ---- layers and tensors ----------------------------------------------------------------------------------------
+
+    def _find_layers(self) -> dict[Node, tuple[str, Layer]]:
+        """Which operations are layers, by the operation: the layer's path, and what it is."""
+        found: dict[Node, tuple[str, Layer]] = {}
+        made: dict[str, str] = {}
+        for node in self.nodes:
+            read = LAYERS.get(str(node.target)) if node.op == "call_function" else None
+            layer = read(self, node) if read else None
+            if layer is None or not all(part in self.path for part in layer.parts.values()):
+                continue
+            owners = {self.path[part].rpartition(".")[0] for part in layer.parts.values()}
+            leaves = all(self.path[part].rpartition(".")[2] == name for name, part in layer.parts.items())
+            if len(owners) == 1 and leaves and made.setdefault(path := owners.pop(), layer.made) == layer.made:
+                found[node] = path, layer
+        return found
+
+    def _name_tensors(self) -> None:
+        members: dict[str, str] = {}
+        used: set[str] = set()
+        for path, layer in self.layers.values():
+            name = members.setdefault(path, _identifier(path or "layer", used))
+            used.add(name)
+            if name in self.out.layers:
+                continue
+            self.out.layers[name] = layer.made
+            for part, node in layer.parts.items():
+                self.names.setdefault(node, f"self.{name}.{part}")
+                self.out.tensors[f"{name}.{part}"] = self._stored(node)
+            counter = f"{path}.num_batches_tracked" if path else "num_batches_tracked"
+            if "BatchNorm" in layer.made:
+                self.out.tensors[f"{name}.num_batches_tracked"] = self.named.get(counter, torch.tensor(0)).detach()
+        for node, path in self.path.items():
+            if node in self.names or not node.users:
+                continue
+            name = _identifier(path, used)
+            used.add(name)
+            self.names[node] = f"self.{name}"
+            tensor = self.value[node]
+            self.out.tensors[name] = self._stored(node)
+            made = f"torch.empty({_literal(tuple(tensor.shape))}{_dtype(tensor)})"
+            parameter = isinstance(self.named.get(path), nn.Parameter)
+            self.out.loose[name] = (
+                f"self.{name} = nn.Parameter({made})" if parameter else f'self.register_buffer("{name}", {made})'
+            )
+
+    def _stored(self, node: Node) -> Tensor:
+        return self.value[node].contiguous().clone()
+
+    # ---- the forward pass ------------------------------------------------------------------------------------------
+
+    def _write_forward(self) -> None:
+        last = {arg: node for node in self.nodes for arg in node.all_input_nodes}
+        held, free, block = set(self.names), list[str](), ""
+        for node in self.nodes:
+            if node.op == "output":
+                self.out.forward.append(f"return {self._outputs(node)}")
+            if node.op in ("output", "placeholder"):
+                continue
+            expression = self._expression(node)
+            # A name is free again after the last use of its value, so that the memory is.
+            free += [self.names[arg] for arg in node.all_input_nodes if last[arg] is node and arg not in held]
+            if isinstance(node.meta.get("val"), (int, torch.SymInt)):
+                held.add(node)
+                self.names[node] = self._fresh("n")
+            else:
+                self.names[node] = min(free, key=lambda name: (len(name), name)) if free else self._fresh("x")
+                free = [name for name in free if name != self.names[node]]
+            if (now := self._block(node)) != block:
+                self.out.forward.append(f"# {now or 'the network itself'}")
+                block = now
+            self.out.forward.append(f"{self.names[node]} = {expression}")
+
+    def _fresh(self, wanted: str) -> str:
+        name, count = _identifier(wanted, set()), 1
+        while name in self.taken:
+            count += 1
+            name = f"{wanted}{count}"
+        self.taken.add(name)
+        return name
+
+    def _block(self, node: Node) -> str:
+        """The module whose forward this line is in; of a layer the one that holds it."""
+        stack = [str(entry[0]) for entry in node.meta.get("nn_module_stack", {}).values()]
+        stack = [path for path in stack if path in self.children or path == ""]
+        return stack[-1] if stack else ""
+
+    def _outputs(self, node: Node) -> str:
+        spec = self.program.call_spec.out_spec
+        assert spec is not None
+        listed = list(node.args[0])  # type: ignore[arg-type]
+        return self._value(tree_unflatten(listed, spec))
+
+    def _value(self, value: Any) -> str:
+        """Python for an argument of an operation."""
+        if isinstance(value, Node):
+            return self.names[value]
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{key!r}: {self._value(one)}" for key, one in value.items()) + "}"
+        if isinstance(value, tuple):
+            return (
+                "("
+                + "".join(f"{self._value(one)}, " for one in value).removesuffix(" " if len(value) == 1 else ", ")
+                + ")"
+            )
+        if isinstance(value, list):
+            return "[" + ", ".join(map(self._value, value)) + "]"
+        if isinstance(value, torch.device):
+            return "device"
+        return _literal(value)
+
+    def _expression(self, node: Node) -> str:
+        if node in self.layers:
+            layer = self.layers[node][1]
+            member = next(self.names[part].rpartition(".")[0] for part in layer.parts.values())
+            return f"{member}({', '.join(map(self._value, layer.call))})"
+        target, args, keywords = node.target, list(node.args), dict(node.kwargs)
+        if target is operator.getitem:
+            place = f"[{args[1]}]"
+            if args[0] in self.layers and self.layers[args[0]][1].nested and args[1]:  # type: ignore[index]
+                place = f"[1][{args[1] - 1}]"  # type: ignore[operator]
+            return f"{self._value(args[0])}{place}"
+        if target in ARITHMETIC:
+            return f"{self._value(args[0])} {ARITHMETIC[target]} {self._value(args[1])}"
+        if not isinstance(target, torch._ops.OpOverload):
+            return f"torch.{getattr(target, '__name__', target)}({self._given(args, keywords)})"
+        name, overload = target._schema.name.rpartition("::")[2], target._overloadname
+        special = getattr(self, f"_as_{name}", None)
+        if special is not None and (text := special(args, keywords)) is not None:
+            return str(text)
+        if (sign := INFIX.get(f"{name}.{overload}")) and not keywords and len(args) == 2:
+            return f"{self._value(args[0])} {sign} {self._value(args[1])}"
+        for key in ("pin_memory", "layout"):
+            if keywords.get(key) in (False, None, torch.strided):
+                keywords.pop(key, None)
+        if name in FUNCTIONAL:
+            return f"F.{name}({self._given(args, keywords)})"
+        method = getattr(Tensor, name, None)
+        known = isinstance(method, MethodDescriptorType) or name in PYTHON_METHODS
+        if known and target._schema.arguments[0].name == "self":
+            return f"{self._value(args[0])}.{name}({self._given(args[1:], keywords)})"
+        if type(getattr(torch, name, None)).__name__ == "builtin_function_or_method":
+            return f"torch.{name}({self._given(args, keywords)})"
+        return (
+            f"torch.ops.{target._schema.name.replace('::', '.')}.{overload or 'default'}({self._given(args, keywords)})"
+        )
+
+    def _given(self, args: list[Any], keywords: dict[str, Any]) -> str:
+        return ", ".join([*map(self._value, args), *(f"{key}={self._value(one)}" for key, one in keywords.items())])
+
+    def _as_sym_size(self, args: list[Any], keywords: dict[str, Any]) -> str:
+        return f"{self._value(args[0])}.shape[{args[1]}]"
+
+    def _as_einsum(self, args: list[Any], keywords: dict[str, Any]) -> str:
+        return f"torch.einsum({args[0]!r}, {', '.join(map(self._value, args[1]))})"
+
+    def _as_neg(self, args: list[Any], keywords: dict[str, Any]) -> str:
+        return f"-{self._value(args[0])}"
+
+    def _as_slice(self, args: list[Any], keywords: dict[str, Any]) -> str | None:
+        given: list[Any] = [*args[1:], *[0, None, None, 1][len(args) - 1 :]]
+        dim, start, end, step = given
+        rank = args[0].meta["val"].ndim
+        inner = ("" if start in (0, None) else self._value(start)) + ":"
+        inner += "" if end in (None, END) else self._value(end)
+        return f"{self._value(args[0])}[{':, ' * (dim % rank)}{inner}{'' if step == 1 else f':{step}'}]"
+
+    def _as_select(self, args: list[Any], keywords: dict[str, Any]) -> str:
+        rank = args[0].meta["val"].ndim
+        return f"{self._value(args[0])}[{':, ' * (args[1] % rank)}{self._value(args[2])}]"
+
+    def _as_index(self, args: list[Any], keywords: dict[str, Any]) -> str:
+        return f"{self._value(args[0])}[{', '.join(':' if one is None else self._value(one) for one in args[1])}]"
+
+    def _as_dropout(self, args: list[Any], keywords: dict[str, Any]) -> str:
+        return f"F.dropout({self._value(args[0])}, {args[1]!r}, self.training)"
+
+    _as_dropout_ = _as_dropout
+
+    def _as_to(self, args: list[Any], keywords: dict[str, Any]) -> str | None:
+        kinds = [one for one in (*args[1:3], keywords.get("dtype")) if isinstance(one, torch.dtype)]
+        moved = any(isinstance(one, torch.device) for one in (*args[1:], keywords.get("device")))
+        given = [*(["device"] if moved else []), *map(_literal, kinds[:1])]
+        return f"{self._value(args[0])}.to({', '.join(given)})" if given else None
+
+    # ---- the file --------------------------------------------------------------------------------------------------
+
+    def text(self, title: str, inputs: Any) -> str:
+        names = [self.names[node] for node in self.inputs]
+        shapes = [(str(t.dtype).removeprefix("torch."), tuple(t.shape[1:])) for t in pytree.tensors(inputs)]
+        described = ", ".join(
+            f"{name}: {kind} ({', '.join(map(str, ('batch', *shape)))})" for name, (kind, shape) in zip(names, shapes)
+        )
+        body = [*self.out.forward]
+        if any("device" in line for line in body):
+            body.insert(0, f"device = {names[0]}.device")
+        made = [f"self.{name} = {made}" for name, made in self.out.layers.items()] + list(self.out.loose.values())
+        return (
+            f'"""{title} as plain torch layers, with its weights in {WEIGHTS}. It needs torch and safetensors.\n\n'
+            f"    from {Path(PYTHON).stem} import load\n\n"
+            f"    model = load()\n"
+            f"    outputs = model({', '.join(names)})  # {described}\n"
+            '"""\n\n'
+            "from pathlib import Path\n\n"
+            "import torch\n"
+            "import torch.nn.functional as F\n"
+            "from safetensors.torch import load_file\n"
+            "from torch import nn\n\n\n"
+            "class Network(nn.Module):\n"
+            "    def __init__(self):\n"
+            "        super().__init__()\n" + _indented(made) + "\n"
+            f"    def forward(self, {', '.join(names)}):\n" + _indented(body) + "\n\n"
+            f'def load(weights=Path(__file__).with_name("{WEIGHTS}")):\n'
+            '    """The network with its weights, in eval mode."""\n'
+            "    model = Network()\n"
+            "    model.load_state_dict(load_file(weights))\n"
+            "    return model.eval()\n"
+        )
+
+
+def _given_back(node: Node) -> Node | None:
+    """The argument that an operation gives back as it is."""
+    name, args = str(node.target), node.args
+    whole = name == "aten.slice.Tensor" and len(args) < 5 and (args[2:] or (0, END))[:2] in ((0, END), (None, END))
+    dropped = name.startswith("aten.dropout") and args[1] == 0.0
+    same = name in ("aten.alias.default", "aten.detach.default", "aten.lift_fresh_copy.default")
+    return args[0] if (whole or dropped or same) and isinstance(args[0], Node) else None
+
+
+def _indented(lines: list[str]) -> str:
+    return textwrap.indent("\n".join(lines) + "\n", " " * 8)
+
+
+def _identifier(path: str, used: set[str]) -> str:
+    """A name of Python for a path of modules, unlike those used and what every module has."""
+    name = path.replace(".", "_")
+    name = name if name.isidentifier() else f"layer_{name}"
+    while name in used or keyword.iskeyword(name) or hasattr(nn.Module, name):
+        name += "_"
+    return name
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, (float, int)) and not math.isfinite(value):
+        return f'float("{value}")'
+    if isinstance(value, (torch.Size, tuple)):
+        return repr(tuple(value))
+    return str(value) if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)) else repr(value)
+
+
+def _dtype(tensor: Tensor) -> str:
+    return "" if tensor.dtype == torch.float32 else f", dtype={tensor.dtype}"
+
+
+# ---- which operation is which layer ----------------------------------------------------------------------------------
+
+
+def _arguments(node: Node) -> list[Any]:
+    """All arguments of an operation, in the order of its schema, defaults filled in."""
+    rest = node.target._schema.arguments[len(node.args) :]  # type: ignore[union-attr]
+    return [*node.args, *(node.kwargs.get(argument.name, argument.default_value) for argument in rest)]
+
+
+def _parts(**tensors: Node | None) -> dict[str, Node]:
+    return {name: node for name, node in tensors.items() if node is not None}
+
+
+def _one(values: Any) -> str:
+    """A size for each dimension, as one number where they are equal."""
+    if isinstance(values, (list, tuple)):
+        return str(values[0]) if len(set(values)) == 1 else repr(tuple(values))
+    return repr(values)
+
+
+def _made(name: str, *sizes: Any, weight: Tensor, **options: Any) -> str:
+    kind = [] if weight.dtype == torch.float32 else [f"dtype={weight.dtype}"]
+    listed = [*map(str, sizes), *(f"{key}={value}" for key, value in options.items()), *kind]
+    return f"nn.{name}({', '.join(listed)})"
+
+
+def _linear(writer: Writer, node: Node) -> Layer | None:
+    x, weight, bias = _arguments(node)
+    if (w := writer.value.get(weight)) is None or w.ndim != 2:
+        return None
+    options = {} if bias is not None else {"bias": False}
+    return Layer(_made("Linear", w.shape[1], w.shape[0], weight=w, **options), _parts(weight=weight, bias=bias), (x,))
+
+
+def _convolution(writer: Writer, node: Node) -> Layer | None:
+    transposed = "transpose" in str(node.target)
+    if transposed:
+        x, weight, bias, stride, padding, more, groups, dilation = _arguments(node)
+    else:
+        x, weight, bias, stride, padding, dilation, groups = _arguments(node)
+        more = 0
+    if (w := writer.value.get(weight)) is None or x.meta["val"].ndim != w.ndim:
+        return None
+    given = {"stride": (stride, "1"), "padding": (padding, "0"), "output_padding": (more, "0")}
+    given |= {"dilation": (dilation, "1"), "groups": (groups, "1")}
+    options = {key: _one(value) for key, (value, usual) in given.items() if _one(value) != usual}
+    if bias is None:
+        options["bias"] = "False"
+    sizes = (w.shape[0], w.shape[1] * groups) if transposed else (w.shape[1] * groups, w.shape[0])
+    name = f"Conv{'Transpose' if transposed else ''}{w.ndim - 2}d"
+    kernel = _one(tuple(w.shape[2:]))
+    return Layer(_made(name, *sizes, kernel, weight=w, **options), _parts(weight=weight, bias=bias), (x,))
+
+
+def _batch_norm(writer: Writer, node: Node) -> Layer | None:
+    x, weight, bias, mean, variance, training, momentum, eps, _ = _arguments(node)
+    if (m := writer.value.get(mean)) is None or training or (weight is None) != (bias is None):
+        return None
+    rank = {2: 1, 3: 1, 4: 2, 5: 3}.get(x.meta["val"].ndim)
+    options: dict[str, Any] = {} if eps == 1e-5 else {"eps": eps}
+    options |= {} if momentum == 0.1 else {"momentum": momentum}
+    options |= {} if weight is not None else {"affine": False}
+    made = _made(f"BatchNorm{rank}d", len(m), weight=m, **options)
+    return Layer(made, _parts(weight=weight, bias=bias, running_mean=mean, running_var=variance), (x,))
+
+
+def _layer_norm(writer: Writer, node: Node) -> Layer | None:
+    x, shape, weight, bias, eps, _ = _arguments(node)
+    if (w := writer.value.get(weight)) is None:
+        return None
+    options: dict[str, Any] = {} if eps == 1e-5 else {"eps": eps}
+    options |= {} if bias is not None else {"bias": False}
+    sizes = str(shape[0]) if len(shape) == 1 else repr(tuple(shape))
+    return Layer(_made("LayerNorm", sizes, weight=w, **options), _parts(weight=weight, bias=bias), (x,))
+
+
+def _rms_norm(writer: Writer, node: Node) -> Layer | None:
+    x, shape, weight, eps = _arguments(node)
+    if (w := writer.value.get(weight)) is None:
+        return None
+    sizes = str(shape[0]) if len(shape) == 1 else repr(tuple(shape))
+    return Layer(_made("RMSNorm", sizes, weight=w, eps=eps), _parts(weight=weight), (x,))
+
+
+def _group_norm(writer: Writer, node: Node) -> Layer | None:
+    x, groups, weight, bias, eps, _ = _arguments(node)
+    if (w := writer.value.get(weight)) is None or bias is None:
+        return None
+    options = {} if eps == 1e-5 else {"eps": eps}
+    return Layer(_made("GroupNorm", groups, len(w), weight=w, **options), _parts(weight=weight, bias=bias), (x,))
+
+
+def _embedding(writer: Writer, node: Node) -> Layer | None:
+    weight, index, padding, *_ = _arguments(node)
+    if (w := writer.value.get(weight)) is None:
+        return None
+    options = {} if padding == -1 else {"padding_idx": padding}
+    return Layer(_made("Embedding", w.shape[0], w.shape[1], weight=w, **options), _parts(weight=weight), (index,))
+
+
+def _prelu(writer: Writer, node: Node) -> Layer | None:
+    x, weight = _arguments(node)
+    w = writer.value.get(weight)
+    return None if w is None else Layer(_made("PReLU", w.numel(), weight=w), _parts(weight=weight), (x,))
+
+
+def _recurrent(writer: Writer, node: Node) -> Layer | None:
+    x, state, weights, biased, layers, dropout, _, both, first = _arguments(node)
+    if not all(weight in writer.value for weight in weights) or x.meta["val"].ndim != 3:
+        return None
+    ends = [f"_l{k}{way}" for k in range(layers) for way in ("", "_reverse")[: 1 + both]]
+    kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if biased else 2]
+    names = [f"{kind}{end}" for end in ends for kind in kinds]
+    if len(names) != len(weights):  # projected states have one more
+        return None
+    w, hidden = writer.value[weights[0]], writer.value[weights[1]].shape[1]
+    name = {"lstm": "LSTM", "gru": "GRU"}.get(str(node.target).split(".")[1], "RNN")
+    options: dict[str, Any] = {} if layers == 1 else {"num_layers": layers}
+    options |= {} if biased else {"bias": False}
+    options |= {"batch_first": True} if first else {}
+    options |= {"dropout": dropout} if dropout else {}
+    options |= {"bidirectional": True} if both else {}
+    options |= {"nonlinearity": "'relu'"} if "rnn_relu" in str(node.target) else {}
+    made = _made(name, w.shape[1], hidden, weight=w, **options)
+    given = tuple(state) if name == "LSTM" else state
+    return Layer(made, dict(zip(names, weights)), (x, given), nested=name == "LSTM")
+
+
+def _tables() -> Iterator[tuple[str, Callable[[Writer, Node], Layer | None]]]:
+    yield "aten.linear.default", _linear
+    for rank in (1, 2, 3):
+        yield f"aten.conv{rank}d.default", _convolution
+        yield f"aten.conv{rank}d.padding", _convolution
+        yield f"aten.conv_transpose{rank}d.{'default' if rank == 1 else 'input'}", _convolution
+    yield "aten.batch_norm.default", _batch_norm
+    yield "aten.layer_norm.default", _layer_norm
+    yield "aten.rms_norm.default", _rms_norm
+    yield "aten.group_norm.default", _group_norm
+    yield "aten.embedding.default", _embedding
+    yield "aten.prelu.default", _prelu
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        yield f"aten.{name}.input", _recurrent
+
+
+LAYERS = dict(_tables())

@@ -1,0 +1,150 @@
+"""What size a run is to end at: a share of a cost, an absolute amount such as "3 ms", or several costs at once."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from espalier.cost import Cost
+from espalier.search import cost_bounds
+from espalier.space import BadInput, BadType, Unreachable
+
+Target = float | str | Mapping[str, float | str]
+PREFIXES = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+BINARY = {"kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
+UNITS = {
+    "ms": ("latency", 1.0), "us": ("latency", 1e-3), "s": ("latency", 1e3),
+    "parameters": ("parameters", 1.0), "params": ("parameters", 1.0), "weights": ("weights", 1.0),
+    "units": ("units", 1.0), "gates": ("units", 1.0), "macs": ("macs", 1.0),
+    "b": ("bytes", 1.0), "bytes": ("bytes", 1.0), **{name: ("bytes", size) for name, size in BINARY.items()},
+}  # fmt: skip
+EXAMPLES = '"250k parameters", "30 MMACs", "10 MB" or "3 ms"'
+
+
+@dataclass(frozen=True)
+class Asked:
+    """cost: what the target is of. name: its kind, or "given". share: of the full cost, None where none was asked for.
+    limits: further costs and the shares that what ships never exceeds, one or one for each run. words: as it was given,
+    where that was no number."""
+
+    cost: Any
+    name: str
+    share: Any
+    limits: dict[str, tuple[Cost, Any]] = field(default_factory=dict)
+    words: Any = None
+
+
+def kinds_of(target: Any) -> tuple[str, ...]:
+    """Which costs a target names itself; none where it is a share of whatever cost is given."""
+    if isinstance(target, str):
+        target = _of_text(target)
+    if isinstance(target, Mapping):
+        return tuple(map(str, target))
+    return () if not isinstance(target, str) else (_amount(target)[0],)
+
+
+def read(gated: Any, cost: Any, target: Any) -> Asked:
+    """What ``fit``, ``sweep``, ``shape`` and the command line are given as target, over the gates of a model.
+
+    cost: the kind of cost, or one's own, of a target that names none.
+    target: a share of the full cost; an amount such as "250k parameters", "30 MMACs" (for one example), "10 MB" (of
+        parameters) or "3 ms"; or a dict from kinds of cost to either, the first of which is the target and the others
+        limits, which what ships never exceeds; as text "macs=0.4,weights=0.5".
+    """
+    words = target
+    if isinstance(target, str):
+        target = _of_text(target)
+    if isinstance(target, Mapping):
+        if not target:
+            raise BadInput('a target of several costs names at least one, as {"macs": 0.4, "weights": 0.5}')
+        if cost not in ("weights", next(iter(target))) if isinstance(cost, str) else True:
+            raise BadInput(f"target={words!r} names its costs itself; leave cost away")
+        parts = {str(kind): _one(gated, str(kind), value) for kind, value in target.items()}
+        (name, (first, share)), *rest = parts.items()
+        return Asked(first, name, share, dict(rest), dict(target))
+    if isinstance(target, str):
+        kind = _amount(target)[0]
+        if isinstance(cost, str) and kind != "bytes" and cost not in ("weights", kind):
+            raise BadInput(f"target={target!r} is an amount of {kind}, but cost={cost!r}; leave cost away")
+        name = "given"
+        if isinstance(cost, str):
+            name = "parameters" if kind == "bytes" else kind
+        first, share = _one(gated, cost if not isinstance(cost, str) else name, target)
+        return Asked(first, name, share, {}, target)
+    if target is not None and not isinstance(target, (int, float, np.number, Tensor)):
+        raise BadType(f"target is a share of the full cost, an amount such as {EXAMPLES}, or a dict, not {target!r}")
+    named = cost if isinstance(cost, str) else "given"
+    return Asked(gated.cost(cost) if isinstance(cost, str) else cost, named, target)
+
+
+def _of_text(text: str) -> Any:
+    """A dict of "macs=0.4,weights=0.5"; a number of "0.4" and "40%"; an amount stays text."""
+    if "=" in text:
+        pairs = [part.partition("=") for part in text.split(",")]
+        if len({kind.strip() for kind, _, _ in pairs}) < len(pairs):
+            raise BadInput(f"the target {text!r} names a cost twice")
+        return {kind.strip(): _of_text(value.strip()) for kind, _, value in pairs}
+    if re.fullmatch(r"\s*[0-9.]+(e[+-]?\d+)?\s*%?\s*", text):
+        return float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
+    return text
+
+
+def _amount(text: str) -> tuple[str, float]:
+    """The kind of cost an amount is of, and the number in that cost's own units.
+
+    >>> _amount("250k parameters"), _amount("30 MMACs"), _amount("10 MB"), _amount("3 ms")
+    (('parameters', 250000.0), ('macs', 30000000.0), ('bytes', 10000000.0), ('latency', 3.0))
+    """
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([kMGT]?)\s+([A-Za-z]+)\s*|\s*([0-9.]+)([A-Za-z]+)\s*", text)
+    if match is None:
+        raise BadInput(f"a target is a share such as 0.25, or an amount such as {EXAMPLES}, not {text!r}")
+    number, prefix, unit = (match[1], match[2], match[3]) if match[1] else (match[4], "", match[5])
+    scale, word = PREFIXES.get(prefix.lower(), 1.0), unit.lower()
+    if word not in UNITS and word[:1] in PREFIXES and word[1:] in UNITS:
+        scale, word = scale * PREFIXES[word[0]], word[1:]
+    if word not in UNITS:
+        raise BadInput(f"the target {text!r} has no unit that is known; amounts are such as {EXAMPLES}")
+    try:
+        value = float(number) * scale * UNITS[word][1]
+    except ValueError:
+        raise BadInput(f"the target {text!r} begins with a number, such as {EXAMPLES}") from None
+    return UNITS[word][0], value
+
+
+def _one(gated: Any, kind: str | Cost | Sequence[float] | Tensor, value: float | str) -> tuple[Cost, float]:
+    """A cost, and the share of it that is asked for."""
+    name = kind if isinstance(kind, str) else "the cost given"
+    cost = gated.cost(kind) if isinstance(kind, (str, Cost)) else Cost.linear(kind)
+    value = _of_text(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+            raise BadInput(f"the target of {name} is a share in (0, 1] or an amount such as {EXAMPLES}, not {value!r}")
+        return cost, float(value)
+    unit, amount = _amount(value)
+    if unit == "bytes":
+        if kind not in ("parameters", "weights"):
+            raise BadInput(f"{value!r} is a size of parameters, not of {name}")
+        amount /= max(parameter.element_size() for parameter in gated.model.parameters())
+    elif isinstance(kind, str) and kind in {known for known, _ in UNITS.values()} and unit != kind:
+        raise BadInput(f"{value!r} is an amount of {unit}, not of {name}")
+    if unit == "macs" and isinstance(kind, str):  # an amount is of one example, the cost of all that were attached with
+        amount *= gated.examples
+    bounds = (cost_bounds.most_expensive, cost_bounds.cheapest)
+    full, least = (float(cost(bound(gated.space, cost, torch.device("cpu")))) for bound in bounds)
+    if amount < least:
+        per = gated.examples if unit == "macs" and isinstance(kind, str) else 1
+        raise Unreachable(
+            f"target {value!r} is below the smallest that can be reached: {least / per:,.6g} of {full / per:,.6g} "
+            f"{name} always stay (what no gate cuts)"
+        )
+    share = min(amount / full, 1.0)
+    while share * full < amount and share < 1:  # not a gate less for a last digit
+        share = math.nextafter(share, 1.0)
+    return cost, share

@@ -1,0 +1,212 @@
+"""What ships without Espalier: ONNX, torch.export and a Python file are loaded in a process that cannot import it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import espalier
+from espalier.ship.delivery import FORMATS
+from espalier.ship.onnx import NotExported
+from espalier.ship.standalone import write
+from espalier.space import BadInput
+from zoo.catalogue import BY_NAME
+from zoo.entry import call, flat, tensors
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+FREE = ("onnx", "pt2", "python")
+
+
+class Doubtful(nn.Module):
+    """Words that are no names in Python, one layer called twice, a tied weight, and a dict of outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 6)
+        self.training_ = nn.Linear(6, 6)
+        self.halves = nn.ModuleDict({"0": nn.Linear(6, 8), "1": nn.Linear(8, 6)})
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.register_buffer("table_weight", torch.linspace(0, 1, 6))
+
+    def forward(self, device: torch.Tensor) -> dict[str, torch.Tensor]:
+        h = self.training_(torch.tanh(self.training_(self.table(device) + self.table_weight)))
+        h = self.halves["1"](torch.relu(self.halves["0"](h))) * self.scale
+        return {"scores": h @ self.table.weight.T, "first": h[:, 0, 1:-1]}
+
+
+class Block(nn.Module):
+    """A residual block: closed, zeros or a bias stand in for its branch."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(
+            nn.Conv2d(width, 5, 3, padding=1), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, width, 1)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x + self.branch(x))
+
+
+class Placed(nn.Module):
+    """Gates placed by hand on the connections of a branch (its closed places are filled with zeros) and of a reader."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.branch = nn.Linear(5, 6), nn.Linear(6, 6)
+        self.places, self.sources = espalier.Gate(6), espalier.Gate([4, 2, 4])
+        self.head = nn.Linear(10, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.stem(x))
+        h = h + self.places(torch.relu(self.branch(h)))
+        return self.head(self.sources(torch.cat([h[:, :4], h[:, 4:], h[:, 2:]], 1)))
+
+
+def networks() -> dict[str, tuple[nn.Module, object]]:
+    """Small ones that have, after the cut, every plain layer of ours: selections, zeros, biases, filled places."""
+    torch.manual_seed(1)
+    images = torch.randn(4, 1, 6, 6)
+    made: dict[str, tuple[nn.Module, object]] = {"odd names": (Doubtful(), torch.randint(0, 11, (4, 5)))}
+    made["branches"] = nn.Sequential(nn.Conv2d(1, 4, 3), Block(4), Block(4), nn.Flatten(), nn.Linear(64, 3)), images
+    for name in ("MLP, inputs too", "LSTM, both ways"):
+        entry = BY_NAME[name]
+        made[name] = entry.build().float(), entry.inputs()
+    return made
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {}
+    for name, (model, inputs) in networks().items():
+        kinds = BY_NAME[name].kinds if name in BY_NAME else ("units", "channels", "heads", "branches")
+        inputs = inputs.float() if inputs.is_floating_point() else inputs
+        gated = espalier.attach(model.eval(), inputs, kinds=kinds)
+        mask = (torch.rand(gated.d, generator=torch.Generator().manual_seed(3)) < 0.6).float()
+        for group in (g for g in gated.space.groups if g.name.endswith("branch+")):
+            mask[gated.space.slices[group.name]] = 0.0
+            break
+        small = gated.compact(mask).eval()
+        folder = folders[name] = tmp_path_factory.mktemp("shipped")
+        for kind in FREE:
+            FORMATS[kind](small, inputs, folder)
+        with torch.no_grad():
+            outputs = list(tensors(call(small, inputs)))
+        kept = {f"o{i}": output.contiguous() for i, output in enumerate(outputs)}
+        save_file({"i0": inputs, **kept}, folder / "expected.safetensors")
+    return folders
+
+
+def test_each_format_answers_in_a_process_without_espalier(shipped):
+    script = Path(__file__).with_name("loaded_apart.py")
+    done = subprocess.run(
+        [sys.executable, str(script), *map(str, shipped.values())], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert len(report) == len(shipped)
+    for name, folder in shipped.items():
+        told = report[folder.name]
+        for kind in FREE:
+            assert told[kind] <= 1e-6, (name, kind, told[kind])
+        assert all(one.startswith("torch.nn.") for one in told["classes"]), told["classes"]
+
+
+def test_the_file_is_plain_torch_with_widths_written_out(shipped):
+    for name, folder in shipped.items():
+        text = (folder / "network.py").read_text()
+        assert "espalier" not in text
+        imported = {
+            getattr(node, "module", None) or node.names[0].name
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+        }
+        assert imported == {"pathlib", "torch", "torch.nn.functional", "safetensors.torch"}, name
+    lstm = BY_NAME["LSTM, both ways"].build()
+    text = (shipped["LSTM, both ways"] / "network.py").read_text()
+    width = int(text.split("nn.LSTM(")[1].split(",")[1])
+    assert 0 < width < lstm.rnn.hidden_size
+    assert "self.halves_1 = nn.Linear(" in (shipped["odd names"] / "network.py").read_text()
+
+
+def test_a_file_that_answers_otherwise_is_not_kept(tmp_path, monkeypatch):
+    from espalier.ship import standalone
+
+    model, inputs = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)), torch.randn(5, 3)
+    monkeypatch.setattr(standalone.Writer, "_as_gelu", lambda *_: "torch.relu(x)", raising=False)
+    with pytest.raises(NotExported, match=r"network.py: at 1 real examples it differs"):
+        write(model, inputs, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+class CountsExamples(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * len(list(x))
+
+
+def test_a_network_of_one_batch_size_is_refused(tmp_path):
+    with pytest.raises(NotExported):
+        write(CountsExamples(2, 2), torch.randn(5, 2), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(BadInput, match="python needs some real examples"):
+        FORMATS["python"](nn.Linear(2, 2), None, tmp_path)
+
+
+def test_filled_places_of_hand_placed_gates_are_plain_operations(tmp_path):
+    torch.manual_seed(0)
+    model, inputs = Placed().eval(), torch.randn(3, 5)
+    gated = espalier.attach(model, inputs)
+    mask = torch.ones(gated.d)
+    mask[[1, 4, 7]] = 0
+    small = gated.compact(mask).eval()
+    assert {"Fill"} <= {type(module).__name__ for module in small.modules()}
+    assert write(small, inputs, tmp_path).difference <= 1e-6
+    text = (tmp_path / "network.py").read_text()
+    assert "espalier" not in text
+    assert "index_select" in text
+
+
+def test_shrunk_twice_loads_from_the_uncut_network(tmp_path):
+    for name in ("MLP, inputs too", "ResNet-20, branches too"):
+        entry = BY_NAME[name]
+        model, inputs = entry.build().eval(), entry.inputs()
+        for seed in (0, 1):
+            gated = espalier.attach(model, inputs, kinds=entry.kinds)
+            mask = (torch.rand(gated.d, generator=torch.Generator().manual_seed(seed)) < 0.7).float()
+            model = gated.compact(mask).eval()
+        with torch.no_grad():
+            masked = flat(call(model, inputs))
+        espalier.save(model, tmp_path / name)
+        again = espalier.load(tmp_path / name, entry.build).eval()
+        with torch.no_grad():
+            assert torch.equal(flat(call(again, inputs)), masked)
+        assert again.espalier_plan == model.espalier_plan
+        assert again.espalier_plan["format"] == 2
+        with pytest.raises(espalier.Corrupt, match="compact"):
+            espalier.load(tmp_path / name, lambda: again)  # noqa: B023
+
+
+def test_save_pretrained_of_a_compact_model_loads_again(tmp_path):
+    pytest.importorskip("transformers")
+    from espalier.integrations.transformers import from_pretrained
+
+    for name in ("GPT-2", "GPT-NeoX, interleaved query-key-value"):  # tied embeddings; names of an earlier version
+        entry = BY_NAME[name]
+        model, inputs = entry.build().eval(), entry.inputs()
+        gated = espalier.attach(model, inputs)
+        small = gated.compact((torch.rand(gated.d, generator=torch.Generator().manual_seed(0)) < 0.6).float()).eval()
+        small.save_pretrained(tmp_path / name)
+        with torch.no_grad():
+            assert torch.equal(flat(call(from_pretrained(tmp_path / name), inputs)), flat(call(small, inputs)))
+        assert not hasattr(model.config, "espalier_plan")
+        model.save_pretrained(tmp_path / "whole")
+        with pytest.raises(BadInput, match="no compact model"):
+            from_pretrained(tmp_path / "whole")
