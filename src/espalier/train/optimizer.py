@@ -155,6 +155,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         self.phases, self.scheduler = phases, scheduler
         self.update = 0  # updates so far
         self.settled: Settled | None = None
+        self.across: Callable[[Tensor], Tensor] | None = None  # the mean over processes that train the same model
         self._lost: Tensor | None = None  # whether an update since the last check had no finite loss
         self._share()
 
@@ -208,6 +209,8 @@ class StructureOptimizer(torch.optim.Optimizer):
         losses, slopes = mean_gradient(
             gated, masks[:1] if rests else masks, parameters, lambda: closure(*next(parts)), reads_slopes
         )
+        if self.across is not None:
+            losses, slopes = self.across(losses), None if slopes is None else self.across(slopes)
         if slopes is not None:
             slopes = slopes.to(self.search.device)
         finite = losses.isfinite()
