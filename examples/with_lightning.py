@@ -18,10 +18,10 @@ class Digits(pl.LightningModule):
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
 
-    def training_step(self, batch: list[Tensor], _: int) -> Tensor:
+    def training_step(self, batch: list[Tensor], index: int) -> Tensor:
         return F.cross_entropy(self(batch[0]), batch[1])
 
-    def test_step(self, batch: list[Tensor], _: int) -> None:
+    def test_step(self, batch: list[Tensor], index: int) -> None:
         self.log("test_error", (self(batch[0]).argmax(1) != batch[1]).float().mean())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

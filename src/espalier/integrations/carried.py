@@ -105,8 +105,8 @@ class Carried:
                 assert self.insides is not None
                 self.insides.exchange()
 
-    def measure(self, epoch: int, **more: float) -> None:
-        """A row of the history, with the names that ``fit`` has; more: what the loop has measured itself."""
+    def row(self, epoch: float, **more: float) -> Row:
+        """A row for a history, with the names that ``fit`` has; more: what the loop has measured itself."""
         search = self.shaping.search
         with self.whole():
             columns = self._shares(self.shaping.gated.canonical(search.select())) | structure(search)
@@ -118,7 +118,7 @@ class Carried:
             **rows(columns)[0],
             "learning_rate": float(self.shaping.param_groups[0]["lr"]),
         }
-        self.history.append(clean(about | more | {"seconds": round(time.monotonic() - self.began, 3)}))
+        return clean(about | more | {"seconds": round(time.monotonic() - self.began, 3)})
 
     def finish(self) -> Result:
         """The result. From here on a model that ran the compact network in place is the one that ships."""

@@ -130,7 +130,7 @@ class Shaping(Callback):  # type: ignore[misc]
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Module) -> None:
         assert self._carried is not None
         numbers = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        self._carried.measure(trainer.current_epoch + 1, **numbers)
+        self._carried.history.append(self._carried.row(trainer.current_epoch + 1, **numbers))
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Module, checkpoint: dict[str, Any]) -> None:
         assert self._carried is not None
