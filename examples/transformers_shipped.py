@@ -6,7 +6,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import espalier
-from espalier.integrations.transformers import from_pretrained
+from espalier.integrations.pretrained import from_pretrained
 
 model = GPT2LMHeadModel(GPT2Config(vocab_size=60, n_positions=16, n_embd=32, n_layer=2, n_head=4)).eval()
 tokens = torch.randint(0, 60, (2, 8))

@@ -196,7 +196,7 @@ def test_shrunk_twice_loads_from_the_uncut_network(tmp_path):
 
 def test_save_pretrained_of_a_compact_model_loads_again(tmp_path):
     pytest.importorskip("transformers")
-    from espalier.integrations.transformers import from_pretrained
+    from espalier.integrations.pretrained import from_pretrained
 
     for name in ("GPT-2", "GPT-NeoX, interleaved query-key-value"):  # tied embeddings; names of an earlier version
         entry = BY_NAME[name]

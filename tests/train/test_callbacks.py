@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 import espalier
 from espalier import Callback, fit, sweep
 from espalier.train import loop as loops
-from espalier.train.callbacks import EarlyStopping, Logger, TensorBoard
+from espalier.train.callbacks import EarlyStopping, Logger, MLflow, TensorBoard, WandB
 from espalier.train.loop import Loop
 
 DATA, TEST = networks.digit_vectors(320)
@@ -170,6 +171,42 @@ def test_loggers_see_every_row(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     fit(networks.mlp(), DATA, target=0.4, **(SHORT | {"callbacks": [TensorBoard(tmp_path / "board")]}))
     assert list((tmp_path / "board").glob("events*"))
+
+
+class Tracker:
+    """What MLflow and W&B are asked for."""
+
+    def __init__(self, log: str) -> None:
+        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.run: Any = None
+        self.settings: dict[str, Any] = {}
+        setattr(self, log, lambda numbers, step: self.logged.append((step, numbers)))
+
+    def init(self, **settings: Any) -> Tracker:
+        self.settings, self.run = settings, self
+        return self
+
+    def finish(self) -> None:
+        self.run = None
+
+
+@pytest.mark.parametrize("how", ["fit", "sweep"])
+def test_mlflow_and_wandb(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow, wandb = Tracker("log_metrics"), Tracker("log")
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    result = run(how, MLflow())
+    assert run(how, WandB(mode="offline")).history[-1]["loss"] == result.history[-1]["loss"]
+    assert wandb.settings == {"mode": "offline"}
+    assert wandb.run is None  # the one that was opened is closed
+    name = "loss" if how == "fit" else "run-000/loss"
+    for tracker in (mlflow, wandb):
+        seen = {step: numbers[name] for step, numbers in tracker.logged if name in numbers}
+        assert seen == {row["update"]: row["loss"] for row in result.history}
+        assert all(type(number) is float for _, numbers in tracker.logged for number in numbers.values())
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(espalier.BadInput, match="pip install mlflow"):
+        run(how, MLflow())
 
 
 @pytest.mark.parametrize(

@@ -1,66 +1,192 @@
-"""Hugging Face Transformers: a compact model that ``save_pretrained`` wrote is loaded again."""
+"""Transformers: its Trainer, which shapes the model that it trains."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable, Collection, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
-from espalier.compact.apply import apply_plan
-from espalier.compact.plan import Plan
-from espalier.space import BadInput, Corrupt
+from espalier.cost import Cost
+from espalier.gates import attach
+from espalier.integrations.carried import Carried
+from espalier.space import BadInput
+from espalier.train import Recipe, Result, StructureOptimizer, feed, pytree, shape
+
+try:
+    from transformers import Trainer
+except ModuleNotFoundError as missing:
+    if (missing.name or "").split(".")[0] not in ("transformers", "accelerate"):
+        raise
+    text = "espalier.integrations.transformers needs Transformers: pip install 'espalier[transformers]'"
+    raise ModuleNotFoundError(text, name=missing.name) from None
+
+__all__ = ["ShapingTrainer"]
+
+LOGGED = ("update", "begun", "settled", "unit_share", "weight_share", "cost_share", "expected_share")
+STREAMED = 16  # batches of a stream that BatchNorm's statistics are estimated on
 
 
-def from_pretrained(folder: str | Path) -> Any:
-    """The compact model of a folder that its own ``save_pretrained`` wrote, in eval mode.
+class ShapingTrainer(Trainer):  # type: ignore[misc]
+    """A ``transformers.Trainer`` that shapes its model: after ``train()``, ``result`` is what comes out.
 
-    folder: with config.json, which holds the plan of the cut, and the weights in safetensors.
+    All of the Trainer's own arguments stay, with their meaning: optimiser, rate, schedule, clipping, accumulation,
+    evaluation, checkpoints. Each of its steps is one update of weights and structure, by the recipe. Once the structure
+    has settled the model runs the compact network, and after ``train()`` it is the network that ships; keep it by
+    :func:`espalier.save`, since its configuration still says how wide it was. Checkpoints are of the whole network;
+    ``train(resume_from_checkpoint=True)`` goes on exactly. One process, without float16.
 
-    ``AutoModel.from_pretrained`` cannot read it: a configuration has one width for all layers. This builds the uncut
-    model of the configuration, cuts it by the plan, and loads the weights.
+    target, penalty, cost, samples, recipe, settle: as in :func:`espalier.fit`. structure_seed: of the masks. Under one
+        mask a batch is read once, under ``samples`` masks so many times.
+    kinds, ignore: as in :func:`espalier.attach`.
     """
-    try:
-        import transformers
-    except ModuleNotFoundError:
-        raise BadInput("this needs transformers: pip install transformers") from None
-    folder = Path(folder)
-    if not (folder / "config.json").exists():
-        raise BadInput(f"{folder} has no config.json; name a folder that save_pretrained of a compact model wrote")
-    config = transformers.AutoConfig.from_pretrained(folder)
-    plan, names = getattr(config, "espalier_plan", None), config.architectures or []
-    if plan is None or not names:
-        raise BadInput(f"{folder} holds no compact model: its config.json has no plan; AutoModel reads it")
-    del config.espalier_plan
-    model: nn.Module = getattr(transformers, names[0])(config)
-    small = apply_plan(model.to(_dtype(config)), Plan.from_dict(plan))
-    stored = {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
-    ours = _names(small)
-    tensors = {ours.get(name, name): tensor for name, tensor in stored.items()}
-    try:
-        missing, unknown = small.load_state_dict(tensors, strict=False)
-    except RuntimeError as error:
-        raise Corrupt(f"{folder}: the weights do not fit the plan: {str(error).splitlines()[-1].strip()}") from None
-    places = small.state_dict(keep_vars=True)
-    loaded = {id(places[name]) for name in tensors if name in places}
-    lacking = [name for name in missing if id(places[name]) not in loaded]  # tied tensors are stored once
-    if lacking or unknown:
-        raise Corrupt(f"{folder} lacks {lacking[:3] or 'nothing'}, and holds {list(unknown)[:3] or 'nothing'} more")
-    return small.eval()
+
+    def __init__(
+        self,
+        *args: Any,
+        target: float | None = None,
+        penalty: float | None = None,
+        cost: str | Cost | Tensor | Sequence[float] = "weights",
+        samples: int = 1,
+        recipe: str | Recipe | None = None,
+        settle: float | None = None,
+        structure_seed: int = 0,
+        kinds: Collection[str] = ("units", "channels", "heads"),
+        ignore: Collection[str] = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        _check(self.args)
+        self._settings: dict[str, Any] = {
+            "target": target, "penalty": penalty, "cost": cost, "samples": samples, "recipe": recipe,
+            "settle": settle, "seed": structure_seed,
+        }  # fmt: skip
+        self._kinds, self._ignore = kinds, ignore
+        self._carried: Carried | None = None
+        self._waiting: list[Any] = []  # parts of a batch that accumulates
+        self._norm: Tensor | None = None  # of the last gradient, before it was clipped
+        self.result: Result | None = None
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        if self.result is not None:
+            raise BadInput("this trainer's model is cut already; build a model and a trainer to train anew")
+        self._carried, self._waiting = None, []
+        try:
+            output = super().train(*args, **kwargs)
+            self._finish()
+        except BaseException:
+            self._release()
+            raise
+        return output
+
+    def _finish(self) -> None:
+        carried, self._carried = self._carried, None
+        assert carried is not None
+        with carried.whole():
+            self.model.train()  # evaluation leaves it in eval mode, in which BatchNorm counts as frozen
+        carried.history = list(self.state.log_history)
+        self.result = carried.finish()
+
+    def _release(self) -> None:
+        if self._carried is not None:
+            self._carried.release()
+        self._carried = None
+
+    # ---- from here on, what the Trainer calls ------------------------------------------------------------------------
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        inner = super().create_optimizer(*args, **kwargs)
+        if self._carried is None:
+            collate = self._get_collator_with_removed_columns(self.data_collator, "training")
+            batches: Any = DataLoader(self.train_dataset, self.args.train_batch_size, collate_fn=collate)
+            if isinstance(self.train_dataset, IterableDataset):
+                batches = list(islice(batches, STREAMED))
+            reading = feed.Batches(batches, _everything)
+            example = pytree.each(lambda tensor: tensor.to(self.args.device), reading.example())
+            gated = attach(self.model, example, kinds=self._kinds, ignore=self._ignore)
+            shaping = shape(gated, optimizer=inner, updates=self.state.max_steps, **self._settings)
+            self._carried = Carried(shaping, reading)
+            self.optimizer = Made(shaping)
+        return self.optimizer
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """One update; of a batch in parts, once its last part is there."""
+        assert self._carried is not None
+        self._waiting.append(inputs)
+        if not self.accelerator.sync_gradients:
+            return torch.zeros((), device=self.args.device)
+        parts, self._waiting = self._waiting, []
+        once: Callable[..., Tensor] = super().training_step
+
+        def closure() -> Tensor:
+            loss = torch.stack([once(model, part, num_items_in_batch) for part in parts]).sum()
+            if self.args.max_grad_norm > 0:
+                self._norm = super(ShapingTrainer, self)._clip_grad_norm(model)
+            return loss
+
+        self._carried.before_update()
+        return self._carried.shaping.step(closure)
+
+    def _clip_grad_norm(self, model: nn.Module) -> Tensor | None:
+        return self._norm  # clipped before the weights moved
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        if self._carried is not None and ("loss" in logs or "eval_loss" in logs):
+            row = self._carried.row(self.state.epoch or 0.0)
+            logs.update({name: row[name] for name in LOGGED})
+        super().log(logs, *args, **kwargs)
+
+    def _save(self, *args: Any, **kwargs: Any) -> None:
+        if self._carried is None:
+            super()._save(*args, **kwargs)
+            return
+        with self._carried.whole():
+            super()._save(*args, **kwargs)
 
 
-def _names(model: nn.Module) -> dict[str, str]:
-    """By its name in the file the name of a tensor here: some models are saved under the names of earlier versions."""
-    from transformers.core_model_loading import revert_weight_conversion
+class Made(torch.optim.Optimizer):
+    """The optimiser as the Trainer sees it. ``step`` has nothing to do: ``training_step`` makes the whole update."""
 
-    here = model.state_dict()
-    saved = revert_weight_conversion(model, dict(here))  # type: ignore[arg-type]
-    names = {id(tensor): name for name, tensor in here.items()}
-    return {name: names[id(tensor)] for name, tensor in saved.items() if id(tensor) in names}
+    def __init__(self, shaping: StructureOptimizer) -> None:
+        self.shaping, self.defaults = shaping, shaping.defaults
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.shaping.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.shaping.state
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        pass
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.shaping.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.shaping.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.shaping.load_state_dict(state_dict)
 
 
-def _dtype(config: Any) -> torch.dtype:
-    kind = getattr(config, "dtype", None)
-    return kind if isinstance(kind, torch.dtype) else torch.float32
+def _everything(item: Any) -> feed.Batch:
+    inputs = dict(item)
+    return inputs, inputs
+
+
+def _check(args: Any) -> None:
+    """Refuse what the recipe cannot be carried into."""
+    if args.world_size > 1 or args.n_gpu > 1:
+        raise BadInput(f"ShapingTrainer works in one process on one device, not on {max(args.world_size, args.n_gpu)}")
+    if args.fp16:
+        raise BadInput("fp16=True scales losses, which slopes would follow; use bf16=True")
+    if args.load_best_model_at_end:
+        raise BadInput(
+            "load_best_model_at_end=True may go back to weights from before the structure settled, which do not fit "
+            "what ships; leave it out"
+        )

@@ -1,7 +1,7 @@
 """Training and shaping in one loop: the step, the loop, many runs at once, checkpoints."""
 
 from espalier.train.batched import sweep
-from espalier.train.callbacks import Callback, EarlyStopping, Logger, TensorBoard
+from espalier.train.callbacks import Callback, EarlyStopping, Logger, MLflow, TensorBoard, WandB
 from espalier.train.checkpoint import Checkpoint, NotSaved
 from espalier.train.fit import fit
 from espalier.train.loop import OutOfMemory
@@ -17,6 +17,7 @@ __all__ = [
     "Checkpoint",
     "EarlyStopping",
     "Logger",
+    "MLflow",
     "NotSaved",
     "OutOfMemory",
     "Recipe",
@@ -24,6 +25,7 @@ __all__ = [
     "Score",
     "StructureOptimizer",
     "TensorBoard",
+    "WandB",
     "deterministic",
     "evaluate",
     "fit",

@@ -6,12 +6,14 @@ Progress bars, run directories, early stopping and loggers are such callbacks.
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espalier.space import BadInput, BadType
+from espalier.train.measures import LARGER
 from espalier.train.metrics import Row
 
 if TYPE_CHECKING:
@@ -49,24 +51,40 @@ class Callback:
     def on_end(self, loop: Loop, results: list[Result]) -> None:
         """What came out; ``loop.finished`` is False where a time limit came first."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint is to keep of it: numbers, strings, tensors, lists and dicts of them."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what a checkpoint kept; before ``on_begin``."""
+
 
 class EarlyStopping(Callback):
     """Ends a run whose validation no longer gets better, once its structure has settled: what comes before is not yet
     what ships. Of a sweep, when it holds for every run of a batch.
 
-    monitor: a number of the rows, the smaller the better; ``largest=True``: the larger the better. patience: so many
-    measurements without a better one. best: go back to the weights of the best measurement (``fit`` only).
+    monitor: a number of the rows, or a metric by its name. largest: whether the larger is the better; None: as is known
+    of the metrics that have names, else the smaller. patience: so many measurements without a better one; None: never
+    stop. best: go back to the weights of the best measurement (``fit`` only).
     """
 
     def __init__(
-        self, monitor: str = "validation_loss", patience: int = 5, *, largest: bool = False, best: bool = False
+        self,
+        monitor: str = "validation_loss",
+        patience: int | None = 5,
+        *,
+        largest: bool | None = None,
+        best: bool = False,
     ) -> None:
-        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
+        if patience is not None and (isinstance(patience, bool) or not isinstance(patience, int) or patience < 1):
             raise BadInput(f"patience is a number of measurements, at least 1, not {patience!r}")
+        largest = monitor.removeprefix("validation_") in LARGER if largest is None else largest
         self.monitor, self.patience, self.sign, self.best = monitor, patience, -1.0 if largest else 1.0, best
         self._weights: dict[str, Any] | None = None
 
     def on_epoch(self, loop: Loop, rows: list[Row]) -> None:
+        if f"validation_{self.monitor}" in rows[0]:
+            self.monitor = f"validation_{self.monitor}"
         for row in rows:
             if row.get(self.monitor) is None:
                 raise BadInput(
@@ -77,7 +95,7 @@ class EarlyStopping(Callback):
         since = [self._since(history) for history in loop.histories]
         if self.best and since[0] == 0:
             self._weights = copy.deepcopy(self._network(loop).state_dict())
-        if min(since) >= self.patience:
+        if self.patience is not None and min(since) >= self.patience:
             loop.stop(f"{self.monitor} did not get better for {self.patience} measurements")
 
     def _since(self, history: list[Row]) -> int:
@@ -90,6 +108,12 @@ class EarlyStopping(Callback):
             self._network(loop).load_state_dict(self._weights)
             loop.engine.close()  # what was trained is written into the model
             loop.save(again=True)  # the same call then finds what ships
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._weights is None else {"best": dict(self._weights)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._weights = state.get("best")
 
     def _network(self, loop: Loop) -> Any:
         structure = getattr(loop.engine, "structure", None)
@@ -126,13 +150,55 @@ class TensorBoard(Callback):
             if run not in self.writers:
                 place = self.folder if len(rows) == 1 else self.folder / f"run-{run:03d}"
                 self.writers[run] = SummaryWriter(str(place))
-            for name, value in row.items():
-                if isinstance(value, (int, float)):
-                    self.writers[run].add_scalar(name, value, row["update"])
+            for name, value in _numbers(row).items():
+                self.writers[run].add_scalar(name, value, row["update"])
 
     def on_leave(self, loop: Loop) -> None:
         while self.writers:
             self.writers.popitem()[1].close()
+
+
+class MLflow(Callback):
+    """Logs every number of every row to MLflow, into the active run or a new one; of a sweep as "run-000/loss"."""
+
+    def on_epoch(self, loop: Loop, rows: list[Row]) -> None:
+        mlflow = _tracker("mlflow")
+        for run, row in enumerate(rows):
+            mlflow.log_metrics(_numbers(row, run if len(rows) > 1 else None), step=row["update"])
+
+
+class WandB(Callback):
+    """Logs every number of every row to Weights & Biases, into its active run or one of these settings, which are those
+    of ``wandb.init``: ``WandB(project="digits", mode="offline")``. Of a sweep as "run-000/loss"."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings, self._own = settings, dict[str, Any]()
+
+    def on_epoch(self, loop: Loop, rows: list[Row]) -> None:
+        wandb = _tracker("wandb")
+        if wandb.run is None:
+            self._own["run"] = wandb.init(**self.settings)
+        numbers = dict[str, float]()
+        for run, row in enumerate(rows):
+            numbers |= _numbers(row, run if len(rows) > 1 else None)
+        wandb.log(numbers, step=rows[0]["update"])
+
+    def on_leave(self, loop: Loop) -> None:
+        if self._own:
+            self._own.pop("run").finish()
+
+
+def _numbers(row: Row, run: int | None = None) -> dict[str, float]:
+    """The numbers of a row; run: by the name of this run."""
+    before = "" if run is None else f"run-{run:03d}/"
+    return {before + name: float(value) for name, value in row.items() if isinstance(value, (int, float))}
+
+
+def _tracker(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        raise BadInput(f"this callback logs by {name}, which is not there: pip install {name}") from None
 
 
 def check(given: Sequence[Callback]) -> list[Callback]:

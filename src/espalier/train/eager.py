@@ -43,6 +43,7 @@ class EagerEngine:
         *,
         scheduler: Scheduler | None,
         validation: Feed | None,
+        metrics: Mapping[str, Any] | None = None,
         device: torch.device,
         precision: str | None = None,
         channels_last: bool = False,
@@ -57,6 +58,7 @@ class EagerEngine:
         self.total, self.settle_at = phases.end, phases.settle
         self.points = range(feed.updates, phases.end + 1, feed.updates)
         self.scheduler, self.validation, self.device = scheduler, validation, device
+        self.metrics = metrics
         self.began_with, self.known = began_with, known
         self.half, self.channels_last = precision == "bf16", channels_last
         self.compiling = Compiling() if compile else None
@@ -186,8 +188,11 @@ class EagerEngine:
         validation_loss = loss / updates
         if self.validation is not None:
             with calibrated(self.gated, mask, self.feed, CALIBRATED):
-                held_out = scoring.deterministic(self.gated, mask, self.validation, loss=self.loss)
+                held_out = scoring.deterministic(
+                    self.gated, mask, self.validation, loss=self.loss, metrics=self.metrics
+                )
             row |= {"validation_loss": held_out.loss, "validation_error": held_out.error}
+            row |= {f"validation_{name}": value for name, value in held_out.metrics.items()}
             validation_loss = held_out.loss
         row["learning_rate"] = float(self.structure.param_groups[0]["lr"])
         if self.scheduler is not None:
@@ -202,8 +207,8 @@ class EagerEngine:
         return 1
 
     def results(self, loop: Loop) -> list[Result]:
-        about = {"history": list(loop.histories[0]), "finished": loop.finished, "stopped": loop.stopped}
-        about["seconds"] = loop.elapsed
+        about: dict[str, Any] = {"history": list(loop.histories[0]), "finished": loop.finished, "stopped": loop.stopped}
+        about |= {"seconds": loop.elapsed, "metrics": self.metrics}
         return [result_of(self.structure, self.feed, loss=self.loss, validation=self.validation, **about)]
 
     def close(self) -> None:

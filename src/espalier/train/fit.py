@@ -21,11 +21,23 @@ from espalier.gates.blocks import RoundTo
 from espalier.search import Search
 from espalier.space import BadInput, BadType, Diverged, EspalierError
 from espalier.space import whole_number as whole
-from espalier.train import batchnorm, checks, feed, fingerprint, progress, pytree, recipes, rng, scoring, targets
+from espalier.train import (
+    batchnorm,
+    checks,
+    feed,
+    fingerprint,
+    measures,
+    progress,
+    pytree,
+    recipes,
+    rng,
+    scoring,
+    targets,
+)
 from espalier.train import schedule as schedules
 from espalier.train.batched.batch import Compute, Precision
 from espalier.train.batched.optimizers import Optimizer
-from espalier.train.callbacks import Callback
+from espalier.train.callbacks import Callback, EarlyStopping
 from espalier.train.callbacks import check as callbacks_checked
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.eager import EagerEngine, Scheduler
@@ -68,6 +80,8 @@ def fit(
     channels_last: bool = False,
     compile: bool = False,
     validation: Any = None,
+    metrics: measures.Given = None,
+    monitor: str | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     time_limit: float | None = None,
     callbacks: Sequence[Callback] = (),
@@ -113,11 +127,18 @@ def fit(
         a long run earns back; what cannot be compiled is trained as it is, and a warning says so.
     validation: data as above, of a Dataset its test part, which is the default where ``data`` is one; evaluated after
         every epoch under the mask that would ship.
+    metrics: of the validation, beside the loss: functions of (outputs, targets) by name, objects of torchmetrics, or
+        the names of known ones: "accuracy", "auc", "f1", "mae", "r2", "rmse". A row has them as "validation_f1".
+    monitor: ship the epoch with the best of this number, of those with a settled structure: a metric, or
+        "validation_loss". To stop early by it, use :class:`espalier.train.EarlyStopping`. Default: the last epoch.
     checkpoint: the folder of the run. The same call goes on where it was stopped, killed, or out of time.
     time_limit: seconds after which this call stops, with a checkpoint.
     callbacks: objects of classes made from :class:`espalier.Callback`, told of epochs, settling and the end.
     """
     stop, watching = Stop(time_limit), callbacks_checked(callbacks)
+    if monitor is not None:
+        watching.append(EarlyStopping(monitor, None, best=True))
+    measured = measures.read(metrics)
     checks.loss(loss)
     folder = None if checkpoint is None else checks.folder(checkpoint)
     seed = whole(seed, "seed", 0)
@@ -137,6 +158,8 @@ def fit(
     if validation is not None:
         beside = data if isinstance(data, Dataset) else None
         held_out = feed.read_held_out(validation, batch_size, pytree.dtype(module), beside, adapt)
+    elif measured:
+        raise BadInput("metrics are of held-out data: give validation=")
     if schedule is not None and scheduler is not None:
         raise BadInput("schedule and scheduler both say how the learning rate goes; give one of them")
     if scheduler is not None:
@@ -184,6 +207,7 @@ def fit(
             loss,
             scheduler=steps,
             validation=held_out,
+            metrics=measured,
             device=where,
             precision=precision,
             channels_last=channels_last,

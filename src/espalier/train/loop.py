@@ -281,6 +281,9 @@ class Loop:
                 "stopped": self.stopped,
                 "random": rng.states(self.engine.device),
             }
+            kept = [callback.state_dict() for callback in self.callbacks]
+            if any(kept):
+                state["callbacks"] = kept
             self.checkpoint.save(state, self.engine.done)
         self._saved, self._since = here, time.monotonic()
         self._cost = self._since - before
@@ -295,6 +298,8 @@ class Loop:
         self.measured, self._reading = int(state["measured"]), float(state["reading"])
         self.seconds, self.calls, self.stopped = dict(state["seconds"]), int(state["calls"]), str(state["stopped"])
         self._saved = self.engine.done + (0.5 if self.measured == self.engine.done else 0.0)
+        for callback, kept in zip(self.callbacks, state.get("callbacks", [])):
+            callback.load_state_dict(kept)
         rng.restore(state["random"], self.engine.device)
 
     @contextmanager

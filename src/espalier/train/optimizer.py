@@ -24,6 +24,7 @@ from espalier.train.recipes import Phases
 from espalier.train.settled import Settled
 
 if TYPE_CHECKING:
+    from espalier.train.measures import Given
     from espalier.train.result import Result
     from espalier.train.scoring import Loss
 
@@ -155,6 +156,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         self.phases, self.scheduler = phases, scheduler
         self.update = 0  # updates so far
         self.settled: Settled | None = None
+        self.across: Callable[[Tensor], Tensor] | None = None  # the mean over processes that train the same model
         self._lost: Tensor | None = None  # whether an update since the last check had no finite loss
         self._share()
 
@@ -208,6 +210,8 @@ class StructureOptimizer(torch.optim.Optimizer):
         losses, slopes = mean_gradient(
             gated, masks[:1] if rests else masks, parameters, lambda: closure(*next(parts)), reads_slopes
         )
+        if self.across is not None:
+            losses, slopes = self.across(losses), None if slopes is None else self.across(slopes)
         if slopes is not None:
             slopes = slopes.to(self.search.device)
         finite = losses.isfinite()
@@ -285,14 +289,14 @@ class StructureOptimizer(torch.optim.Optimizer):
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state_dict["scheduler"])
 
-    def finish(self, data: Any, *, loss: Loss | None = None, validation: Any = None) -> Result:
+    def finish(self, data: Any, *, loss: Loss | None = None, validation: Any = None, metrics: Given = None) -> Result:
         """What comes out, as of ``fit``: the mask that ships, BatchNorm's statistics under it, and the compact model.
 
-        data: to estimate those statistics on, in any form that ``fit`` takes. loss, validation: to score the model.
+        data: to estimate those statistics on, in any form of ``fit``. loss, validation, metrics: to score it by.
         """
         from espalier.train.shaping import result_of
 
-        return result_of(self, data, loss=loss, validation=validation)
+        return result_of(self, data, loss=loss, validation=validation, metrics=metrics)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if not hasattr(self, "inner"):  # while torch builds this object from the inner groups

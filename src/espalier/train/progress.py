@@ -211,8 +211,19 @@ def describe(rows: list[Row]) -> str:
     for name, key in shown if row["begun"] else shown[:1]:
         if row[key] is not None:
             parts.append(f"{name} {row[key]:.2%}")
+    if row["begun"]:
+        parts += _measured(rows, validation)
     phase = "settled" if row["settled"] else "" if row["begun"] else "the whole network, before the search"
     return "  ".join([*parts, phase] if phase else parts)
+
+
+def _measured(rows: list[Row], validation: str) -> list[str]:
+    """Metrics; and the loss, where it is all that is known of the validation."""
+    names = [key for key in rows[0] if key.startswith("validation_") and key != "validation_error"]
+    if _median(rows, "validation_error") is not None or len(names) > 1:
+        names = [name for name in names if name != "validation_loss"]
+    values = {name.removeprefix("validation_"): _median(rows, name) for name in names}
+    return [f"{validation} {name} {value:.4g}" for name, value in values.items() if value is not None]
 
 
 def _median(rows: list[Row], key: str) -> float | None:

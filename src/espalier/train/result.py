@@ -104,6 +104,8 @@ class Result:
         words |= {name: getattr(self, name) for name in own} | {"seconds": round(self.seconds, 3)}
         if self.run is not None:
             words |= {"diverged": self.diverged, "skipped": self.skipped}
+        if self.validation is not None and self.validation.metrics:
+            words |= {f"validation_{name}": value for name, value in self.validation.metrics.items()}
         notes = {"stopped": self.stopped, "warning": self.warning}
         return words | {name: note for name, note in notes.items() if note}
 
@@ -140,6 +142,8 @@ class Result:
             text += f"{weights:.2%} of the weights are kept"
         if self.validation_error is not None:
             text += f", validation error {self.validation_error:.2%}"
+        for name, value in ({} if self.validation is None else self.validation.metrics).items():
+            text += f", {name} {value:.4g}"
         text = text.removesuffix("; ")
         if not bool(self.mask.any()):
             text += ". No gate is left: nothing leads from inputs to outputs; use a larger target, or train longer"

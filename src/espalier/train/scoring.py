@@ -16,6 +16,8 @@ from espalier.space import BadInput
 from espalier.train import checks, pytree
 from espalier.train import feed as feeds
 from espalier.train.feed import Batch, Batches, Tensors
+from espalier.train.measures import Given, Meters, class_dim
+from espalier.train.measures import read as metrics_read
 from espalier.train.optimizer import Gated, scalar
 
 Loss = Callable[[Any, Any], Tensor]
@@ -25,12 +27,13 @@ Loss = Callable[[Any, Any], Tensor]
 class Score:
     """loss: the mean over the examples. error: the share of wrong classes; None where targets are no classes, or
     shapes do not say which scores are theirs. guess: the error, or else the loss, of the best constant answer to these
-    examples; None where there is no such answer."""
+    examples; None where there is no such answer. metrics: those that were asked for."""
 
     loss: float
     error: float | None
     examples: int
     guess: float | None = field(default=None, compare=False)
+    metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def learned(self) -> bool:
@@ -39,19 +42,22 @@ class Score:
         return not self.guess or value < self.guess
 
 
-def evaluate(model: nn.Module, data: object, *, loss: Loss, batch_size: int = 512) -> Score:
-    """The score of a model as it is, in eval mode; data as for :func:`espalier.fit`, each example once.
+def evaluate(model: nn.Module, data: object, *, loss: Loss, batch_size: int = 512, metrics: Given = None) -> Score:
+    """The score of a model as it is, in eval mode; data and metrics as for :func:`espalier.fit`, each example once.
 
     Of a Dataset, its test part. Tensors are given to the model as they are: the stored uint8 of ``dataset.test`` are
     refused by most; give the Dataset, or ``dataset.as_floats().test``.
     """
-    return _score(model, _batches(model, data, batch_size), loss, lambda inputs: pytree.call(model, inputs))
+    batches = _batches(model, data, batch_size)
+    return _score(model, batches, loss, lambda inputs: pytree.call(model, inputs), metrics)
 
 
-def deterministic(gated: Gated, mask: Tensor, data: object, *, loss: Loss, batch_size: int = 512) -> Score:
+def deterministic(
+    gated: Gated, mask: Tensor, data: object, *, loss: Loss, batch_size: int = 512, metrics: Given = None
+) -> Score:
     """The score under one mask ``(d)``, made canonical: with ``search.select()``, that of what ships."""
     with gated.masked(gated.canonical(mask)):
-        return evaluate(gated.model, data, loss=loss, batch_size=batch_size)
+        return evaluate(gated.model, data, loss=loss, batch_size=batch_size, metrics=metrics)
 
 
 def stochastic(
@@ -117,29 +123,6 @@ def wrong(outputs: object, targets: object) -> tuple[Tensor, Tensor] | None:
     return ((outputs.detach().argmax(dim) != targets) & counted).sum(), counted.sum()
 
 
-def class_dim(outputs: object, targets: object) -> int | None:
-    """The dimension of the outputs that holds a score for each class: what the integer targets have not.
-
-    ``(n, classes, ...)`` with targets ``(n, ...)``, as torch's cross entropy reads it, or ``(n, ..., classes)``, as
-    models of sequences give it. None where it could be either, where there is a single score, and for other targets.
-
-    >>> class_dim(torch.zeros(8, 10), torch.zeros(8, dtype=torch.int64))
-    1
-    >>> class_dim(torch.zeros(8, 12, 50), torch.zeros(8, 12, dtype=torch.int64))
-    2
-    """
-    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or outputs.ndim != targets.ndim + 1:
-        return None
-    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool or not targets.ndim:
-        return None
-    fitting = [
-        dim
-        for dim in dict.fromkeys((1, outputs.ndim - 1))
-        if outputs.shape[:dim] + outputs.shape[dim + 1 :] == targets.shape and outputs.shape[dim] > 1
-    ]
-    return fitting[0] if len(fitting) == 1 else None
-
-
 @torch.no_grad()
 def answers(model: nn.Module, inputs: Any) -> list[Tensor]:
     """The tensors a model gives in eval mode, on the CPU. inputs: on its device; a tensor, a tuple or a dict."""
@@ -159,10 +142,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _score(model: nn.Module, batches: Iterable[Batch], loss: Loss, predict: Callable[[Any], Any]) -> Score:
+def _score(
+    model: nn.Module, batches: Iterable[Batch], loss: Loss, predict: Callable[[Any], Any], metrics: Given = None
+) -> Score:
     total, examples = torch.zeros((), dtype=torch.float64), 0
     missed, predictions = 0, 0
     classes, numbers = Counter[int](), list[Tensor]()
+    meters = Meters(metrics_read(metrics))
     with torch.no_grad(), evaluating(model):
         for batch in batches:
             inputs, targets = _on(model, batch)
@@ -172,6 +158,7 @@ def _score(model: nn.Module, batches: Iterable[Batch], loss: Loss, predict: Call
             size = pytree.count(inputs, "the inputs")
             total += scalar(loss(outputs, targets)).cpu().double() * size
             examples += size
+            meters.see(outputs, targets)
             counts = wrong(outputs, targets)
             if counts is not None:
                 missed += int(counts[0])
@@ -184,7 +171,7 @@ def _score(model: nn.Module, batches: Iterable[Batch], loss: Loss, predict: Call
         raise BadInput("the data are empty: there is nothing to evaluate on")
     error = missed / predictions if predictions else None
     guess = _constant(numbers, loss) if error is None else (predictions - max(classes.values())) / predictions
-    return Score(float(total) / examples, error, examples, guess)
+    return Score(float(total) / examples, error, examples, guess, meters.values())
 
 
 def _constant(parts: list[Tensor], loss: Loss) -> float | None:

@@ -18,6 +18,7 @@ from espalier.space import whole_number as whole
 from espalier.train import batchnorm, checks, feed, pytree, recipes, scoring, targets
 from espalier.train import schedule as schedules
 from espalier.train.batched.optimizers import SGD, Adam, Optimizer
+from espalier.train.measures import Given
 from espalier.train.metrics import Shares, rows
 from espalier.train.optimizer import Gated, StructureOptimizer, check_parameters
 from espalier.train.recipes import OptimizerFactory, Recipe
@@ -122,7 +123,13 @@ def built(given: torch.optim.Optimizer | Optimizer | OptimizerFactory, module: n
 
 
 def result_of(
-    structure: StructureOptimizer, data: Any, *, loss: Loss | None = None, validation: Any = None, **about: Any
+    structure: StructureOptimizer,
+    data: Any,
+    *,
+    loss: Loss | None = None,
+    validation: Any = None,
+    metrics: Given = None,
+    **about: Any,
 ) -> Result:
     """Select, recalibrate, cut, evaluate. The state of the run is not changed by it, but for the running statistics of
     BatchNorm, which are those of the mask that ships from here on.
@@ -141,7 +148,7 @@ def result_of(
     if validation is not None:
         if not isinstance(validation, (feed.Tensors, feed.Batches)):
             validation = feed.read_held_out(validation, 512, dtype, data if isinstance(data, Dataset) else None)
-        score = scoring.evaluate(model, validation, loss=loss or nn.functional.cross_entropy)
+        score = scoring.evaluate(model, validation, loss=loss or nn.functional.cross_entropy, metrics=metrics)
     shares = Shares(gated, search.cost, search.full_cost, mask.device)
     own: dict[str, Any] = {"history": [], "finished": True, "seconds": 0.0} | about
     return Result(

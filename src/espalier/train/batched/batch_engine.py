@@ -26,9 +26,10 @@ from espalier.train.batched.runs import Run
 from espalier.train.batched.step import cross_entropy
 from espalier.train.batched.sweep_settings import Plan
 from espalier.train.loop import Loop
+from espalier.train.measures import Meters, class_dim
 from espalier.train.metrics import Row, Shares, known, rows, structure
 from espalier.train.result import Result, order_of
-from espalier.train.scoring import Score, class_dim
+from espalier.train.scoring import Score
 from espalier.train.stop import Stop
 from espalier.train.targets import Asked, read
 
@@ -239,6 +240,7 @@ class BatchEngine:
         if self.validation is not None:
             loss, error = self.evaluate(masks, self.validation, last)
             columns |= {"validation_loss": loss, "validation_error": error}
+        measured = self._metrics(masks) if self.validation is not None and self.plan.metrics else []
         columns["learning_rate"] = self.batch.learning_rates()
         head: Row = {"epoch": self.done // self.per_epoch, "update": self.done, "begun": self.batch.begun}
         broken = self.batch.state.broken
@@ -247,7 +249,9 @@ class BatchEngine:
                 f"every run met an update whose losses were all infinite or not a number, the first at update "
                 f"{int(broken.min())} of {self.total}. Lower the learning rate of the weights, or look at the data"
             )
-        return [head | {"settled": self.settled} | row for row in rows(columns)]
+        head["settled"] = self.settled
+        measured = measured or [{} for _ in self.runs]
+        return [head | row | more for row, more in zip(rows(columns), measured, strict=True)]
 
     def reads(self, last: bool) -> int:
         held = 0 if self.validation is None else len(self.validation.targets)
@@ -276,11 +280,23 @@ class BatchEngine:
             model, gated = self._loaded(weights, run)
             with gated.masked(masks[run]):
                 self._calibrate(model, limit)
-                scores.append(self._score(model.eval(), held))
+                scores.append(self._score(model.eval(), held)[:2])
             if last:
                 self.shipped.append({name: t.detach().clone() for name, t in model.state_dict().items()})
         loss, error = torch.tensor(scores, dtype=torch.float64, device=self.device).unbind(-1)
         return loss, error
+
+    def _metrics(self, masks: Tensor) -> list[Row]:
+        """The metrics of each run under its mask ``(R, d)``, one run after the other."""
+        weights, found = self.weights(), list[Row]()
+        for run in range(len(self.runs)):
+            model, gated = self._loaded(weights, run)
+            with gated.masked(masks[run].to(self.device)):
+                if stack.has_norms(model):
+                    self._calibrate(model, self.plan.calibrate)
+                meters = self._score(model.eval(), self.validation)[2]  # type: ignore[arg-type]
+            found.append({f"validation_{name}": known(value) for name, value in meters.items()})
+        return found
 
     def _loaded(self, weights: dict[str, Tensor], run: int) -> tuple[nn.Module, stack.Gated]:
         """A model that keeps running statistics, with the weights of one run."""
@@ -302,17 +318,18 @@ class BatchEngine:
             yield standardise(self.inputs[start:end].to(self.device), gain, shift)
 
     @torch.no_grad()
-    def _score(self, model: nn.Module, held: HeldOut) -> tuple[float, float]:
-        """A model's own mean loss and share of wrong classes, NaN where there are no classes."""
-        loss, wrong = 0.0, 0.0
+    def _score(self, model: nn.Module, held: HeldOut) -> tuple[float, float, dict[str, float]]:
+        """A model's own mean loss, share of wrong classes, NaN where there are no classes, and metrics."""
+        loss, wrong, meters = 0.0, 0.0, Meters(self.plan.metrics)
         with self.batch.compute.applied():
             for start in range(0, len(held.targets), CHUNK):
                 x, y = held.inputs[start : start + CHUNK], held.targets[start : start + CHUNK]
                 out = model(held.read(x))
                 loss += float(self.plan.loss(out, y)) * len(y)
+                meters.see(out, y)
                 dim = class_dim(out, y)
                 wrong += torch.nan if dim is None else int((out.argmax(dim) != y).sum())
-        return loss / len(held.targets), wrong / held.targets.numel()
+        return loss / len(held.targets), wrong / held.targets.numel(), meters.values()
 
     # ---- what comes out --------------------------------------------------------------------------------------------
 
@@ -328,8 +345,8 @@ class BatchEngine:
             model = self._compact(weights, i, masks[i])
             held, score = self.validation, None
             if held is not None:
-                loss, error = self._score(model, held)
-                score = Score(loss, known(error), len(held.targets))
+                loss, error, more = self._score(model, held)
+                score = Score(loss, known(error), len(held.targets), metrics=more)
             broken = int(state.broken[i])
             results.append(
                 Result(

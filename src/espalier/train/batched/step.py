@@ -16,8 +16,8 @@ from espalier.train.batched.chain import Chain, Parts
 from espalier.train.batched.mask_sources import Source
 from espalier.train.batched.optimizers import SGD, Optimizer
 from espalier.train.batched.resident_data import Feed, Reading
+from espalier.train.measures import class_dim
 from espalier.train.schedule import Schedule
-from espalier.train.scoring import class_dim
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Named = dict[str, Tensor]

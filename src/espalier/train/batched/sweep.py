@@ -15,7 +15,7 @@ from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.gates.blocks import RoundTo
 from espalier.space import BadInput, BadType
-from espalier.train import checks, progress, recipes, rng
+from espalier.train import checks, measures, progress, recipes, rng
 from espalier.train import schedule as schedules
 from espalier.train.batched import optimizers
 from espalier.train.batched import runs as run_list
@@ -65,6 +65,7 @@ def sweep(
     pad: int = 0,
     points: int | None = None,
     validation: Dataset | Pair | None = None,
+    metrics: measures.Given = None,
     compute: Compute | None = None,
     at_once: int | None = None,
     device: str | torch.device | None = None,
@@ -82,6 +83,7 @@ def sweep(
         and mirrored at random.
     points: measure so many times, evenly spaced, instead of after every epoch.
     validation: (inputs, targets), or a Dataset, its test part; read as ``data`` are.
+    metrics: of the validation, beside the loss, as in ``fit``; one run after the other, which takes time.
     batch_size: what each of the ``samples`` masks of an update reads (default: the recipe's, as in ``fit``): the same
         examples where their losses are ranked, else its own. Under one mask (a given one, or after settling) an update
         reads samples times as many examples.
@@ -118,7 +120,10 @@ def sweep(
         pad=pad,
         points=points,
         round_to=round_to,
+        metrics=measures.read(metrics),
     )
+    if metrics and validation is None and not isinstance(data, Dataset):
+        raise BadInput("metrics are of held-out data: give validation=")
     if validation is not None and not isinstance(validation, Dataset):
         check_pair(validation, "validation")
     place = checks.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")

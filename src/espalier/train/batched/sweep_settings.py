@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -25,7 +25,7 @@ class Plan:
     recipe's. updates: of each run; None for those of its epochs. points: so many measurements, evenly spaced; None for
     one after every epoch. calibrate: examples that BatchNorm's statistics are estimated on in the middle of a run.
     gradient: how the network computes its own. check: try out every gate. seeded_by: JSON-able, what the seed of the
-    masks is made of.
+    masks is made of. metrics: by name, of the validation.
     """
 
     epochs: int
@@ -45,6 +45,7 @@ class Plan:
     check: bool = True
     round_to: RoundTo | None = None
     seeded_by: Any = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         fewest = 1 if self.recipe.signal in SLOPES else 2  # losses are compared with each other, slopes are not

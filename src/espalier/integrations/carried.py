@@ -1,0 +1,144 @@
+"""A recipe inside somebody else's training loop, which holds the model and cannot be handed another one.
+
+Once the structure has settled the model itself runs the compact network: its insides are exchanged, and its
+``state_dict`` stays that of the whole network, so that the loop's own checkpoints can be loaded into a new model.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from espalier.space import BadInput
+from espalier.train import feed
+from espalier.train.metrics import Row, Shares, clean, rows, structure
+from espalier.train.optimizer import StructureOptimizer
+from espalier.train.result import Result
+from espalier.train.shaping import result_of
+
+HELD = (
+    "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_forward_pre_hooks", "_forward_hooks",
+    "_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
+)  # fmt: skip
+
+
+class Insides:
+    """The insides of a compact network in the model that it was cut from; out of it again they leave no trace."""
+
+    def __init__(self, model: nn.Module, small: nn.Module) -> None:
+        if type(small) is not type(model):
+            raise BadInput(f"{type(model).__name__} is one layer, which the cut replaces; put it into a module")
+        plan: Mapping[str, Any] = small.__dict__["espalier_plan"]
+        names = {*HELD, *(name for name in plan["attributes"] if "." not in name)}
+        names |= {name for name, value in small.__dict__.items() if _holds_modules(value)}
+        self.model, self.inside = model, False
+        self._other = {name: small.__dict__[name] for name in names}
+
+    def exchange(self) -> None:
+        own = self.model.__dict__
+        self._other, held = {name: own[name] for name in self._other}, self._other
+        own.update(held)
+        self.inside = not self.inside
+
+
+def _holds_modules(value: object) -> bool:
+    """Whether it is a list, tuple or dict with a module in it, which is no child of the module that holds it."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return isinstance(value, (list, tuple)) and any(isinstance(v, nn.Module) or _holds_modules(v) for v in value)
+
+
+class Carried:
+    """What an integration asks of a recipe: settle at its time, a row for each epoch, and the result at the end.
+
+    reading: the batches that are trained on. in_place: whether the model runs the compact network once settled; else
+    it goes on masked.
+    """
+
+    def __init__(self, shaping: StructureOptimizer, reading: feed.Feed, in_place: bool = True) -> None:
+        assert shaping.phases is not None
+        self.shaping, self.reading, self.phases, self.in_place = shaping, reading, shaping.phases, in_place
+        self.model = shaping.gated.model
+        self.history: list[Row] = []
+        self.insides: Insides | None = None
+        self.began = time.monotonic()
+        device = next(self.model.parameters()).device
+        self._shares = Shares(shaping.gated, shaping.search.cost, shaping.search.full_cost, device)
+
+        def whole_state(module: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:
+            if module is self.model and self.insides is not None and self.insides.inside:
+                with self.whole():
+                    whole = module.state_dict(prefix=prefix)  # this hook then finds it whole
+                state.clear()
+                state.update(whole)
+
+        # A function, not a method: copies of the model copy its hooks, and what a method is of.
+        self._hook = self.model.register_state_dict_post_hook(whole_state)  # type: ignore[no-untyped-call]
+
+    def before_update(self) -> None:
+        """Settle where it is time; also after a state was loaded that had."""
+        shaping = self.shaping
+        if shaping.update >= self.phases.settle and not shaping.search.settled:
+            shaping.settle() if self.in_place else shaping.search.settle()
+        if shaping.settled is not None and self.insides is None:
+            self.insides = Insides(self.model, shaping.settled.small)
+            self.insides.exchange()
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Inside, the model is the whole network again, with what was trained."""
+        inside = self.insides is not None and self.insides.inside
+        if inside:
+            assert self.insides is not None
+            self.insides.exchange()
+        try:
+            self.shaping.write_back()
+            yield
+        finally:
+            if inside:
+                assert self.insides is not None
+                self.insides.exchange()
+
+    def row(self, epoch: float, **more: float) -> Row:
+        """A row for a history, with the names that ``fit`` has; more: what the loop has measured itself."""
+        search = self.shaping.search
+        with self.whole():
+            columns = self._shares(self.shaping.gated.canonical(search.select())) | structure(search)
+        about: Row = {
+            "epoch": epoch,
+            "update": self.shaping.update,
+            "begun": self.shaping.update > self.phases.begin,
+            "settled": search.settled,
+            **rows(columns)[0],
+            "learning_rate": float(self.shaping.param_groups[0]["lr"]),
+        }
+        return clean(about | more | {"seconds": round(time.monotonic() - self.began, 3)})
+
+    def finish(self) -> Result:
+        """The result. From here on a model that ran the compact network in place is the one that ships."""
+        if self.insides is not None and self.insides.inside:
+            self.insides.exchange()
+        self._hook.remove()
+        shaping = self.shaping
+        about: dict[str, Any] = {"history": self.history, "finished": shaping.update >= self.phases.end}
+        about["seconds"] = time.monotonic() - self.began
+        result = replace(result_of(shaping, self.reading, **about), gated=None)
+        self.release()
+        if self.in_place and type(result.model) is type(self.model):
+            Insides(self.model, copy.deepcopy(result.model)).exchange()
+            self.model.eval()
+        return result
+
+    def release(self) -> None:
+        """Take gates and hook off the model, which is the whole network then."""
+        if self.insides is not None and self.insides.inside:
+            self.insides.exchange()
+        self.shaping.write_back()
+        self._hook.remove()
+        getattr(self.shaping.gated, "detach", lambda: None)()
