@@ -63,7 +63,7 @@ class Spot:
         self.index_buffer = f"{buffer}_index"
 
     def add_slopes(self, total: Tensor, gradient: Tensor, module: nn.Module) -> None:
-        """Add the gradient of the buffer to the slopes of its entries. total: ``(*S, d + 1)``, the last for entry -1."""
+        """Add the gradient of the buffer to the slopes of its entries. total: ``(*S, d + 1)``, the last of entry -1."""
         gradient = gradient.reshape(*total.shape[:-1], -1).to(total)
         if self.run is not None:
             total[..., self.run[0] : self.run[1]] += gradient

@@ -101,6 +101,11 @@ def examples_dim(one: Shape, all_: Shape, samples: int) -> int | None:
     return unlike[0] if len(unlike) == 1 and all_[unlike[0]] == samples * one[unlike[0]] else None
 
 
+def unflatten(x: Tensor, dim: int, rows: tuple[int, ...]) -> Tensor:
+    """A view with one dimension as several, whatever the strides."""
+    return x.view(*x.shape[:dim], *rows, *x.shape[dim + 1 :])
+
+
 def product(module: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
     """x times the mask; under several ``(samples, ..)`` each example times its own."""
     together: Together = module.__dict__[STATE].together
@@ -118,7 +123,8 @@ def product(module: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
         raise Unfit(f"{path} reads its gated axis before its examples")
     between = (1,) * (len(rows) - 2 + behind - len(own))
     mask = mask.to(x.dtype).reshape(together.samples, *between, *own)
-    return (x.unflatten(dim, rows) * mask).flatten(dim, dim + len(rows) - 1)
+    each: Tensor = unflatten(x, dim, rows) * mask
+    return each.flatten(dim, dim + len(rows) - 1)
 
 
 # ---- BatchNorm -------------------------------------------------------------------------------------------------------
@@ -158,7 +164,7 @@ def split_batch(module: Any, args: tuple[Any, ...]) -> Any:
             fresh = place is module._buffers
             place[name] = tensor.new_zeros(samples * len(tensor)) if fresh else tensor.repeat(samples)
     module.momentum = 1.0  # the statistics of this batch, and nothing of those before
-    x = x.unflatten(0, rows)
+    x = unflatten(x, 0, rows)
     if len(rows) == 3:  # what an example holds of the rows goes beside the first dimension behind the channels
         x = x.movedim(2, 3)
         x = x.flatten(3, 4) if x.ndim > 4 else x
@@ -180,9 +186,9 @@ def join_batch(module: Any, args: tuple[Any, ...], output: Tensor | None) -> Ten
     if module.training and module.running_mean is not None:
         _keep(module, fresh, rows[1])
     channels = x.shape[1]
-    output = output.unflatten(1, (rows[1], channels))
+    output = unflatten(output, 1, (rows[1], channels))
     if len(rows) == 3:
-        output = output.unflatten(3, (rows[2], x.shape[2])) if x.ndim > 2 else output
+        output = unflatten(output, 3, (rows[2], x.shape[2])) if x.ndim > 2 else output
         output = output.movedim(3, 2)
     output = output.flatten(0, len(rows) - 1)
     for layout in (torch.channels_last, torch.channels_last_3d):
@@ -220,7 +226,7 @@ def apart(outputs: Any, dims: Sequence[int], examples: int, samples: int) -> lis
             inner = leaf.shape[dim] // examples
             rows = (examples // samples, samples, inner)
             # unbind, not slices: its backward pass writes one gradient, not one for each mask
-            parts = [part.flatten(dim, dim + 1) for part in leaf.unflatten(dim, rows).unbind(dim + 1)]
+            parts = [part.flatten(dim, dim + 1) for part in unflatten(leaf, dim, rows).unbind(dim + 1)]
         for mine, part in zip(each, parts):
             mine.append(part)
     return [_pytree.tree_unflatten(mine, form) for mine in each]

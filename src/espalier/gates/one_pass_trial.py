@@ -147,7 +147,7 @@ class _NoDropout(TorchFunctionMode):
 
 
 def enlarged(args: Any, kwargs: Any, samples: int) -> tuple[Any, Any]:
-    """An example's inputs with as many examples as a trial needs; what is repeated is changed, so that none is alike."""
+    """An example's inputs with as many examples as a trial needs; what is repeated is changed, so that none are alike."""
     leaves = [leaf for leaf in _pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.ndim]
     size = len(leaves[0]) if leaves else 0
     wanted = samples * max(2, -(-size // samples))
