@@ -101,7 +101,7 @@ class _Trial:
             again = distance(_tensors(self._single(0, size, seed=8)), mine)
             if not again < TOLERANCE:
                 return Verdict("it draws random numbers that are not dropout, so the two cannot be compared")
-            return Verdict(f"its examples depend on each other: outputs in one pass differ by {gap:.1e}")
+            return Verdict(f"its examples depend on each other, or change places: outputs in one pass differ by {gap:.1e}")
         for name, value in self._buffers().items():
             if name not in kept or not distance([kept[name]], [value]) < TOLERANCE:
                 return Verdict(f"buffer {name} ends otherwise than after one mask at a time")
