@@ -3,9 +3,9 @@
     PYTHONPATH=src python benchmarks/fit.py [--device cuda] [--networks vgg16,resnet20] [--batch 128] [--rounds 5]
 
 Each network in one process: a plain update of the whole network; a search that learns from slopes (one mask) and one
-that ranks losses (two masks of half the batch); settled, which trains the compact network through our optimiser; and a
-plain loop on that compact network. Rounds of all five take turns, and medians are compared. On a CPU the networks are
-narrow.
+that ranks losses (two masks of half the batch), one mask at a time and, as ``fit`` does it, both in one pass; the same
+for slopes of two masks; settled, which trains the compact network through our optimiser; and a plain loop on that
+compact network. Rounds of all take turns, and medians are compared. On a CPU the networks are narrow.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 import espalier
 from espalier.models import VGG, ResNet
+from espalier.train.together import OnePass
 
 Update = Callable[[], object]
 
@@ -121,9 +122,46 @@ class Bench:
 
         return lambda: structure.step(closure)
 
+    def in_one_pass(self, signal: str) -> tuple[Update, str]:
+        """An update as ``fit`` makes it, with two masks; and why they run one at a time, if they do."""
+        structure, _ = self.shaped(signal, 2)
+        model, examples = structure.gated.model, self.batch if signal == "slopes" else self.batch // 2
+        batch = (self.x[:examples], self.y[:examples])
+
+        def forward(inputs: Tensor) -> Tensor:
+            with self.autocast():
+                outputs: Tensor = model(inputs)
+            return outputs
+
+        def closure(inputs: Tensor, targets: Tensor) -> Tensor:
+            loss = F.cross_entropy(forward(inputs), targets)
+            loss.backward()
+            return loss
+
+        def update() -> None:
+            together = OnePass(structure.gated, batch, forward, F.cross_entropy)
+            structure.step(closure, *batch, together=together)
+
+        update()
+        return update, structure.gated.one_at_a_time()
+
+    def two_slopes(self) -> Update:
+        """One mask at a time, each on its own half of the batch."""
+        structure, _ = self.shaped("slopes", 2)
+
+        def closure(inputs: Tensor, targets: Tensor) -> Tensor:
+            with self.autocast():
+                loss = F.cross_entropy(structure.gated.model(inputs), targets)
+            loss.backward()
+            return loss
+
+        return lambda: structure.step(closure, self.x, self.y)
+
     def updates(self) -> dict[str, Update]:
         _, slopes = self.shaped("slopes", 1)
         _, ranked = self.shaped("ranked", 2)
+        (ranked_pass, why), (slopes_pass, _) = self.in_one_pass("ranked"), self.in_one_pass("slopes")
+        self.one_at_a_time = why
         structure, _ = self.shaped("slopes", 1)
         structure.search.settle()
         small = structure.compact()
@@ -132,6 +170,9 @@ class Bench:
             "plain": self.plain(self.build()),
             "search, slopes": slopes,
             "search, ranked": ranked,
+            "search, ranked, one pass": ranked_pass,
+            "search, slopes of two masks": self.two_slopes(),
+            "search, slopes of two masks, one pass": slopes_pass,
             "settled": self.stepped(structure, small, self.batch),
             "compact, plain": self.plain(alone),
         }
@@ -185,6 +226,12 @@ def main() -> None:
             "ms": {key: round(value, 3) for key, value in times.items()},
             "search over plain": round(times["search, slopes"] / times["plain"], 3),
             "ranked over plain": round(times["search, ranked"] / times["plain"], 3),
+            "ranked, one pass, over plain": round(times["search, ranked, one pass"] / times["plain"], 3),
+            "slopes of two masks over plain": round(times["search, slopes of two masks"] / times["plain"], 3),
+            "slopes of two masks, one pass, over plain": round(
+                times["search, slopes of two masks, one pass"] / times["plain"], 3
+            ),
+            "one mask at a time, because": bench.one_at_a_time,
             "settled over compact": round(times["settled"] / times["compact, plain"], 3),
             "half searched, half settled, over plain": round(
                 (times["search, slopes"] + times["settled"]) / 2 / times["plain"], 3

@@ -149,7 +149,7 @@ def test_keyword_and_tuple_inputs():
         (torch.ones(6, dtype=torch.bool), espalier.BadMask),
         (torch.ones(6, dtype=torch.int64), espalier.BadMask),
         ([1.0] * 6, espalier.BadMask),
-        (torch.ones(2, 6), espalier.BadMask),
+        (torch.ones(2, 2, 6), espalier.BadMask),
         (torch.full((6,), float("nan")), espalier.BadMask),
     ],
 )

@@ -57,6 +57,10 @@ def explain(gated: Gated, mask: Array | None) -> str:
         full, now = (_products(gated, m) for m in (np.ones(space.d), opened))
         lines.append(f"{'products of two activations (attention)':<40}{full:>13,.0f}{now:>13,.0f}{now / full:>8.1%}")
     lines.append("macs: linear maps and convolutions, on the example inputs as given (whole batch)")
+    why = gated.one_at_a_time()
+    if why:
+        text = f"several masks run one at a time, not in one pass: {why}"
+        lines += ["", *textwrap.wrap(text, WIDTH, subsequent_indent="  ")]
     lines += _not_gated(gated)
     return "\n".join(lines)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from espalier.gates.one_pass import STATE, product
 from espalier.space import BadInput, BadType
 
 
@@ -62,7 +63,10 @@ class Gate(nn.Module):
             )
         dim = self.dim % x.ndim
         mask = self.espalier_mask.to(x.dtype)
-        return x * mask.reshape(-1, *(1,) * (x.ndim - 1 - dim))
+        mask = mask.reshape(*mask.shape, *(1,) * (x.ndim - 1 - dim))
+        if not torch.compiler.is_compiling() and STATE in self.__dict__ and self.__dict__[STATE].together.active:
+            return product(self, x, mask)
+        return x * mask
 
     def extra_repr(self) -> str:
         same = len(set(self.sizes)) == 1

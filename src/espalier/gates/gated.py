@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils import _pytree
 
 from espalier.compact.apply import apply_plan
 from espalier.compact.plan import Plan
@@ -19,7 +20,9 @@ from espalier.gates.build_plan import Adapted, build_plan
 from espalier.gates.canonical import canonical
 from espalier.gates.costs import cost_of, held
 from espalier.gates.explain import explain
-from espalier.gates.masking import MARK, Mark, install, set_mask, slopes_of, strip, with_mask
+from espalier.gates.masking import MARK, Mark, install, set_mask, set_masks, slopes_of, strip, with_mask
+from espalier.gates.one_pass import Together, Unfit, apart, count
+from espalier.gates.one_pass_trial import Verdict, enlarged, forbidden, tried
 from espalier.gates.structure import Structure, as_array
 from espalier.space import BadInput, BadMask, Space
 
@@ -51,6 +54,8 @@ class Gated:
         self._adapted, self._phantoms = tuple(adapted), tuple(phantoms)
         self._costs: dict[str, Cost] = {}
         self._installed = install(model, structure)
+        self._example: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # what it was attached with
+        self._verdicts: dict[Hashable, Verdict] = {}
         self._mask: Tensor | None = None
         self._slopes = False
         self._held = [
@@ -104,18 +109,87 @@ class Gated:
             with gated.masked(mask, slopes=True) as slopes:
                 loss(model(x), y).backward()
                 gradient = slopes()
+
+        Masks ``(samples, d)`` run in one pass: example n of the batch runs under mask ``n % samples``, and BatchNorm
+        takes the statistics of each mask's examples alone. Each mask's outputs are ``outputs[s::samples]``. The loss is
+        the mean over all examples, which is the mean of the masks' losses; then slopes are ``(samples, d)``, those of
+        each mask's own mean loss (samples times the derivative of the loss). The first batch of each size is tried out;
+        a model that cannot run so is refused with the reason, see :meth:`one_at_a_time`.
         """
-        mask, previous = self._one(mask, wait=False), (self._mask, self._slopes)
-        self._set(mask, slopes)
+        mask, previous = self._checked(mask, wait=False), (self._mask, self._slopes)
+        if mask.ndim > 2 or (mask.ndim == 2 and not len(mask)):
+            raise BadMask(f"a mask of {self.d} entries, or (samples, {self.d}) masks, not shape {tuple(mask.shape)}")
+        alone = mask.ndim == 2 and len(mask) == 1
+        self._set(mask[0] if alone else mask, slopes)
         try:
             with self._installed.copies.opened_afterwards():
-                yield lambda: slopes_of(self._installed, self.d)
+
+                def read() -> Tensor:
+                    found = slopes_of(self._installed, self.d)
+                    return found.unsqueeze(0) if alone else found
+
+                yield read
         finally:
             self._set(*previous)
 
     def _set(self, mask: Tensor | None, slopes: bool = False) -> None:
+        if self._installed is None:  # detached inside
+            return  # type: ignore[unreachable]
+        if mask is not None and mask.ndim == 2:
+            why = forbidden(self.model, self._installed.spots)
+            if why:
+                raise Unfit(f"several masks cannot run in one pass on this model: {why}; set one mask at a time")
+            set_masks(self._installed, mask, slopes)
+            self._installed.together.check = self._check_pass
+        else:
+            set_mask(self.model, self._installed, mask, slopes)
         self._mask, self._slopes = mask, slopes
-        set_mask(self.model, self._installed, mask, slopes)
+
+    # ---- several masks in one pass ---------------------------------------------------------------------------------
+
+    def one_at_a_time(self, inputs: Any = None, samples: int = 2) -> str:
+        """Why several masks cannot run in one pass on this model; empty where they can.
+
+        inputs: of a batch, as for :func:`espalier.attach`, of which a multiple of ``samples`` examples; None: those of
+        attach. Tried out once for each number of examples and each train or eval mode of the modules.
+        """
+        if inputs is None:
+            known = [verdict for verdict in self._verdicts.values() if verdict.why]
+            if known or self._verdicts:
+                return known[0].why if known else ""
+            why = forbidden(self.model, self._installed.spots) if self._installed is not None else ""
+            if why or self._example is None or self._installed is None:
+                return why
+            device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+            args, kwargs = enlarged(*self._example, samples)
+            args, kwargs = _pytree.tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, (args, kwargs))
+            return self._verdict(args, kwargs, samples).why
+        if isinstance(inputs, Mapping):
+            return self._verdict((), inputs, samples).why
+        return self._verdict(inputs if isinstance(inputs, (tuple, list)) else (inputs,), {}, samples).why
+
+    def apart(self, outputs: Any, samples: int) -> list[Any]:
+        """What the model gave for a batch under several masks, as each mask's own outputs, in the same form."""
+        examples = self._installed.together.examples
+        return apart(outputs, self._verdicts[self._key(examples, samples)].outputs, examples, samples)
+
+    def _key(self, examples: int, samples: int) -> Hashable:
+        return (examples, samples, self.model.training, *(child.training for *_, child in self._held if child))
+
+    def _verdict(self, args: Sequence[Any], kwargs: Mapping[str, Any], samples: int) -> Verdict:
+        self._attached()
+        key = self._key(count((args, kwargs)), samples)
+        if key not in self._verdicts:
+            why = forbidden(self.model, self._installed.spots)
+            self._verdicts[key] = Verdict(why) if why else tried(self.model, self.structure, args, kwargs, samples)
+        return self._verdicts[key]
+
+    def _check_pass(self, together: Together, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a pass under several masks: refuse what would not be exact."""
+        verdict = self._verdict(args, kwargs, together.samples)
+        if verdict.why:
+            raise Unfit(f"several masks cannot run in one pass on this model: {verdict.why}; set one mask at a time")
+        together.dims = verdict.dims
 
     def call(self, params_and_buffers: Mapping[str, Tensor], mask: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The model as a pure function of its tensors and one mask ``(d)``; made for ``vmap``, ``grad``, ``compile``.
@@ -143,7 +217,10 @@ class Gated:
 
     def compact(self, mask: Tensor) -> nn.Module:
         """The plain, smaller module for a mask ``(d)``; the user's model is untouched."""
-        return strip(apply_plan(self.model, self.plan(mask)))
+        plan = self.plan(mask)
+        several = self._mask is not None and self._mask.ndim == 2
+        with self.masked(torch.ones(self.d)) if several else contextlib.nullcontext():  # a plan cuts buffers of one
+            return strip(apply_plan(self.model, plan))
 
     def cost(self, kind: str | Cost = "weights") -> Cost:
         """The cost of a mask: "weights", "macs", "units", "parameters" or a registered kind, exact for canonical masks;

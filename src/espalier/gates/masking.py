@@ -10,11 +10,12 @@ backward pass leaves there what autograd knows of every gate, open or closed.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,13 @@ from torch.utils.hooks import RemovableHandle
 
 from espalier.gates.gate import Gate
 from espalier.gates.norms import NORM, mask_norm, norm_of
+from espalier.gates.one_pass import HELD, STATE, Together, has_rule, join_batch, product, split_batch
 from espalier.gates.structure import Reader, Structure
 from espalier.gates.trace import Array
 from espalier.space import BadInput
 
 BUFFER = "espalier_mask"
 MARK = "_espalier_attached"  # on the root
-STATE = "_espalier_state"  # on the root and on every module with a mask buffer
 EXAMPLES = 32  # an update reads at least so many, where it matters whether weights or inputs are masked
 
 
@@ -63,21 +64,22 @@ class Spot:
         self.index_buffer = f"{buffer}_index"
 
     def add_slopes(self, total: Tensor, gradient: Tensor, module: nn.Module) -> None:
-        """Add the gradient of the buffer to the slopes of its entries. total: ``(d + 1)``, the last for entry -1."""
-        gradient = gradient.reshape(-1).to(total)
+        """Add the gradient of the buffer to the slopes of its entries. total: ``(*S, d + 1)``, the last of entry -1."""
+        gradient = gradient.reshape(*total.shape[:-1], -1).to(total)
         if self.run is not None:
-            total[self.run[0] : self.run[1]] += gradient
+            total[..., self.run[0] : self.run[1]] += gradient
         else:
             index = module._buffers[self.index_buffer]
             assert index is not None
-            total.index_add_(0, index % len(total), gradient)
+            total.index_add_(-1, index % total.shape[-1], gradient)
 
     def value(self, mask: Tensor, module: nn.Module) -> Tensor:
-        """mask: ``(d)``, on the device of ``module``, which holds this buffer. Returns the buffer's value."""
+        """mask: ``(*S, d)``, on the device of ``module``, which holds this buffer. Returns the buffer's value."""
+        several = mask.shape[:-1]
         if self.run is not None:
-            return mask[self.run[0] : self.run[1]].reshape(self.shape)
-        extended = torch.cat([mask, torch.ones_like(mask[:1])])  # entry -1, the last, is always one
-        return extended[module._buffers[self.index_buffer]].reshape(self.shape)
+            return mask[..., self.run[0] : self.run[1]].reshape((*several, *self.shape))
+        extended = torch.cat([mask, torch.ones_like(mask[..., :1])], -1)  # entry -1, the last, is always one
+        return extended[..., module._buffers[self.index_buffer]].reshape((*several, *self.shape))
 
 
 @dataclass(eq=False)
@@ -90,6 +92,8 @@ class Installed:
     added: list[tuple[nn.Module, str]]
     states: list[nn.Module]  # modules with a State
     copies: Copies
+    together: Together
+    aside: list[Tensor] = field(default_factory=list)  # the buffers of one mask, while those of several are set
 
     def remove(self) -> None:
         for module in self.states:
@@ -182,9 +186,9 @@ def install(model: nn.Module, structure: Structure) -> Installed:
         if spot.buffer == "espalier_branch":
             handles.append(module.register_forward_hook(_mask_output))
         elif spot.buffer == NORM:
-            norm = norm_of(module)
-            assert norm is not None
-            handles.append(module.register_forward_hook(functools.partial(mask_norm, norm), with_kwargs=True))
+            kind = norm_of(module)
+            assert kind is not None
+            handles.append(module.register_forward_hook(functools.partial(mask_norm, kind), with_kwargs=True))
         elif spot.weight is not None:
             hook = functools.partial(_mask_smaller, *spot.weight)
             handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
@@ -196,14 +200,30 @@ def install(model: nn.Module, structure: Structure) -> Installed:
         places = [(spot.buffer, spot.raw) for spot in raw]
         handles.append(model.register_forward_pre_hook(functools.partial(_mask_weights, places), with_kwargs=True))
         handles.append(model.register_forward_hook(_restore_weights, always_call=True))
-    states, copies = list(dict.fromkeys([model, *modules])), Copies()
+    norms = [norm for norm in model.modules() if isinstance(norm, nn.modules.batchnorm._BatchNorm) and has_rule(norm)]
+    for norm in norms:
+        handles.append(norm.register_forward_pre_hook(split_batch))
+        handles.append(norm.register_forward_hook(join_batch, prepend=True, always_call=True))
+    handles.append(model.register_forward_pre_hook(_count_examples, with_kwargs=True))
+    states, copies, together = list(dict.fromkeys([model, *modules, *norms])), Copies(), Together()
+    paths = {module: path for path, module in model.named_modules()}
     for module in states:
-        module.__dict__[STATE] = State(module, copies)
-    return Installed(spots, modules, handles, added, states, copies)
+        module.__dict__[STATE] = State(module, copies, path=paths[module], together=together)
+    return Installed(spots, modules, handles, added, states, copies, together)
 
 
-def _product(x: Tensor, mask: Tensor) -> Tensor:
+def _count_examples(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if torch.compiler.is_compiling():
+        return
+    together = module.__dict__[STATE].together
+    if together.active:
+        together.begin(args, kwargs)
+
+
+def _product(module: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
     mask = mask.to(x.dtype)
+    if not torch.compiler.is_compiling() and module.__dict__[STATE].together.active:
+        return product(module, x, mask)
     if x.is_nested and x.layout == torch.strided:  # as nn.TransformerEncoder packs padded batches in eval mode
         return torch.nested.as_nested_tensor([part * mask for part in x.unbind()])
     return x * mask
@@ -213,16 +233,17 @@ def _mask_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     mask = module._buffers[BUFFER]
     assert mask is not None
     if args:
-        return (_product(args[0], mask), *args[1:]), kwargs
+        return (_product(module, args[0], mask), *args[1:]), kwargs
     name = next(iter(kwargs))
-    return args, {**kwargs, name: _product(kwargs[name], mask)}
+    return args, {**kwargs, name: _product(module, kwargs[name], mask)}
 
 
 def _mask_smaller(
     name: str, shape: tuple[int, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """While a mask is set: put the masked weight where the parameter is, for the length of one forward pass."""
-    if torch.compiler.is_compiling() or not module.__dict__[STATE].masked:  # a compiled step multiplies in passing
+    compiling = torch.compiler.is_compiling()  # a compiled step multiplies in passing
+    if compiling or not module.__dict__[STATE].masked or module.__dict__[STATE].together.active:
         return _mask_input(module, args, kwargs)
     weight = module._parameters[name]
     assert weight is not None
@@ -237,8 +258,8 @@ def _mask_output(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     mask = module._buffers["espalier_branch"]
     assert mask is not None
     if isinstance(output, tuple):
-        return (_product(output[0], mask), *output[1:])
-    return _product(output, mask)
+        return (_product(module, output[0], mask), *output[1:])
+    return _product(module, output, mask)
 
 
 Places = list[tuple[str, tuple[tuple[str, str], ...]]]
@@ -283,6 +304,7 @@ def _restore_weights(module: nn.Module, args: tuple[Any, ...], output: Any) -> N
 
 def set_mask(model: nn.Module, installed: Installed, mask: Tensor | None, slopes: bool = False) -> None:
     """Copy a mask ``(d)`` into the buffers; None: ones. slopes: let gradients reach the buffers."""
+    _put_back(installed)
     own: dict[torch.device, Tensor] = {}
     buffers, values = list[Tensor](), list[Tensor]()
     for spot, module in zip(installed.spots, installed.modules):
@@ -306,21 +328,56 @@ def set_mask(model: nn.Module, installed: Installed, mask: Tensor | None, slopes
         module.__dict__[STATE].masked = masked
 
 
+def set_masks(installed: Installed, masks: Tensor, slopes: bool = False) -> None:
+    """Put masks ``(samples, d)`` in the places of the buffers: one for each example, see ``one_pass``."""
+    _put_back(installed)
+    own: dict[torch.device, Tensor] = {}
+    for spot, module in zip(installed.spots, installed.modules):
+        buffer = module._buffers[spot.buffer]
+        assert buffer is not None
+        buffer.grad = None
+        buffer.requires_grad_(False)
+        if buffer.device not in own:
+            own[buffer.device] = masks.detach().to(buffer.device)
+        installed.aside.append(buffer)
+        several = spot.value(own[buffer.device], module).to(buffer.dtype)
+        module._buffers[spot.buffer] = several.detach().requires_grad_(slopes)
+    installed.together.samples = len(masks)
+    for module in installed.states:
+        module.__dict__[STATE].masked = False  # of what masks weights: here inputs are masked
+
+
+def _put_back(installed: Installed) -> None:
+    """The buffers of one mask in their places again."""
+    installed.together.samples = installed.together.examples = 0
+    for spot, module, buffer in zip(installed.spots, installed.modules, installed.aside):
+        several = module._buffers[spot.buffer]
+        assert several is not None
+        module._buffers[spot.buffer] = buffer.to(several.device)
+    installed.aside = []
+
+
 def slopes_of(installed: Installed, d: int) -> Tensor:
-    """The slopes ``(d)`` that backward passes have left at the buffers since the mask was set."""
+    """The slopes ``(d)`` that backward passes have left at the buffers since the mask was set.
+
+    Of several masks ``(samples, d)``: samples times the derivative of the loss, which is the mean over the masks.
+    """
+    samples = installed.together.samples
     total: Tensor | None = None
     for spot, module in zip(installed.spots, installed.modules):
         buffer = module._buffers[spot.buffer]
         if buffer is not None and buffer.grad is not None:
             if total is None:
-                total = torch.zeros(d + 1, dtype=torch.promote_types(buffer.dtype, torch.float32), device=buffer.device)
+                shape = (samples, d + 1) if samples else (d + 1,)
+                dtype = torch.promote_types(buffer.dtype, torch.float32)
+                total = torch.zeros(shape, dtype=dtype, device=buffer.device)
             spot.add_slopes(total, buffer.grad, module)
     if total is None:
         raise BadInput(
             "no backward pass has reached a gate under this mask, so there are no slopes: call backward() on a loss of "
             "the masked model before they are read"
         )
-    return total[:-1]
+    return total[..., :-1] * samples if samples else total[:-1]
 
 
 def with_mask(installed: Installed, tensors: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
@@ -346,17 +403,22 @@ def strip(model: nn.Module) -> nn.Module:
     """Take every trace of gates off a copy of a gated model; hand-placed gates stay."""
     for name in (MARK, "_espalier_saved"):
         model.__dict__.pop(name, None)
+    ours = (_mask_input, _mask_smaller, _mask_output, _mask_weights, _restore_weights, _count_examples, mask_norm)
     for module in model.modules():
         module.__dict__.pop(STATE, None)
+        module.__dict__.pop(HELD, None)
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key, hook in list(hooks.items()):
                 function = hook.func if isinstance(hook, functools.partial) else hook
-                if function in (_mask_input, _mask_smaller, _mask_output, _mask_weights, _restore_weights, mask_norm):
+                if function in (*ours, split_batch, join_batch):
                     del hooks[key]
                     module._forward_pre_hooks_with_kwargs.pop(key, None)
                     module._forward_hooks_with_kwargs.pop(key, None)
                     module._forward_hooks_always_called.pop(key, None)
-        if not isinstance(module, Gate):
+        if isinstance(module, Gate):
+            if module.espalier_mask.ndim > 1:  # of several masks
+                module.espalier_mask = torch.ones_like(module.espalier_mask[0])
+        else:
             for name in [n for n in module._buffers if n == "espalier_branch" or n.startswith(BUFFER)]:
                 del module._buffers[name]
                 module._non_persistent_buffers_set.discard(name)
@@ -385,24 +447,37 @@ class Copies:
                 module = state.of()
                 if module is None or module.__dict__.get(STATE) is not state:
                     continue  # it is gone, or has got gates of its own
-                state.masked = False
+                several, state.masked = state.together.samples, False
                 for name in filter(is_mask, module._buffers):
                     buffer = module._buffers[name]
                     assert buffer is not None
-                    module._buffers[name] = torch.ones_like(buffer)  # not in place: a backward pass may need the old
+                    one = buffer[0] if several else buffer
+                    module._buffers[name] = torch.ones_like(one)  # not in place: a backward pass may need the old
+            for state in self.states:
+                state.together.samples = 0
             self.states = outer
 
 
 class State:
-    """Kept beside a module's mask buffers: whether a mask is set, and the list that every copy of the module enters."""
+    """Kept beside a module's mask buffers: whether a mask is set, and the list that every copy of the module enters.
 
-    def __init__(self, module: nn.Module | None = None, copies: Copies | None = None, masked: bool = False) -> None:
+    path: of the module. together: of the whole model, the pass under several masks.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module | None = None,
+        copies: Copies | None = None,
+        masked: bool = False,
+        path: str = "",
+        together: Together | None = None,
+    ) -> None:
         self.of: Callable[[], nn.Module | None] = _nobody if module is None else weakref.ref(module)
-        self.copies, self.masked = copies or Copies(), masked
+        self.copies, self.masked, self.path, self.together = copies or Copies(), masked, path, together or Together()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> State:
         module = memo.get(id(self.of()))  # the copy of the module, which is under way
-        state = State(module, self.copies, self.masked)
+        state = State(module, self.copies, self.masked, self.path, copy.deepcopy(self.together, memo))
         if self.copies.states is not None:
             self.copies.states.append(state)
         return state

@@ -55,42 +55,18 @@ class Trial:
     """
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.random = torch.Generator().manual_seed(20190917)
-        self.stock = torch.randn(1_000_003, generator=self.random, dtype=torch.float64)
+        random = torch.Generator().manual_seed(20190917)
         try:
             self.model = copy.deepcopy(model).double()
         except (RuntimeError, TypeError) as error:
             raise BadInput(f"this model cannot be copied, which trying it out and cutting it need: {error}") from error
         self.args, self.kwargs = tree_map(_to_float64, (args, kwargs))
         self.modules = dict(self.model.named_modules())
-        self._perturb()
+        perturb(self.model, random)
         self.runs_in_training = False  # train mode is random, but runs; then a cut has to run there as well
         self.modes = self._modes()
         self.adapted: list[Adapted] = []
         self.phantoms: list[str] = []
-
-    def _noise(self, like: Tensor) -> Tensor:
-        """Normal numbers in a tensor's shape; large ones repeat a stock of a prime length, which is quicker."""
-        first = int(torch.randint(len(self.stock), (), generator=self.random))
-        times = -(-(first + like.numel()) // len(self.stock))
-        return self.stock.repeat(times)[first : first + like.numel()].reshape(like.shape).to(like.device)
-
-    def _perturb(self) -> None:
-        with torch.no_grad():
-            for parameter in self.model.parameters():
-                if parameter.is_floating_point():
-                    fan = parameter.shape[1:].numel() if parameter.ndim > 1 else 10
-                    parameter.add_(self._noise(parameter), alpha=0.3 / max(fan, 1) ** 0.5)
-            for module in self.model.modules():
-                for name, value in vars(module).items():
-                    if isinstance(value, float) and ("drop" in name.lower() or isinstance(module, nn.Dropout)):
-                        object.__setattr__(module, name, 0.0)
-                if isinstance(module, nn.modules.dropout._DropoutNd):
-                    module.p = 0.0
-                if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None:
-                    assert module.running_var is not None
-                    module.running_mean.add_(self._noise(module.running_mean), alpha=0.3)
-                    module.running_var.add_(self._noise(module.running_var).abs())
 
     def run(self, model: nn.Module, training: bool, seed: int = 7) -> list[Tensor]:
         """The output's tensors; buffers are put back afterwards."""
@@ -160,6 +136,33 @@ class Trial:
         return (
             "" if shapes[0] == shapes[1] else f"in train mode the cut model gives shapes {shapes[1]}, not {shapes[0]}"
         )
+
+
+@torch.no_grad()
+def perturb(model: nn.Module, random: torch.Generator) -> None:
+    """Move every parameter and running statistic, and switch dropout off."""
+    stock = torch.randn(1_000_003, generator=random, dtype=torch.float64)
+
+    def noise(like: Tensor) -> Tensor:
+        """Normal numbers in a tensor's shape; large ones repeat a stock of a prime length, which is quicker."""
+        first = int(torch.randint(len(stock), (), generator=random))
+        times = -(-(first + like.numel()) // len(stock))
+        return stock.repeat(times)[first : first + like.numel()].reshape(like.shape).to(like.device)
+
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            fan = parameter.shape[1:].numel() if parameter.ndim > 1 else 10
+            parameter.add_(noise(parameter), alpha=0.3 / max(fan, 1) ** 0.5)
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, float) and ("drop" in name.lower() or isinstance(module, nn.Dropout)):
+                object.__setattr__(module, name, 0.0)
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None:
+            assert module.running_var is not None
+            module.running_mean.add_(noise(module.running_mean), alpha=0.3)
+            module.running_var.add_(noise(module.running_var).abs())
 
 
 @contextlib.contextmanager

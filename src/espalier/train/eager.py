@@ -20,6 +20,7 @@ from espalier.train.result import Result
 from espalier.train.scoring import Loss
 from espalier.train.shaping import result_of
 from espalier.train.stop import Stop
+from espalier.train.together import OnePass
 
 Scheduler = torch.optim.lr_scheduler.LRScheduler
 LOOK = 100  # updates between two looks whether a run on a GPU has diverged
@@ -132,22 +133,34 @@ class EagerEngine:
         seen: list[tuple[Any, Any]] = []  # outputs and targets under the first mask
         network = self.structure.network if self.compiling is None else self.compiling.network(self.structure.network)
 
-        def closure(inputs: Any, targets: Any) -> Tensor:
+        def forward(inputs: Any) -> Any:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-                outputs = pytree.call(network, inputs)
+                return pytree.call(network, inputs)
+
+        def loss_of(outputs: Any, targets: Any) -> Tensor:
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
                 loss = self.loss(outputs, targets)
             scalar(loss)
             checks.gradient_of(loss)
+            return loss
+
+        def closure(inputs: Any, targets: Any) -> Tensor:
+            outputs = forward(inputs)
+            loss = loss_of(outputs, targets)
             loss.backward()  # type: ignore[no-untyped-call]
             if not seen:
                 seen.append((outputs, targets))
             return loss
 
         try:
-            loss = self.structure.step(closure, *batch)
+            compiled = self.compiling is not None and self.compiling.on  # what splits a batch by its masks is not
+            together = None if compiled else OnePass(self.gated, batch, forward, loss_of)
+            loss = self.structure.step(closure, *batch, together=together)
         except Diverged as error:
             raise Diverged(f"update {self.done + 1} of {self.total}: {error}") from None
-        counts = scoring.wrong(*seen[0])  # one mask speaks for all: each is drawn from theta
+        counts = scoring.wrong(
+            *((together and together.seen) or seen[0])
+        )  # one mask speaks for all: each is drawn from theta
         missed, predictions = (0, 0) if counts is None else counts
         for place, value in enumerate((loss, 1, missed, predictions)):
             self.sums[place] += value

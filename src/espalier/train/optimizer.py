@@ -182,13 +182,18 @@ class StructureOptimizer(torch.optim.Optimizer):
             self.compact()
 
     def step(  # type: ignore[override]
-        self, closure: Callable[..., Tensor | float] | None = None, *batch: Any, under: Tensor | None = None
+        self,
+        closure: Callable[..., Tensor | float] | None = None,
+        *batch: Any,
+        under: Tensor | None = None,
+        together: Callable[..., tuple[Tensor, Tensor | None]] | None = None,
     ) -> Tensor:
         """One update. Returns the mean loss over the masks whose loss is finite, a scalar tensor.
 
         batch: what the closure is called with: tensors, tuples or dicts with examples first; nothing if it needs none.
         under: a mask ``(d)``; the weights alone take a step, under this mask, and theta rests. To train the whole
         network before the search begins: ``step(closure, under=search.whole())``.
+        together: computes the gradient of several masks at once, as ``fit`` does; see ``OnePass``.
         """
         if closure is None:
             raise BadInput("step needs a closure that computes the loss, goes backwards and returns it: step(closure)")
@@ -207,9 +212,15 @@ class StructureOptimizer(torch.optim.Optimizer):
         reads_slopes = self.search.reads_slopes and not rests
         parts = itertools.cycle(pytree.split(batch, self.search.samples) if reads_slopes and batch else [batch])
         gated = self.gated if self.settled is None else None
-        losses, slopes = mean_gradient(
-            gated, masks[:1] if rests else masks, parameters, lambda: closure(*next(parts)), reads_slopes
-        )
+        masks_now = masks[:1] if rests else masks
+
+        def one_at_a_time() -> tuple[Tensor, Tensor | None]:
+            return mean_gradient(gated, masks_now, parameters, lambda: closure(*next(parts)), reads_slopes)
+
+        if together is None or gated is None or len(masks_now) == 1:
+            losses, slopes = one_at_a_time()
+        else:
+            losses, slopes = together(masks_now, parameters, reads_slopes, one_at_a_time)
         if self.across is not None:
             losses, slopes = self.across(losses), None if slopes is None else self.across(slopes)
         if slopes is not None:

@@ -1,0 +1,240 @@
+"""Several masks in one pass: each example of a batch under a mask of its own.
+
+Layout: with S masks example n of the batch runs under mask ``n % S``. The batch is then a view ``(B, S, ..)`` whatever
+its strides, the product with masks ``(S, ..)`` needs no index, and in NCHW order ``(B * S, C, H, W)`` is a view
+``(B, S * C, H, W)``, in which BatchNorm takes the statistics of each mask's examples alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+from espalier.space import BadInput
+
+STATE = "_espalier_state"  # on the root and on every module with a mask buffer or with statistics of the batch
+HELD = "_espalier_norm"  # on a BatchNorm, while it runs
+Shape = tuple[int, ...]
+
+
+class Unfit(BadInput):
+    """Several masks cannot run in one pass here; one at a time can."""
+
+
+class Together:
+    """What the modules of one gated model know of the pass that is under way; a copy of the model has its own.
+
+    samples: masks in one pass, 0 for one mask at a time. examples: in the pass. dims: by module, which dimension of its
+    input holds the examples; 0 where nothing is said.
+    """
+
+    def __init__(self) -> None:
+        self.samples = self.examples = 0
+        self.dims: dict[str, int] = {}
+        self.check: Callable[[Together, Any, Any], None] | None = None  # raises where a call must not run in one pass
+        self.watched: dict[str, list[Shape]] | None = None  # a trial notes here what shapes each module reads
+        self.expected: dict[str, list[Shape]] | None = None  # ... and finds here those of one mask at a time
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Together:
+        twin = Together()
+        twin.samples, twin.dims, twin.check = self.samples, dict(self.dims), self.check
+        memo[id(self)] = twin
+        return twin
+
+    @property
+    def active(self) -> bool:
+        return self.samples > 0 or self.watched is not None
+
+    def begin(self, args: Any, kwargs: Any) -> None:
+        """A forward pass of the whole model begins: count its examples."""
+        self.examples = count((args, kwargs))
+        if self.samples and (not self.examples or self.examples % self.samples):
+            raise Unfit(
+                f"{self.samples} masks in one pass need a multiple of {self.samples} examples, not {self.examples}"
+            )
+        if self.samples and self.check is not None and not torch.compiler.is_compiling():
+            self.check(self, args, kwargs)
+
+    def dim(self, path: str, x: Tensor) -> int:
+        """The dimension of a module's input that holds the examples."""
+        if self.expected is not None:
+            return self._found(path, tuple(x.shape))
+        return self.dims.get(path, 0)
+
+    def _found(self, path: str, shape: Shape) -> int:
+        left = (self.expected or {}).get(path)
+        dim = examples_dim(left.pop(0), shape, self.samples) if left else None
+        if dim is None:
+            raise Unfit(f"what {path or 'the model'} reads has no one dimension that grows with the number of examples")
+        if self.dims.setdefault(path, dim) != dim:
+            raise Unfit(f"{path or 'the model'} reads its examples now in one dimension, now in another")
+        return dim
+
+    def split(self, size: int, path: str) -> tuple[int, ...]:
+        """How a dimension of examples is laid out: (B, samples), and what each example holds of it if not one."""
+        if not self.examples:
+            raise Unfit(f"{path} runs by itself; under several masks call the whole model, which counts the examples")
+        if size % self.examples:
+            raise Unfit(f"{path} reads {size} rows of {self.examples} examples: whose they are cannot be told")
+        rows = (self.examples // self.samples, self.samples)
+        return rows if size == self.examples else (*rows, size // self.examples)
+
+
+def count(inputs: Any) -> int:
+    """The number of examples: the length of the first tensor."""
+    leaves = _pytree.tree_leaves(inputs)
+    first = next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim), None)
+    if first is None:
+        raise Unfit("the model is called without a tensor, so there are no examples to give masks to")
+    return len(first)
+
+
+def examples_dim(one: Shape, all_: Shape, samples: int) -> int | None:
+    """The dimension that is ``samples`` times as long in one shape as in the other, where it is the only difference."""
+    if len(one) != len(all_):
+        return None
+    unlike = [dim for dim, (a, b) in enumerate(zip(one, all_)) if a != b]
+    return unlike[0] if len(unlike) == 1 and all_[unlike[0]] == samples * one[unlike[0]] else None
+
+
+def unflatten(x: Tensor, dim: int, rows: tuple[int, ...]) -> Tensor:
+    """A view with one dimension as several, whatever the strides."""
+    return x.view(*x.shape[:dim], *rows, *x.shape[dim + 1 :])
+
+
+def product(module: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
+    """x times the mask; under several ``(samples, ..)`` each example times its own."""
+    together: Together = module.__dict__[STATE].together
+    path: str = module.__dict__[STATE].path
+    if together.watched is not None:
+        together.watched.setdefault(path, []).append(tuple(x.shape))
+    if not together.samples:
+        return x * mask
+    if x.is_nested:
+        raise Unfit(f"{path} reads a nested tensor")
+    dim = together.dim(path, x)
+    rows = together.split(x.shape[dim], path)
+    own, behind = mask.shape[1:], x.ndim - 1 - dim
+    if len(own) > behind:
+        raise Unfit(f"{path} reads its gated axis before its examples")
+    between = (1,) * (len(rows) - 2 + behind - len(own))
+    mask = mask.to(x.dtype).reshape(together.samples, *between, *own)
+    each: Tensor = unflatten(x, dim, rows) * mask
+    return each.flatten(dim, dim + len(rows) - 1)
+
+
+# ---- BatchNorm -------------------------------------------------------------------------------------------------------
+
+
+def has_rule(norm: nn.modules.batchnorm._BatchNorm) -> bool:
+    """Whether this BatchNorm computes what torch's own does."""
+    return type(norm).forward is nn.modules.batchnorm._BatchNorm.forward
+
+
+def split_batch(module: Any, args: tuple[Any, ...]) -> Any:
+    """Before a BatchNorm in train mode: a channel for each mask, ``(B * S, C, ..)`` as ``(B, S * C, ..)``.
+
+    Its parameters are repeated for the length of the call, and its running statistics are set aside.
+    """
+    together: Together = module.__dict__[STATE].together
+    if torch.compiler.is_compiling() or not together.active:
+        return None
+    if not args:
+        raise Unfit(f"{module.__dict__[STATE].path} is given its input by name")
+    x, path = args[0], module.__dict__[STATE].path
+    if together.watched is not None:
+        together.watched.setdefault(path, []).append(tuple(x.shape))
+    if not together.samples:
+        return None
+    if together.dim(path, x) or x.ndim < 2:
+        raise Unfit(f"{path} does not read its examples first")
+    if not (module.training or module.running_mean is None):
+        return None
+    rows, samples = together.split(x.shape[0], path), together.samples
+    names = ("weight", "bias"), ("running_mean", "running_var")
+    held = [(module._parameters, name, module._parameters[name]) for name in names[0]]
+    held += [(module._buffers, name, module._buffers[name]) for name in names[1]]
+    module.__dict__[HELD] = (held, module.momentum, x, rows)
+    for place, name, tensor in held:
+        if tensor is not None:
+            fresh = place is module._buffers
+            place[name] = tensor.new_zeros(samples * len(tensor)) if fresh else tensor.repeat(samples)
+    module.momentum = 1.0  # the statistics of this batch, and nothing of those before
+    x = unflatten(x, 0, rows)
+    if len(rows) == 3:  # what an example holds of the rows goes beside the first dimension behind the channels
+        x = x.movedim(2, 3)
+        x = x.flatten(3, 4) if x.ndim > 4 else x
+    return (x.flatten(1, 2), *args[1:])
+
+
+def join_batch(module: Any, args: tuple[Any, ...], output: Tensor | None) -> Tensor | None:
+    """After it: the examples as they were; running statistics as if the masks had run one after another."""
+    state = module.__dict__.pop(HELD, None)
+    if state is None:
+        return None
+    held, momentum, x, rows = state
+    module.momentum = momentum
+    fresh = {name: place[name] for place, name, _ in held}
+    for place, name, tensor in held:
+        place[name] = tensor
+    if not isinstance(output, Tensor):  # it failed
+        return None
+    if module.training and module.running_mean is not None:
+        _keep(module, fresh, rows[1])
+    channels = x.shape[1]
+    output = unflatten(output, 1, (rows[1], channels))
+    if len(rows) == 3:
+        output = unflatten(output, 3, (rows[2], x.shape[2])) if x.ndim > 2 else output
+        output = output.movedim(3, 2)
+    output = output.flatten(0, len(rows) - 1)
+    for layout in (torch.channels_last, torch.channels_last_3d):
+        fits = x.ndim == (4 if layout is torch.channels_last else 5) and not x.is_contiguous()
+        if fits and x.is_contiguous(memory_format=layout):
+            output = output.contiguous(memory_format=layout)
+    return output
+
+
+@torch.no_grad()
+def _keep(module: Any, fresh: dict[str, Tensor], samples: int) -> None:
+    """Move the running statistics by those of each mask, in their order. The call itself has counted one batch."""
+    count = module.num_batches_tracked
+    for mask in range(samples):
+        if count is not None and mask:
+            count.add_(1)
+        factor = 1.0 / float(count) if module.momentum is None else module.momentum
+        for name in ("running_mean", "running_var"):
+            statistics = module._buffers[name]
+            statistics.lerp_(fresh[name][mask * len(statistics) : (mask + 1) * len(statistics)], factor)
+
+
+# ---- each mask's own outputs -----------------------------------------------------------------------------------------
+
+
+def apart(outputs: Any, dims: Sequence[int], examples: int, samples: int) -> list[Any]:
+    """The outputs of one pass as those of each mask. dims: of each tensor in them, the dimension of the examples."""
+    leaves, form = _pytree.tree_flatten(outputs)
+    each: list[list[Any]] = [[] for _ in range(samples)]
+    left = list(dims)
+    for leaf in leaves:
+        parts = [leaf] * samples
+        if isinstance(leaf, Tensor):
+            dim = left.pop(0)
+            inner = leaf.shape[dim] // examples
+            rows = (examples // samples, samples, inner)
+            # unbind, not slices: its backward pass writes one gradient, not one for each mask
+            parts = [part.flatten(dim, dim + 1) for part in unflatten(leaf, dim, rows).unbind(dim + 1)]
+        for mine, part in zip(each, parts):
+            mine.append(part)
+    return [_pytree.tree_unflatten(mine, form) for mine in each]
+
+
+def interleaved(parts: Sequence[Tensor]) -> Tensor:
+    """Examples ``(B, ..)`` for each mask as one batch: example b of mask s at ``b * S + s``; images lie as they did."""
+    first = parts[0]
+    images = first.ndim == 4 and not first.is_contiguous() and first.is_contiguous(memory_format=torch.channels_last)
+    joined = torch.stack(list(parts), 1).flatten(0, 1)
+    return joined.contiguous(memory_format=torch.channels_last) if images else joined

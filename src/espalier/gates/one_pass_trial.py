@@ -1,0 +1,188 @@
+"""Whether several masks may run in one pass on a model: decided from its gates, then tried out on a batch.
+
+A trial compares one pass under random masks with one mask at a time, on a copy of the model in float64 with random
+parameters and without dropout: outputs, and what the buffers hold afterwards.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree
+
+from espalier.gates.masking import Installed, Spot, install, is_mask, set_mask, set_masks, strip
+from espalier.gates.norms import NORM
+from espalier.gates.one_pass import Unfit, apart, examples_dim, has_rule
+from espalier.gates.structure import Structure
+from espalier.gates.verify import TOLERANCE, distance, isolated_random, perturb
+from espalier.space import EspalierError
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """why: masks have to run one at a time; empty where they may run in one pass.
+
+    dims: by module, the dimension of its input that holds the examples. outputs: that of each tensor of the output.
+    """
+
+    why: str
+    dims: dict[str, int] = field(default_factory=dict)
+    outputs: tuple[int, ...] = ()
+
+
+def forbidden(model: nn.Module, spots: list[Spot]) -> str:
+    """What in the model itself forbids one pass; empty if nothing does."""
+    raw = next((spot for spot in spots if spot.raw), None)
+    if raw is not None:
+        return f"the mask acts on the weight {raw.raw_names[0]}, which all examples share"
+    norm = next((spot for spot in spots if spot.buffer == NORM), None)
+    if norm is not None:
+        return f"{norm.path} normalises over a gated width, by statistics of one mask"
+    for path, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not has_rule(module):
+            return f"{path} is a {type(module).__name__}, a BatchNorm with a forward pass of its own"
+    return ""
+
+
+def tried(model: nn.Module, structure: Structure, args: Any, kwargs: Any, samples: int) -> Verdict:
+    """args, kwargs: what the model is called with; tensors as long as the first hold the examples first."""
+    with isolated_random(), warnings.catch_warnings(), torch.no_grad(), _without_autocast(args, kwargs):
+        warnings.simplefilter("ignore")
+        try:
+            return _Trial(model, structure, args, kwargs, samples).verdict()
+        except Unfit as error:
+            return Verdict(str(error))
+        except EspalierError:
+            raise
+        except Exception as error:  # a forward pass of the user's own may raise anything
+            said = (str(error).strip() or "no message").splitlines()[0][:90]
+            return Verdict(f"it does not run so: {type(error).__name__}: {said}")
+
+
+class _Trial:
+    def __init__(self, model: nn.Module, structure: Structure, args: Any, kwargs: Any, samples: int) -> None:
+        self.model = strip(copy.deepcopy(model)).double()
+        perturb(self.model, torch.Generator().manual_seed(20190918))
+        self.installed: Installed = install(self.model, structure)
+        self.inputs = _pytree.tree_map(_to_float64, (tuple(args), dict(kwargs)))
+        self.samples = samples
+        generator = torch.Generator().manual_seed(7)
+        masks = torch.rand(samples, structure.space.d, generator=generator, dtype=torch.float64) < 0.6
+        self.masks = masks.double().to(next((p.device for p in model.parameters()), torch.device("cpu")))
+        self.before = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+
+    def verdict(self) -> Verdict:
+        leaves = [leaf for leaf in _pytree.tree_leaves(self.inputs) if isinstance(leaf, Tensor) and leaf.ndim]
+        size = len(leaves[0])
+        if not size or size % self.samples:
+            raise Unfit(f"{size} examples are no multiple of {self.samples} masks")
+        together = self.installed.together
+        together.watched = {}
+        single = [self._single(mask, size) for mask in range(self.samples)]
+        shapes = {path: seen[: len(seen) // self.samples] for path, seen in together.watched.items()}
+        kept = self._buffers()
+        self._restore()
+        together.watched, together.expected = None, shapes
+        set_masks(self.installed, self.masks)
+        both = self._run(self.inputs)
+        together.expected = None
+        mine, all_ = _tensors(single[0]), _tensors(both)
+        dims = [examples_dim(tuple(a.shape), tuple(b.shape), self.samples) for a, b in zip(mine, all_)]
+        if len(mine) != len(all_) or None in dims or not dims:
+            return Verdict("its output holds something that is not of single examples, each in one dimension")
+        outputs = tuple(dim for dim in dims if dim is not None)
+        own = apart(both, outputs, size, self.samples)
+        gap = max(distance(_tensors(a), _tensors(b)) for a, b in zip(single, own))
+        if not gap < TOLERANCE:
+            again = distance(_tensors(self._single(0, size, seed=8)), mine)
+            if not again < TOLERANCE:
+                return Verdict("it draws random numbers that are not dropout, so the two cannot be compared")
+            return Verdict(
+                f"its examples depend on each other or change places: outputs in one pass differ by {gap:.1e}"
+            )
+        for name, value in self._buffers().items():
+            if name not in kept or not distance([kept[name]], [value]) < TOLERANCE:
+                return Verdict(f"buffer {name} ends otherwise than after one mask at a time")
+        return Verdict("", dict(together.dims), outputs)
+
+    def _single(self, mask: int, size: int, seed: int = 7) -> Any:
+        def part(leaf: Any) -> Any:
+            return leaf[mask :: self.samples] if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == size else leaf
+
+        set_mask(self.model, self.installed, self.masks[mask])
+        return self._run(_pytree.tree_map(part, self.inputs), seed)
+
+    def _run(self, inputs: Any, seed: int = 7) -> Any:
+        torch.manual_seed(seed)
+        with _NoDropout():
+            return self.model(*inputs[0], **inputs[1])
+
+    def _buffers(self) -> dict[str, Tensor]:
+        named = self.model.named_buffers()
+        return {name: value.clone() for name, value in named if not is_mask(name.rpartition(".")[2])}
+
+    def _restore(self) -> None:
+        for buffer, value in self.before:
+            buffer.copy_(value)
+
+
+class _NoDropout(TorchFunctionMode):
+    """Dropout that is called in a forward pass, not held as a module, gives its input."""
+
+    NAMES = frozenset(
+        f"{kind}dropout{end}"
+        for kind in ("", "alpha_", "feature_", "feature_alpha_")
+        for end in ("", "_", "1d", "2d", "3d")
+    )
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in self.NAMES:
+            return args[0] if args else kwargs["input"]
+        if func is F.scaled_dot_product_attention and "dropout_p" in kwargs:
+            kwargs = {**kwargs, "dropout_p": 0.0}
+        return func(*args, **kwargs)
+
+
+def enlarged(args: Any, kwargs: Any, samples: int) -> tuple[Any, Any]:
+    """An example's inputs, as many as a trial needs; what is repeated is changed, so that none are alike."""
+    leaves = [leaf for leaf in _pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.ndim]
+    size = len(leaves[0]) if leaves else 0
+    wanted = samples * max(2, -(-size // samples))
+    if not size or wanted == size:
+        return args, kwargs
+    generator = torch.Generator().manual_seed(9)
+
+    def longer(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.ndim or len(leaf) != size:
+            return leaf
+        more = leaf[torch.arange(size, wanted, device=leaf.device) % size]
+        if more.is_floating_point():
+            more = more + 0.3 * torch.randn(more.shape, generator=generator, dtype=torch.float64).to(more)
+        elif more.ndim > 1:
+            more = more.roll(1, 1)
+        return torch.cat([leaf, more])
+
+    enlarged_: tuple[Any, Any] = _pytree.tree_map(longer, (tuple(args), dict(kwargs)))
+    return enlarged_
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _to_float64(value: Any) -> Any:
+    return value.detach().double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _without_autocast(args: Any, kwargs: Any) -> torch.autocast:
+    first = next((leaf for leaf in _pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
+    return torch.autocast("cpu" if first is None else first.device.type, enabled=False)
