@@ -21,6 +21,13 @@ REFUSED = {
     "nn.TransformerEncoder": SHARED,
     "nn.TransformerEncoder, norm first": SHARED,
     "nn.MultiheadAttention": SHARED,
+    "small GPT, width too": SHARED,
+    "nn.TransformerEncoder, width too": SHARED,
+    "GPT-2, width too": SHARED,
+    "grouped queries, width too": "norm1 normalises over a gated width",
+    "BERT, width too": "bert.embeddings.LayerNorm normalises over a gated width",
+    "ViT, width too": "vit.layers.0.layernorm_before normalises over a gated width",
+    "Llama, width too": "model.layers.0.input_layernorm normalises over a gated width",
     "CLIP, two towers": "its output holds something that is not of single examples",
 }
 THREE = ("MLP, inputs too", "ResNet-20, branches too", "Swin")
