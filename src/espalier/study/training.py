@@ -207,11 +207,11 @@ def run(
         if not why:
             raise
         raise BadInput(f"{why}. What was saved in {out} is intact") from error
-    run_parts.name_origin(out)
     test = None if source.test is None else evaluate(result.model, source.test, loss=loss)
     scores = {"loss": None, "error": None, "examples": None} if test is None else asdict(test)
     about = {"inputs": source.prepared, "judged_on": source.judged_on}
-    return result, RunDirectory(out).add(about | {f"test_{name}": value for name, value in scores.items()})
+    scored = {f"test_{name}": value for name, value in scores.items()}
+    return result, RunDirectory(out).add(about | scored, run_parts.origin(out))
 
 
 def _load(model: nn.Module, path: Path) -> None:
