@@ -186,7 +186,7 @@ def content(path: Path, most: int = BYTES, way_out: str = "") -> bytes:
             raise Corrupt(f"{path} is not a file{_after(way_out)}")
         if about.st_size > most:
             raise Corrupt(f"{path} has {about.st_size} bytes; such a file has at most {most}{_after(way_out)}")
-        return file.read(most + 1)
+        return file.read(about.st_size + 1)
 
 
 def parse(data: bytes, spec: Spec = anything, newest: int | None = None) -> Any:

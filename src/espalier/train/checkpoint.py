@@ -13,19 +13,25 @@ import os
 import re
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from espalier import schema
 from espalier.files import PARTIAL
 from espalier.files import NotSaved as NotSaved  # for those who import both from here
 from espalier.files import write as write
 from espalier.space import BadInput, BadType, Corrupt
 from espalier.train import state_codec
 
-FORMAT = 1
+FORMAT, MOST = 1, 1 << 40  # bytes
+_FRONT = schema.record({"__metadata__": schema.record({"espalier": schema.text(most=1 << 28)})})
+_DEEP = partial(schema.anything, depth=-200)  # containers are two levels each
+_HEADER = schema.record({"state": _DEEP}, {"step": schema.integer(0), "settings": schema.table(schema.anything)})
 KEPT = 2
 NAME = re.compile(r"checkpoint-(\d{12})\.safetensors")
 BLANK = "0" * 64  # stands where the checksum will be, so that the checksum covers the header too
@@ -81,8 +87,8 @@ class Checkpoint:
         files, damage = self.files(), list[str]()
         for path in files:
             try:
-                header, tensors = unpack(path.read_bytes())
-                self._check_settings(path, header)
+                header, tensors = unpack(_content(path))
+                self._check_settings(path, header.get("settings", {}))
                 state: dict[str, Any] = state_codec.join(header["state"], tensors)
             except Damaged as error:
                 damage.append(f"{path.name}: {error}")
@@ -100,8 +106,7 @@ class Checkpoint:
             )
         return None
 
-    def _check_settings(self, path: Path, header: Mapping[str, Any]) -> None:
-        theirs = header["settings"]
+    def _check_settings(self, path: Path, theirs: Mapping[str, Any]) -> None:
         if theirs == self.settings:
             return
         differ = [
@@ -144,10 +149,20 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     check.update(memoryview(data)[end:])
     if check.hexdigest() != found[0].decode():
         raise Damaged("its checksum does not match its contents")
-    header = json.loads(json.loads(data[8:end])["__metadata__"]["espalier"])
-    if header["format"] != FORMAT:
-        raise Corrupt(f"this checkpoint has format {header['format']}; this version of Espalier reads format {FORMAT}")
-    return header, safetensors.torch.load(data)
+    try:
+        header = schema.parse(schema.parse(data[8:end], _FRONT)["__metadata__"]["espalier"].encode(), _HEADER)
+        if header.get("format") != FORMAT:
+            raise Corrupt(f"this checkpoint has format {header.get('format')}; this version of Espalier reads {FORMAT}")
+        return header, safetensors.torch.load(data)
+    except (schema.Mismatch, safetensors.SafetensorError, RuntimeError, OverflowError, RecursionError) as error:
+        raise Damaged(str(error)) from None
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return schema.content(path, most=MOST)
+    except Corrupt as error:
+        raise Damaged(str(error)) from None
 
 
 def _shown(settings: Mapping[str, Any], key: str) -> str:
