@@ -46,6 +46,7 @@ class Grid:
         at_once: int | None = None,
         commit: str | None = None,
         command: str = "",
+        force: bool = False,
     ) -> None:
         self.settings, self.out, self.compute = settings, Path(out), compute
         self.device = checks.device(device)
@@ -56,7 +57,7 @@ class Grid:
         self.whole = _everything(self.given, named=data is None)
         inputs = self.given.train_inputs.shape[1]
         self.widths = (inputs, *(settings.hidden or (inputs,) * 3), len(self.given.classes))
-        self.commit, self.command = commit or run_files.revision(), command
+        self.commit, self.command, self.force = commit or run_files.revision(), command, force
         self._check()
 
     def _check(self) -> None:
@@ -126,7 +127,7 @@ class Grid:
     def _train(self, runs: list[GridRun], data: Dataset, stop: Stop, progress: Progress) -> bool:
         name = run_files.batch_name(runs)
         folder = self._state(runs[0].method, name)
-        with locked(folder):
+        with locked(folder, self.force):
             batch = self._batch(runs, data)
             loop = batch.loop(folder, stop, progress)
             if not train(loop, f"{runs[0].method} {name}", "", progress):

@@ -72,6 +72,7 @@ class Study:
         compute: Compute | None = None,
         commit: str | None = None,
         command: str = "",
+        force: bool = False,
         keep_state: bool = False,
         runs_at_once: int | None = None,
     ) -> None:
@@ -82,7 +83,7 @@ class Study:
         self.device = checks.device(device)
         self.data = _read(settings, experiment.reading, data, data_dir)
         self.network = experiment.network(settings, self.data)
-        self.commit, self.command = commit or run_files.revision(), command
+        self.commit, self.command, self.force = commit or run_files.revision(), command, force
 
     def path(self, run: RunSpec) -> Path:
         return self.out / "runs" / self.settings.folder / run.variant / f"{run.setting}-seed_{run.seed}.json"
@@ -152,7 +153,7 @@ class Study:
                 return False
             if (word := self._elsewhere(part)) and not (part.state / RUNS).exists():
                 progress.say(word)
-            with locked(part.state):
+            with locked(part.state, self.force):
                 if not self._train(part, which, stop, progress):
                     return False
         return True

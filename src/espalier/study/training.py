@@ -139,11 +139,12 @@ class Training:
 
 
 def run(
-    training: Training, out: Path, command: str, *, time_limit: float | None, quiet: bool
+    training: Training, out: Path, command: str, *, time_limit: float | None, quiet: bool, force: bool = False
 ) -> tuple[Result, dict[str, Any]]:
     """Train to the end, or as far as time allows; the run directory then holds the small network too.
 
-    Returns the result, and what ships from it: sizes and errors.
+    force: go on with what is there although it is of other data, code or settings, which the run then records. Returns
+    the result, and what ships from it: sizes and errors.
     """
     source = sources.read(
         training.data,
@@ -169,7 +170,8 @@ def run(
         sources.checked(source, outputs.shape[1])
     _try(loss, training.loss, outputs, reading, device)
     flags = {one.old or one.name: one.flag for one in declared(Training)}
-    run_parts.check_call(out, training.to_json(), flags)
+    if not force:
+        run_parts.check_call(out, training.to_json(), flags)
     gated = attach(model, example)
     if not quiet:
         count, groups = sum(p.numel() for p in model.parameters()), len(gated.space.slices)
@@ -196,6 +198,7 @@ def run(
             channels_last=training.channels_last,
             validation=source.validation,
             checkpoint=out,
+            resume="anyway" if force else "same",
             callbacks=[run_parts.Called(out, training.to_json(), network, command)],
             time_limit=time_limit,
             quiet=quiet,

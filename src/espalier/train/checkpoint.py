@@ -31,7 +31,14 @@ from espalier.train import state_codec
 FORMAT, MOST = 1, 1 << 40  # bytes
 _FRONT = schema.record({"__metadata__": schema.record({"espalier": schema.text(most=1 << 28)})})
 _DEEP = partial(schema.anything, depth=-200)  # containers are two levels each
-_HEADER = schema.record({"state": _DEEP}, {"step": schema.integer(0), "settings": schema.table(schema.anything)})
+_HEADER = schema.record(
+    {"state": _DEEP},
+    {
+        "step": schema.integer(0),
+        "settings": schema.table(schema.anything),
+        "forced": schema.each(schema.text()),
+    },
+)
 KEPT = 2
 NAME = re.compile(r"checkpoint-(\d{12})\.safetensors")
 BLANK = "0" * 64  # stands where the checksum will be, so that the checksum covers the header too
@@ -41,7 +48,8 @@ class Checkpoint:
     """The checkpoints of one run, in one folder.
 
     settings: JSON-able; a checkpoint written under others is refused, with both shown. Leave out what may change
-    between the calls of one run (a time limit, the folder itself).
+    between the calls of one run (a time limit, the folder itself). anyway: it is not refused, but what differs is kept
+    in ``forced``, and in every later checkpoint.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -51,8 +59,9 @@ class Checkpoint:
     {'update': 7}
     """
 
-    def __init__(self, folder: str | os.PathLike[str], settings: Mapping[str, Any]) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | os.PathLike[str], settings: Mapping[str, Any], anyway: bool = False) -> None:
+        self.folder, self.anyway = Path(folder), anyway
+        self.forced: list[str] = []
         try:
             self.settings = json.loads(json.dumps(dict(settings), allow_nan=False))
         except (TypeError, ValueError) as error:
@@ -71,6 +80,7 @@ class Checkpoint:
         """
         structure, tensors = state_codec.split(state)
         header = {"format": FORMAT, "step": step, "settings": self.settings, "state": structure}
+        header |= {"forced": self.forced} if self.forced else {}
         path = self.folder / f"checkpoint-{step:012d}.safetensors"
         write(path, pack(header, tensors))
         kept = self.files()[:KEPT]
@@ -88,6 +98,7 @@ class Checkpoint:
         for path in files:
             try:
                 header, tensors = unpack(_content(path))
+                self.forced = header.get("forced", [])
                 self._check_settings(path, header.get("settings", {}))
                 state: dict[str, Any] = state_codec.join(header["state"], tensors)
             except Damaged as error:
@@ -114,9 +125,12 @@ class Checkpoint:
             for key in sorted(theirs.keys() | self.settings.keys())
             if theirs.get(key, ...) != self.settings.get(key, ...)
         ]
+        if self.anyway:
+            self.forced = [*self.forced, *differ]
+            return
         raise BadInput(
             f"{path} is of a run with other settings: {'; '.join(differ)}. Use the same settings to go on with it, or "
-            "another folder to start anew"
+            'another folder to start anew (or resume="anyway", --force: the run then records what differed)'
         )
 
 

@@ -64,6 +64,7 @@ def fit(
     channels_last: bool = False,
     validation: Any = None,
     checkpoint: str | os.PathLike[str] | None = None,
+    resume: str = "same",
     time_limit: float | None = None,
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
@@ -101,10 +102,13 @@ def fit(
     validation: data as above, of a Dataset its test part, which is the default where ``data`` is one; evaluated after
         every epoch under the mask that would ship.
     checkpoint: the folder of the run. The same call goes on where it was stopped, killed, or out of time.
+    resume: "same" goes on only with the same data, network, code and settings, and shows what differs; "anyway" goes on
+        all the same, also where another host has left its lock, and the run records what differed.
     time_limit: seconds after which this call stops, with a checkpoint.
     callbacks: objects of classes made from :class:`espalier.Callback`, told of epochs, settling and the end.
     """
     stop, watching = Stop(time_limit), callbacks_checked(callbacks)
+    anyway = checks.resume(resume)
     checks.loss(loss)
     folder = None if checkpoint is None else checks.folder(checkpoint)
     seed = whole(seed, "seed", 0)
@@ -145,8 +149,11 @@ def fit(
         )
         search, phases = structure.search, structure.phases
         assert phases is not None
+        # Data are hashed only where there is something to resume.
+        read = {} if folder is None else {"data": feeding.describe(), "validation": held_out and held_out.describe()}
         settings = {
-            **_settings(module, gated, feeding, inner, search),
+            **_settings(module, gated, inner, search),
+            **read,
             "loss": fingerprint.function(loss),
             "epochs": epochs,
             "batch_size": batch_size,
@@ -160,7 +167,7 @@ def fit(
             "precision": precision,
         }
         steps = None if scheduler is None else _scheduler(scheduler, inner)
-        settings["scheduler"] = repr(rates) if steps is None else type(steps).__name__
+        settings["scheduler"] = repr(rates) if steps is None else fingerprint.settings(steps, "optimizer")
         directory = None if folder is None else RunDirectory(folder)
         engine = EagerEngine(
             structure,
@@ -172,10 +179,10 @@ def fit(
             precision=precision,
             channels_last=channels_last,
             began_with="" if folder is None else fingerprint.weights(module.parameters()),
-            known=lambda weights: directory is not None and directory.left_with(weights),
+            known=lambda weights: anyway or (directory is not None and directory.left_with(weights)),
         )
         with nullcontext() if precision is None else Compute(precision).applied():
-            result = _carry_out(engine, settings, directory, stop, watching, progress.choose(quiet))
+            result = _carry_out(engine, settings, directory, stop, watching, progress.choose(quiet), anyway)
     return result if model is not module else replace(result, gated=None)
 
 
@@ -186,14 +193,15 @@ def _carry_out(
     stop: Stop,
     watching: list[Callback],
     shown: progress.Progress,
+    anyway: bool,
 ) -> Result:
     """From where the folder's checkpoint stands to the end, or as far as time allows."""
     folder = None if directory is None else directory.folder
     records = [] if folder is None else [Records([folder], [settings])]
-    store = None if folder is None else Checkpoint(folder, settings)
+    store = None if folder is None else Checkpoint(folder, settings, anyway)
     loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store)
     model = engine.gated.model
-    with nullcontext() if folder is None else locked(folder), batchnorm.training(model):
+    with nullcontext() if folder is None else locked(folder, anyway), batchnorm.training(model):
         try:
             with out_of_memory():
                 finished = loop.train()
@@ -278,18 +286,16 @@ def _scheduler(factory: SchedulerFactory, inner: torch.optim.Optimizer) -> Sched
     return found
 
 
-def _settings(
-    module: nn.Module, gated: Gated, feeding: feed.Feed, optimizer: torch.optim.Optimizer, search: Search
-) -> dict[str, Any]:
+def _settings(module: nn.Module, gated: Gated, optimizer: torch.optim.Optimizer, search: Search) -> dict[str, Any]:
     """What the run is of, in a form that two calls can be compared by."""
     numbers = [
         {key: float(value) if isinstance(value, Tensor) else value for key, value in group.items() if key != "params"}
+        | {"tensors": len(group["params"])}
         for group in optimizer.param_groups
     ]
     return {
         "model": fingerprint.network(module),
         "space": gated.space.to_json(),
-        "data": feeding.describe(),
         "full_cost": float(search.full_cost),
         "samples": search.samples,
         "optimizer": json.loads(json.dumps({type(optimizer).__name__: numbers}, default=repr)),

@@ -59,11 +59,17 @@ class RunDirectory:
         self.folder = Path(folder)
         self.metrics = self.folder / METRICS
 
-    def start(self, settings: Mapping[str, Any], device: torch.device, history: Sequence[Row]) -> None:
-        """Also puts the metrics back to what the checkpoint knows: rows written after it will be written again."""
+    def start(
+        self, settings: Mapping[str, Any], device: torch.device, history: Sequence[Row], forced: Sequence[str] = ()
+    ) -> None:
+        """forced: in what the run was gone on with although it differed.
+
+        Also puts the metrics back to what the checkpoint knows: rows written after it will be written again.
+        """
         self.check()
         files.unseal(self.folder)
         head = {"format": FORMAT, "settings": dict(settings), "versions": versions(), "hardware": hardware(device)}
+        head |= {"forced": list(forced)} if forced else {}
         write(self.folder / SETTINGS, _json(head))
         write(self.metrics, b"".join(_line(row) for row in history))
 
@@ -151,7 +157,8 @@ class Records(Callback):
         self.written = loop.finished and all(directory.complete() for directory in self.directories)
         if not self.written:
             for directory, settings, history in zip(self.directories, self.settings, loop.histories, strict=True):
-                directory.start(settings, loop.engine.device, history)
+                forced = () if loop.checkpoint is None else loop.checkpoint.forced
+                directory.start(settings, loop.engine.device, history, forced)
 
     def on_epoch(self, loop: Loop, rows: list[Row]) -> None:
         for directory, row in zip(self.directories, rows, strict=True):
