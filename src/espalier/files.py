@@ -1,19 +1,22 @@
-"""Files that are put in place complete or not at all, and values that JSON can hold. Every layer may use it."""
+"""Files that are put in place complete or not at all, their manifests, and values that JSON can hold."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import math
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from espalier.space.errors import EspalierError
+from espalier import schema
+from espalier.space.errors import Corrupt, EspalierError
 
-PARTIAL = ".partial"
+PARTIAL, MANIFEST = ".partial", "manifest.json"
+_MANIFEST = schema.record({"files": schema.table(schema.text("[0-9a-f]{64}"))})
 
 
 class NotSaved(EspalierError, OSError):
@@ -71,6 +74,47 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+# ---- manifests -------------------------------------------------------------------------------------------------------
+
+
+def seal(folder: Path, names: Iterable[str]) -> None:
+    """Write the manifest of a folder that is complete: the SHA-256 of those of these files that are there."""
+    there = [folder / name for name in names if (folder / name).is_file()]
+    digests = {path.relative_to(folder).as_posix(): _digest(path) for path in there}
+    write(folder / MANIFEST, schema.sealed({"format": 2, "files": digests}, indent=1))
+
+
+def unseal(folder: Path) -> None:
+    """Before files of the folder change: it has no manifest until it is complete again."""
+    try:
+        (folder / MANIFEST).unlink()
+    except FileNotFoundError:
+        return
+    _sync_folder(folder)
+
+
+def manifest(folder: Path, way_out: str = "") -> dict[str, str]:
+    """The SHA-256 of each file, by its name; empty where the folder has no manifest: one that is written to, or old."""
+    try:
+        digests: dict[str, str] = schema.read(folder / MANIFEST, _MANIFEST, newest=2, way_out=way_out)["files"]
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    return digests
+
+
+def check(folder: Path, name: str, way_out: str = "") -> None:
+    """Refuse a file that is not the one its folder's manifest tells of; without a manifest nothing is known."""
+    digest = manifest(folder, way_out).get(name)
+    if digest is not None and not ((folder / name).is_file() and _digest(folder / name) == digest):
+        after = f". {way_out}" if way_out else ""
+        raise Corrupt(f"{folder / name} is damaged: its checksum is not the one in {MANIFEST}{after}")
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def clean(value: Any, digits: int | None = None) -> Any:

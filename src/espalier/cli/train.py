@@ -21,6 +21,9 @@ def train(
     out: Path = typer.Option(..., help="The run directory; the same command goes on with what is in it."),
     training: Training,
     time_limit: TimeLimit = None,
+    force: bool = typer.Option(
+        False, "--force", help="Go on although data, code or settings have changed, or another host left its lock."
+    ),
     quiet: Quiet = False,
     as_json: bool = typer.Option(False, "--json", help="The result as one JSON object, the last line of stdout."),
 ) -> None:
@@ -33,7 +36,7 @@ def train(
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "the network has not learned")  # said below, in one line
-            result, ships = run(training, out, command_line(), time_limit=time_limit, quiet=quiet)
+            result, ships = run(training, out, command_line(), time_limit=time_limit, quiet=quiet, force=force)
     except KeyboardInterrupt:
         _stopped(out)
         raise typer.Exit(130) from None

@@ -15,6 +15,7 @@ from espalier.compact.plan import Plan, from_runs
 from espalier.space import BadInput
 
 PLAN_OF = "espalier_plan"  # the attribute of a compact model that holds its plan as a dict
+INDEXED, SHAPED = ("index", "dim"), ("width", "dim", "reach")  # what a change of a layer needs
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -58,8 +59,10 @@ def apply_plan(
     for name, value in plan.attributes.items():
         path, _, attribute = name.rpartition(".")
         module = _module(small, path)
-        is_shape = isinstance(getattr(module, attribute, None), tuple)  # of a norm
-        setattr(module, attribute, (value,) if is_shape else value)
+        held = getattr(module, attribute, None)
+        if not isinstance(held, (int, tuple)):
+            raise BadInput(f"the plan sets {name}, which is no number of this model")
+        setattr(module, attribute, (value,) if isinstance(held, tuple) else value)  # a norm's shape
     replaced = {path: _layer(_module(small, path), change) for path, change in plan.layers.items()}
     for path, layer in replaced.items():
         if path == "":
@@ -95,12 +98,13 @@ def cut(tensor: Tensor, name: str, dims: Mapping[int, Any]) -> Tensor:
     """The indices of a tensor that stay, as the plan says of this name; also of what has its shape, as momentum has."""
     data = tensor.detach()
     for dim, runs in dims.items():
-        index = from_runs(runs)
-        if dim >= data.ndim or (index and max(index) >= data.shape[dim]):
+        last = max((stop - 1 for _, stop in runs), default=-1)
+        if dim >= data.ndim or last >= data.shape[dim] or sum(b - a for a, b in runs) > data.shape[dim]:
             raise BadInput(
-                f"the plan keeps index {max(index, default=0)} of dimension {dim} of {name}, "
+                f"the plan keeps index {last} of dimension {dim} of {name}, "
                 f"which is of shape {tuple(tensor.shape)} here; it is not the model the plan was made for"
             )
+        index = from_runs(runs)
         data = data.index_select(dim, torch.tensor(index, dtype=torch.int64, device=data.device))
     last = tensor.ndim == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
     return data.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
@@ -126,6 +130,9 @@ def _copied(tensor: Tensor, data: Tensor) -> Tensor:
 def _layer(module: nn.Module, change: Mapping[str, Any]) -> nn.Module:
     kind = change["kind"]
     layer: nn.Module
+    needs = {"select": INDEXED, "fill": INDEXED, "zeros": (*SHAPED, "lookup"), "bias": SHAPED}
+    if lacking := [part for part in needs.get(kind, ()) if part not in change]:
+        raise BadInput(f"the plan's change of kind {kind!r} has no {lacking[0]}")
     if kind == "identity":
         layer = nn.Identity()
     elif kind == "select":

@@ -10,11 +10,35 @@ from typing import Any
 
 import numpy as np
 
+from espalier import schema
+from espalier.schema import each, flag, integer, record, table, text
 from espalier.space import Corrupt
 
 FORMAT = 1
 COMPOSED = 2  # of a plan with another one before it
 Runs = tuple[tuple[int, int], ...]
+WIDEST = 1 << 31  # a dimension
+SIZE, DIM = integer(0, WIDEST), integer(-8, 8)
+LAYER = record(
+    {"kind": text(most=40)},
+    {
+        "index": each(integer(0, WIDEST)),
+        "dim": DIM,
+        "width": integer(0, 1 << 24),
+        "reach": each(each(integer(0, 1 << 16), 4, 5), 0, 8),
+        "alone": flag,
+        "lookup": flag,
+        "heads": integer(0, 1 << 16),
+    },
+)
+SCHEMA = record(
+    {
+        "tensors": table(table(each(each(SIZE, 2, 2)), keys="[0-7]")),
+        "shapes": table(each(SIZE, 0, 8)),
+        "attributes": table(SIZE),
+        "layers": table(LAYER),
+    }
+)
 
 
 def to_runs(indices: Sequence[int] | np.ndarray) -> Runs:
@@ -71,24 +95,24 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Any) -> Plan:
-        if not isinstance(data, Mapping) or not isinstance(data.get("format"), int):
-            raise Corrupt("this is no plan of a compact model: it has no format number")
-        if data["format"] > COMPOSED:
-            raise Corrupt(
-                f"this plan is of format {data['format']}, this Espalier reads up to {COMPOSED}; use a newer one"
-            )
+        """Of what :meth:`to_dict` gave; every number is bounded before anything is built from it."""
         try:
-            tensors = {
-                str(name): {int(dim): tuple((int(a), int(b)) for a, b in runs) for dim, runs in dims.items()}
-                for name, dims in data["tensors"].items()
-            }
-            attributes = {str(name): int(value) for name, value in data["attributes"].items()}
-            layers = {str(name): dict(layer) for name, layer in data["layers"].items()}
-            shapes = {str(name): tuple(int(n) for n in shape) for name, shape in data["shapes"].items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise Corrupt(f"this plan of a compact model is damaged: {error!r}") from None
+            if not isinstance(data, Mapping) or not isinstance(data.get("format"), int):
+                raise schema.Mismatch("it has no format number")
+            if data["format"] > COMPOSED:
+                raise schema.Mismatch(
+                    f"it is of format {data['format']}, this Espalier reads up to {COMPOSED}; use a newer one"
+                )
+            SCHEMA(dict(data), "it")
+        except schema.Mismatch as error:
+            raise Corrupt(f"this plan of a compact model is damaged: {error}") from None
+        tensors = {
+            name: {int(dim): tuple((start, stop) for start, stop in runs) for dim, runs in dims.items()}
+            for name, dims in data["tensors"].items()
+        }
+        shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}
         earlier = cls.from_dict(data["earlier"]) if "earlier" in data else None
-        return cls(tensors, attributes, layers, shapes, earlier)
+        return cls(tensors, data["attributes"], data["layers"], shapes, earlier)
 
     def __str__(self) -> str:
         lines = [] if self.earlier is None else [*str(self.earlier).splitlines(), "then:"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,18 @@ from safetensors.torch import load_file
 from safetensors.torch import save as tensors_as_bytes
 from torch import Tensor, nn
 
+from espalier import schema
 from espalier.compact.apply import apply_plan
-from espalier.compact.plan import FORMAT, Plan
-from espalier.files import put_in_place, write_beside
+from espalier.compact.plan import Plan
+from espalier.files import PARTIAL, put_in_place, write_beside
+from espalier.schema import anything, each, integer, record, table, text
 from espalier.space import BadInput, BadType, Corrupt
 
 TENSORS, PLAN = "model.safetensors", "plan.json"
+FORMAT = 2  # 1: without a checksum of its own
+STORED = record({"shape": each(integer(0, 1 << 40), 0, 8), "dtype": text("[a-z0-9_]+"), "sha256": text("[0-9a-f]{64}")})
+AGAIN = "Save the model again, or use another copy of the folder"
+SCHEMA = record({"plan": anything, "tensors": table(STORED), "tied": table(text())})
 
 
 def save(small: nn.Module, folder: str | Path) -> None:
@@ -56,14 +62,20 @@ def save(small: nn.Module, folder: str | Path) -> None:
         },
         "tied": {name: where for name, where in places.items() if name != where},
     }
-    text = json.dumps(index, indent=1) + "\n"
-    # Both are complete beside the old ones before either takes its place: what fails on the way changes nothing.
-    written = list[Path]()
+    # Both are complete beside the old ones before either takes its place: what fails on the way changes nothing. Until
+    # the new plan is there the old tensors stay under a second name, by which a process that is killed leaves them.
+    written, older = list[Path](), list(folder.glob(f"{TENSORS}.*{PARTIAL}"))
     try:
-        for name, data in ((TENSORS, tensors_as_bytes(stored)), (PLAN, text.encode())):
+        for name, data in ((TENSORS, tensors_as_bytes(stored)), (PLAN, schema.sealed(index, indent=1).encode())):
             written.append(write_beside(folder / name, data))
+        if (folder / TENSORS).exists():
+            older.append(folder / f"{TENSORS}.{secrets.token_hex(4)}{PARTIAL}")
+            with contextlib.suppress(OSError):  # a file system without links
+                os.link(folder / TENSORS, older[-1], follow_symlinks=False)
         for partial, name in zip(written, (TENSORS, PLAN), strict=True):
             put_in_place(partial, folder / name)
+        for left in older:
+            left.unlink(missing_ok=True)
     except (OSError, SafetensorError) as error:  # safetensors has no OSError of its own for a full disk
         for partial in written:
             with contextlib.suppress(OSError):
@@ -121,38 +133,43 @@ def _path(folder: Any) -> Path:
 def _index(folder: Path) -> dict[str, Any]:
     path = folder / PLAN
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
+        index: dict[str, Any] = schema.read(path, SCHEMA, newest=FORMAT, way_out=AGAIN)
     except (FileNotFoundError, NotADirectoryError):
         raise Corrupt(f"{path} is missing; the folder holds no compact model written by espalier.save") from None
-    except (ValueError, UnicodeDecodeError) as error:
-        raise Corrupt(f"{path} is damaged: {error}") from None
-    if not isinstance(index, dict) or not isinstance(index.get("format"), int):
-        raise Corrupt(f"{path} has no format number; it was not written by espalier.save")
-    if index["format"] > FORMAT:
-        raise Corrupt(f"{path} is of format {index['format']}, this Espalier reads up to {FORMAT}; use a newer one")
-    if not all(isinstance(index.get(key), dict) for key in ("plan", "tensors", "tied")):
-        raise Corrupt(f"{path} is damaged: plan, tensors or tied is missing")
+    except OSError as error:
+        raise Corrupt(f"{path} cannot be read: {error.strerror}") from None
     return index
 
 
 def _tensors(folder: Path, index: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors that the plan tells of; where a save was killed between its two files, under their second name."""
     path = folder / TENSORS
     try:
+        return _stored(path, index)
+    except Corrupt:
+        for older in sorted(folder.glob(f"{TENSORS}.*{PARTIAL}")):
+            with contextlib.suppress(Corrupt):
+                return _stored(older, index)
+        raise
+
+
+def _stored(path: Path, index: dict[str, Any]) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise Corrupt(f"{path} is missing")
+    try:
         tensors = load_file(path)
-    except FileNotFoundError:
-        raise Corrupt(f"{path} is missing") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        raise Corrupt(f"{path} is damaged or truncated: {error}") from None
+    except (SafetensorError, OSError, ValueError, RuntimeError, OverflowError) as error:
+        raise Corrupt(f"{path} is damaged or truncated: {error}. {AGAIN}") from None
     if set(tensors) != set(index["tensors"]):
         odd = sorted(set(tensors) ^ set(index["tensors"]))
         raise Corrupt(f"{path} does not hold the tensors of {PLAN}: {odd[:3]}")
     for name, tensor in tensors.items():
-        entry = index["tensors"][name]
-        if list(tensor.shape) != entry.get("shape") or _checksum(tensor) != entry.get("sha256"):
-            raise Corrupt(f"{path}: tensor {name} is not the one that was saved (its checksum differs)")
+        entry, dtype = index["tensors"][name], str(tensor.dtype).removeprefix("torch.")
+        if [list(tensor.shape), dtype, _checksum(tensor)] != [entry[key] for key in ("shape", "dtype", "sha256")]:
+            raise Corrupt(f"{path}: tensor {name} is not the one that was saved (its checksum differs). {AGAIN}")
     for name, where in index["tied"].items():
         if where not in tensors:
-            raise Corrupt(f"{folder / PLAN} ties {name} to {where}, which is not stored")
+            raise Corrupt(f"{path.with_name(PLAN)} ties {name} to {where}, which is not stored")
     return tensors
 
 

@@ -19,6 +19,7 @@ from espalier.data.batches import check_integer, standardise
 from espalier.space import BadInput, BadType
 
 Index = NDArray[np.int64]
+CLASSES = 1 << 20  # the most: a network gives a score for each
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,6 +181,8 @@ def from_arrays(
             )
     parts = [_part("training", *train), _part("test", *test)]
     most = max(int(labels.max()) for _, labels in parts)
+    if classes is None and most >= CLASSES:
+        raise BadInput(f"there is a label {most}: labels number the classes from 0, and {CLASSES} are the most")
     named = tuple(classes) if classes is not None else tuple(str(k) for k in range(most + 1))
     if most >= len(named):
         raise BadInput(f"there is a label {most}, but {len(named)} classes; labels are 0 to {len(named) - 1}")

@@ -268,8 +268,11 @@ def _download(
         )
     failures: list[str] = []
     altered = False
+    most = (1 << 20) + 2 * sum(part.size for part in known.files)  # what does not end is not what was published
     for url in file.urls:
-        downloader = pooch.HTTPDownloader(progressbar=_Bar(file.name, progress), chunk_size=1 << 16, timeout=TIMEOUT)
+        downloader = pooch.HTTPDownloader(
+            progressbar=_Bar(file.name, progress, most), chunk_size=1 << 16, timeout=TIMEOUT
+        )
         try:
             pooch.retrieve(url, known_hash=file.checksum, fname=file.name, path=folder, downloader=downloader)
             return
@@ -299,13 +302,15 @@ def _reason(url: str, error: Exception) -> str:
 class _Bar:
     """What pooch wants of a progress bar, passed on to a function."""
 
-    def __init__(self, file: str, progress: Progress) -> None:
-        self.file, self.progress = file, progress
+    def __init__(self, file: str, progress: Progress, most: int) -> None:
+        self.file, self.progress, self.most = file, progress, most
         self.total = 0  # pooch sets it when the answer has come
         self.done = 0
 
     def update(self, count: int) -> None:
         self.done += count
+        if self.done > self.most:
+            raise Corrupt(f"{self.file} has more than {self.most} bytes")
         self.progress(self.file, min(self.done, self.total) if self.total else self.done, self.total)
 
     def reset(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from espalier import files
+from espalier import files, schema
 from espalier.space import BadInput, Corrupt
 
 NAME = "runs.jsonl"
@@ -62,7 +62,10 @@ def unpack(folder: Path) -> list[Path]:
     for name, records in read(folder / NAME):
         path = folder / "runs" / name
         if not path.exists():
-            written.append(files.write(path, "".join(f"{_line(record)}\n" for record in records)))
+            text = "".join(f"{_line(record)}\n" for record in records)
+            if records[0].get("format", 1) > 1:
+                text = schema.sealed(records[0], records[1:], separators=(",", ":"))
+            written.append(files.write(path, text))
     return written
 
 
@@ -100,7 +103,9 @@ def _inside(name: str) -> str:
 
 def _documents(path: Path) -> list[Any]:
     text = path.read_text(encoding="utf-8")
-    return [json.loads(part) for part in (text.splitlines() if path.suffix == ".jsonl" else [text])]
+    first, *others = [json.loads(part) for part in (text.splitlines() if path.suffix == ".jsonl" else [text])]
+    first.pop(schema.CHECKSUM, None)  # of its own bytes; here one is of all of them
+    return [first, *others]
 
 
 def _line(value: Any) -> str:

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from espalier import records, schema
+from espalier.files import MANIFEST
 from espalier.picture import power, whole_power
 from espalier.space import Corrupt
 
-FORMAT = 1
-NEEDED = {"run", "settings", "result", "curve", "seconds", "hardware", "versions"}
 SETTINGS = ("target", "penalty", "size", "share", "rate", "dropout")  # what may tell runs of one variant apart
 SHARES = {
     "weight_share": "weights",
@@ -191,22 +191,8 @@ def from_file(path: Path, root: Path, parts: list[Any] | None = None) -> list[Ru
 
 def _records(path: Path, parts: list[Any] | None) -> list[dict[str, Any]]:
     """Of a run file, or of a batch: what its runs share stands in the first line, their own in one line each."""
-    batch = path.suffix == ".jsonl"
-    content = "a file of runs" if batch else "a run file"
-    try:
-        if parts is None:
-            text = path.read_text(encoding="utf-8")
-            parts = [json.loads(part) for part in (text.splitlines() if batch else [text])]
-        head, *own = parts
-    except (OSError, ValueError) as error:
-        raise Corrupt(f"{path} is not {content}: {error}. Remove it and run the study again") from None
-    whole_file = all(isinstance(part, dict) for part in (head, *own)) and head.get("format") == FORMAT
-    if batch and whole_file:
-        whole_file = head.get("runs_in_batch") == len(own)
-    records = [head | one for one in own] if batch and whole_file else [head]
-    if not whole_file or any(NEEDED - record.keys() for record in records):
-        raise Corrupt(f"{path} is not {content} of format {FORMAT}, or not whole; take it out of the folder")
-    return records
+    head, *own = records.runs_of(path, parts)
+    return [head | one for one in own] if path.suffix == ".jsonl" else [head]
 
 
 def _of_record(path: Path, name: Path, record: dict[str, Any]) -> Run:
@@ -252,10 +238,10 @@ def _setting_of_record(run: Mapping[str, Any]) -> Setting | None:
 
 def from_folder(folder: Path, root: Path) -> Run:
     """The run of a run directory; without a whole ``result.json`` it is unfinished, and its last row speaks."""
-    head = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
-    settings, notes = mapping(head["settings"]), list[str]()
-    curve = _metrics(folder / "metrics.jsonl", notes)
-    result = _result(folder / "result.json", notes)
+    head = records.settings_of(folder)
+    settings, notes = head["settings"], list[str]()
+    curve = _metrics(folder, notes)
+    result = _result(folder, notes)
     last = curve[-1] if curve else {}
     diverged = result.get("diverged") is not None
     scored = "error" in last or "loss" in last or number(result.get("validation_loss")) is not None
@@ -296,34 +282,26 @@ def _judged_on(result: Mapping[str, Any]) -> str:
     return "test set" if told.startswith("the test part") else "validation data"
 
 
-def _metrics(path: Path, notes: list[str]) -> list[dict[str, float]]:
+def _metrics(folder: Path, notes: list[str]) -> list[dict[str, float]]:
     """Rows as far as they are whole; the last may have been cut off by a kill."""
-    rows = list[dict[str, float]]()
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        rows, damage = records.metrics_of(folder)
     except OSError:
-        notes.append("metrics.jsonl cannot be read, so there is no learning curve")
-        return rows
-    for i, line in enumerate(lines, 1):
-        try:
-            rows.append(_named_row(json.loads(line), DIRECTORY_COLUMNS, keep=("seconds",)))
-        except (ValueError, AttributeError):
-            notes.append(f"metrics.jsonl is cut off in line {i}; the rows before it are shown")
-            break
-    return rows
+        rows, damage = [], "metrics.jsonl cannot be read, so there is no learning curve"
+    notes += [damage] if damage else []
+    return [_named_row(row, DIRECTORY_COLUMNS, keep=("seconds",)) for row in rows]
 
 
-def _result(path: Path, notes: list[str]) -> dict[str, Any]:
+def _result(folder: Path, notes: list[str]) -> dict[str, Any]:
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
+        return records.result_of(folder)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError):
-        result = None
-    if not isinstance(result, dict):
+    except (OSError, Corrupt):
+        if (folder / MANIFEST).exists():
+            raise
         notes.append("result.json is not whole, so the run is shown as unfinished")
         return {}
-    return result
 
 
 def _method(settings: Mapping[str, Any]) -> str:
@@ -416,8 +394,9 @@ def _theta_of_snapshots(path: Path, space: Any, order: Sequence[str]) -> Theta |
     try:
         tensors = load_file(path)
         values, updates = tensors["theta"], tensors["updates"]
-        sizes = {str(row[1]): int(row[2]) for row in json.loads(space)}
-    except (OSError, KeyError, IndexError, TypeError, ValueError, SafetensorError):
+        rows = schema.parse(space.encode(), schema.each(schema.each(schema.anything, 3)))
+        sizes = {str(row[1]): int(row[2]) for row in rows}
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, SafetensorError):
         return None
     if values.ndim != 2 or not values.size or values.shape != (len(updates), sum(sizes.values())):
         return None

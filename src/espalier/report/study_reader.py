@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from espalier import schema
 from espalier.report import packed
 from espalier.report.run_reader import AXES, Run, Setting, from_file, from_folder, number
 from espalier.report.significance import Quartiles, median, quartiles
@@ -241,9 +242,10 @@ def read(folder: str | os.PathLike[str]) -> Study:
     for place in _run_directories(root):
         try:
             runs.append(from_folder(place, root))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, Corrupt) as error:
             name = place.relative_to(root).as_posix() if place != root else place.name
-            notes.append(f"{name} is left out: its settings.json is missing or not whole")
+            why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            notes.append(f"{name} is left out: {why.replace(f'{place}{os.sep}', '')}")
     if not runs:
         if notes:
             raise Corrupt(f"{root} holds no run that can be read: {notes[0]}")
@@ -275,8 +277,8 @@ def _run_directories(root: Path) -> list[Path]:
 
 def _of_a_run(path: Path) -> bool:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = schema.read(path, schema.anything)
+    except (OSError, Corrupt):
         return False
     return isinstance(content, dict) and content.keys() >= {"settings", "versions", "hardware"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,15 +15,15 @@ import torch
 from torch import nn
 
 from espalier.compact import load, save
+from espalier.records import RESULT, settings_of
 from espalier.ship import card, import_spec, run_parts
 from espalier.ship.card import Loading
 from espalier.ship.factories import Network
 from espalier.ship.parity import repeated
-from espalier.ship.run_parts import CALL
 from espalier.space import BadInput, BadType, Corrupt
 from espalier.train import Result, pytree
 from espalier.train.checkpoint import write
-from espalier.train.run_directory import PROBE, RESULT, SMALL, hardware
+from espalier.train.run_directory import CALL, PROBE, SMALL, hardware
 from espalier.train.scoring import answers
 
 SAME = 1e-4  # of the largest output: what another machine's arithmetic may change
@@ -181,7 +180,7 @@ def _loading(factory: Factory | None) -> Loading:
 
 
 def _of_run(run: Path, model: Factory | str | None) -> Parcel:
-    call, numbers, settings = _call(run), run_parts.numbers_of(run), _settings(run)
+    call, numbers, settings = _call(run), run_parts.numbers_of(run), settings_of(run)
     if call is None:
         return _of_folder(run, numbers, settings, model)
     network = Network.from_json(call["model"])
@@ -262,16 +261,6 @@ def _call(run: Path) -> dict[str, Any] | None:
         how = "call" if call is None else f"command, as {call['command']} (its --out being {run})"
         raise BadInput(f"the run in {run} did not get to its end; go on with it by the same {how}")
     return call
-
-
-def _settings(run: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads((run / "settings.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise Corrupt(f"{run / 'settings.json'} is damaged: {error}") from None
-    if not isinstance(settings, dict) or not {"hardware", "versions", "settings"} <= settings.keys():
-        raise Corrupt(f"{run / 'settings.json'} was not written by a run")
-    return settings
 
 
 def _check_free(to: Path, run: Path | None) -> None:

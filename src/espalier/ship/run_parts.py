@@ -10,20 +10,30 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from espalier import files, schema
 from espalier.compact import load as load_compact
+from espalier.records import AGAIN, RESULT, SETTINGS, result_of
+from espalier.schema import anything, each, integer, maybe, number, record, table, text
 from espalier.ship.factories import Network
 from espalier.ship.parity import apart
-from espalier.space import BadInput, Corrupt
+from espalier.space import BadInput, Corrupt, EspalierError
 from espalier.train import state_codec
 from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import unpack, write
 from espalier.train.loop import Loop
-from espalier.train.run_directory import PROBE, RESULT, SMALL
+from espalier.train.run_directory import CALL, PROBE, SMALL
 from espalier.train.scoring import answers
 
 FORMAT = 1
-CALL, FORMER = "call.json", "shipped.json"  # the latter in folders of version 0.1, for result.json
+FORMER = "shipped.json"  # in folders of version 0.1, for result.json
 FREE = ("data_dir", "device")  # may change between the calls of one run
+_SIZE = integer(0, 1 << 31)
+_MODEL = record(
+    {"reference": text(), "arguments": table(anything)},
+    {"shape": maybe(each(_SIZE, 0, 8)), "outputs": maybe(_SIZE), "file_sha256": maybe(text("[0-9a-f]{64}"))},
+)
+_ASKED = record({"data": text(), "cost": text(), "target": maybe(number()), "penalty": maybe(number())})
+_CALL = record({"command": text(), "model": _MODEL, "settings": _ASKED})
 
 
 @dataclass(frozen=True)
@@ -40,13 +50,13 @@ class Probe:
 
 def numbers_of(folder: Path) -> dict[str, Any]:
     """Sizes and errors of what ships."""
-    path = folder / (FORMER if (folder / FORMER).exists() else RESULT)
+    former = (folder / FORMER).exists()
     try:
-        numbers = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise Corrupt(f"{path} cannot be read: {error}. Run the same training command again") from None
-    if not isinstance(numbers, dict) or not {"finished", "sizes"} <= numbers.keys():
-        raise Corrupt(f"{path} is not what a training wrote. Run the same training command again")
+        numbers = result_of(folder, FORMER if former else RESULT)
+    except OSError as error:
+        raise Corrupt(f"{folder / RESULT} cannot be read: {error.strerror}. {AGAIN}") from None
+    if "sizes" not in numbers:
+        raise Corrupt(f"{folder / RESULT} has no sizes, so it is not what a training wrote. {AGAIN}")
     usual: dict[str, Any] = {"inputs": "as they were in training", "judged_on": "the validation data"}
     usual |= dict.fromkeys(f"{part}_{key}" for part in ("validation", "test") for key in ("loss", "error", "examples"))
     return usual | numbers
@@ -55,12 +65,12 @@ def numbers_of(folder: Path) -> dict[str, Any]:
 def probe(folder: Path) -> Probe:
     try:
         header, tensors = unpack((folder / PROBE).read_bytes())
+        state = state_codec.join(header["state"], tensors)
+        return Probe(state["inputs"], state["outputs"])
     except OSError as error:
         raise BadInput(f"{folder / PROBE} cannot be read: {error.strerror}") from None
-    except Corrupt as error:
-        raise Corrupt(f"{folder / PROBE}: {error}") from None
-    state = state_codec.join(header["state"], tensors)
-    return Probe(state["inputs"], state["outputs"])
+    except (Corrupt, KeyError, TypeError) as error:
+        raise Corrupt(f"{folder / PROBE}: {error}. {AGAIN}") from None
 
 
 def small_network(folder: Path, factory: Callable[[], nn.Module]) -> nn.Module:
@@ -76,7 +86,7 @@ class Called(Callback):
         self.call = {"format": FORMAT, "command": command, "model": network.to_json(), "settings": dict(settings)}
 
     def on_begin(self, loop: Loop) -> None:
-        if not loop.update:
+        if not loop.update or _call(self.path.parent) is None:
             write(self.path, (json.dumps(self.call, indent=2) + "\n").encode())
 
 
@@ -86,13 +96,17 @@ def check_call(out: Path, settings: Mapping[str, Any], flags: Mapping[str, str])
     flags: the names of the settings on the command line.
     A run has begun with its first checkpoint: a call that ended before that leaves nothing to keep to.
     """
-    path = out / CALL
     begun = any(out.glob("checkpoint-*.safetensors"))
-    if not path.exists() and (begun or (out / "settings.json").exists()):
+    if not (out / CALL).exists() and (out / SETTINGS).exists():
         raise BadInput(
             f"{out} holds a run that `espalier train` did not begin (there is no {CALL}); name another folder"
         )
-    theirs = call_of(out)["settings"] if path.exists() else {}
+    call = _call(out)
+    if call is None and not begun and (out / CALL).exists():
+        raise BadInput(
+            f"{out / CALL} was not written by `espalier train`, or is damaged; remove it, or name another folder"
+        )
+    theirs = settings if call is None else call["settings"]  # the checkpoint tells, too; this says it by flags
     if not begun:
         return
     differ = [
@@ -107,21 +121,24 @@ def check_call(out: Path, settings: Mapping[str, Any], flags: Mapping[str, str])
         )
 
 
-def name_origin(out: Path) -> None:
-    """The command that began the run, and the name of its data, into its settings, where reports look for them."""
-    path, call = out / "settings.json", call_of(out)
-    settings = json.loads(path.read_text(encoding="utf-8"))
-    settings |= {"command": call["command"], "dataset": Path(call["settings"]["data"]).name}
-    write(path, (json.dumps(settings, indent=2) + "\n").encode())
+def _call(out: Path) -> dict[str, Any] | None:
+    """How the run was called; None where that is missing or damaged, which is no reason to stop a run that is whole."""
+    try:
+        return call_of(out)
+    except EspalierError:
+        return None
+
+
+def origin(out: Path) -> dict[str, str]:
+    """The command that began the run, and the name of its data, for its settings, where reports look for them."""
+    call = call_of(out)
+    return {"command": call["command"], "dataset": Path(call["settings"]["data"]).name}
 
 
 def call_of(folder: Path) -> dict[str, Any]:
     """How the run in a folder was called."""
-    path = folder / CALL
     try:
-        call = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read: {error}") from None
-    if not isinstance(call, dict) or call.get("format") != FORMAT or not {"model", "settings"} <= call.keys():
-        raise BadInput(f"{path} was not written by `espalier train`, or by another version of it; name another folder")
-    return call
+        files.check(folder, CALL, AGAIN)
+        return schema.read(folder / CALL, _CALL, newest=FORMAT, way_out=AGAIN)  # type: ignore[no-any-return]
+    except OSError as error:
+        raise BadInput(f"{folder / CALL} cannot be read: {error.strerror}") from None

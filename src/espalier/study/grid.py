@@ -16,6 +16,7 @@ from espalier.study import run_files
 from espalier.study.run_batches import GridBatch, train
 from espalier.study.settings import GRID_METHODS as METHODS
 from espalier.study.settings import GridRun, GridSettings, even_widths
+from espalier.study.study import remove
 from espalier.train import checks
 from espalier.train.batched.batch import Compute
 from espalier.train.lock import locked
@@ -45,6 +46,7 @@ class Grid:
         at_once: int | None = None,
         commit: str | None = None,
         command: str = "",
+        force: bool = False,
     ) -> None:
         self.settings, self.out, self.compute = settings, Path(out), compute
         self.device = checks.device(device)
@@ -55,7 +57,7 @@ class Grid:
         self.whole = _everything(self.given, named=data is None)
         inputs = self.given.train_inputs.shape[1]
         self.widths = (inputs, *(settings.hidden or (inputs,) * 3), len(self.given.classes))
-        self.commit, self.command = commit or run_files.revision(), command
+        self.commit, self.command, self.force = commit or run_files.revision(), command, force
         self._check()
 
     def _check(self) -> None:
@@ -85,6 +87,9 @@ class Grid:
 
     def run(self, stop: Stop, progress: Progress) -> bool:
         """Train what is missing, batch by batch, until told to stop. Returns whether the study is complete."""
+        for method in self.settings.methods:
+            for file in self.place(method).glob("*.jsonl"):  # a process was killed between such a file and the clean-up
+                remove(self._state(method, file.stem))
         for fold in self.settings.parts:
             data = self.data(fold)
             for method in [m for m in METHODS if m in self.settings.methods]:
@@ -107,6 +112,9 @@ class Grid:
     def place(self, method: str) -> Path:
         return self.out / "runs" / self.settings.folder / method
 
+    def _state(self, method: str, name: str) -> Path:
+        return self.out / "state" / self.settings.folder / method / name
+
     def described(self, method: str) -> dict[str, Any]:
         return self.settings.describe(method) | {"widths": list(self.widths), "device": self.device.type}
 
@@ -118,8 +126,8 @@ class Grid:
 
     def _train(self, runs: list[GridRun], data: Dataset, stop: Stop, progress: Progress) -> bool:
         name = run_files.batch_name(runs)
-        folder = self.out / "state" / self.settings.folder / runs[0].method / name
-        with locked(folder):
+        folder = self._state(runs[0].method, name)
+        with locked(folder, self.force):
             batch = self._batch(runs, data)
             loop = batch.loop(folder, stop, progress)
             if not train(loop, f"{runs[0].method} {name}", "", progress):

@@ -12,46 +12,39 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from espalier import schema
 from espalier.files import clean, write
+from espalier.records import FORMAT, runs_of
 from espalier.space import BadInput, Corrupt
 from espalier.study.settings import GridRun
 from espalier.train.batched.batch import Compute
 from espalier.train.run_directory import hardware, versions
 
-FORMAT = 1
 Record = dict[str, Any]
 
 
 def save(path: Path, record: Mapping[str, Any]) -> None:
     """The file of one run, complete or not at all."""
-    text = json.dumps(clean({"format": FORMAT} | dict(record)), allow_nan=False, separators=(",", ":"))
+    whole = clean({"format": FORMAT} | dict(record) | {schema.CHECKSUM: schema.BLANK})
+    text = json.dumps(whole, allow_nan=False, separators=(",", ":"))
     # A line for each part of the file and for each row of the curve, so that differences can be read.
     for part in ('"run":', '"settings":', '"result":', '"curve":', '"seconds":', '"hardware":', '"versions":'):
         text = text.replace(part, "\n" + part, 1)
-    write(path, text.replace('{"update":', '\n{"update":') + "\n")
-
-
-def load(path: Path) -> Record:
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise Corrupt(f"{path} is not a run file: {error}. Remove it to run it again") from None
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise Corrupt(f"{path} is not a run file of format {FORMAT}. Remove it, or use another folder")
-    return record
+    write(path, schema.seal(text.replace('{"update":', '\n{"update":')))
 
 
 def done(path: Path, settings: Mapping[str, Any]) -> bool:
     """Whether this run is finished, under these settings; a file of other settings is refused."""
     if not path.exists():
         return False
-    refuse_others(path, "a run", load(path)["settings"], settings)
+    refuse_others(path, "a run", runs_of(path)[0]["settings"], settings)
     return True
 
 
@@ -86,31 +79,22 @@ def batch_name(runs: Sequence[GridRun]) -> str:
 
 def save_batch(path: Path, head: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> None:
     """The file of a batch of a grid, complete or not at all."""
-    lines = [clean(line, digits=6) for line in ({"format": FORMAT} | dict(head), *records)]
-    write(path, "".join(json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n" for line in lines))
-
-
-def load_batch(path: Path) -> list[Record]:
-    """The head and the records of a batch's file, checked to be one of ours."""
-    try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise Corrupt(f"{path} is not a file of runs: {error}. Remove it to run them again") from None
-    ours = all(isinstance(line, dict) for line in lines) and bool(lines) and lines[0].get("format") == FORMAT
-    if not ours or lines[0].get("runs_in_batch") != len(lines) - 1:
-        raise Corrupt(f"{path} is not a whole file of runs of format {FORMAT}. Remove it to run them again")
-    return lines
+    first, *lines = [clean(line, digits=6) for line in ({"format": FORMAT} | dict(head), *records)]
+    write(path, schema.sealed(first, lines, separators=(",", ":")))
 
 
 def finished(folder: Path, settings: Mapping[str, Any]) -> dict[tuple[Any, ...], Record]:
     """The finished runs of a grid in a folder by their key; a file of other settings is refused."""
     records = dict[tuple[Any, ...], Record]()
     for path in sorted(folder.glob("*.jsonl")):
-        head, *batch = load_batch(path)
+        head, *batch = runs_of(path)
         refuse_others(path, "runs", head["settings"], settings)
         for record in batch:
             run = record["run"]
-            records[run["method"], run.get("fold"), run.get("target"), run.get("penalty"), run["seed"]] = record
+            key = tuple(run.get(name) for name in ("method", "fold", "target", "penalty", "seed"))
+            if not all(isinstance(part, (str, int, float, NoneType)) for part in key):
+                raise Corrupt(f"{path} has a run that no grid has: {str(key)[:80]}. Remove it to run them again")
+            records[key] = record
     return records
 
 

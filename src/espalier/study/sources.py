@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,14 +16,16 @@ import torch
 from torch import Tensor
 
 from espalier.data import Dataset, load, names
+from espalier.data.dataset import CLASSES
 from espalier.ship import import_spec
-from espalier.space import BadInput
+from espalier.space import BadInput, EspalierError
 
 PART = tuple[Any, Any]  # inputs, targets
 WORDS = {  # of an .npz file: the arrays of its parts, by the names in use
     "train": (("train_inputs", "train_targets"), ("x_train", "y_train"), ("inputs", "targets"), ("x", "y")),
     "test": (("test_inputs", "test_targets"), ("x_test", "y_test")),
 }
+LARGE, PACKED = 1 << 30, 50  # bytes that any file may unpack to; times its size, that a larger one may
 IGNORED = -100  # a target that torch's cross entropy passes over
 SPLIT = 0  # the seed of what is held out: runs of different seeds are compared on the same examples
 
@@ -73,6 +76,8 @@ class Source:
         targets = self.pair[1]
         if targets.is_floating_point():
             return int(targets.shape[1]) if targets.ndim == 2 else None
+        if targets.ndim == 1 and int(targets.max()) >= CLASSES:
+            raise BadInput(f"there is a class {int(targets.max())}: classes count from 0, and {CLASSES} are the most")
         return int(targets.max()) + 1 if targets.ndim == 1 else None
 
 
@@ -153,11 +158,15 @@ def _arrays(path: Path, scale: float | None) -> tuple[PART, PART | None, float]:
     try:
         if path.exists() and not zipfile.is_zipfile(path):  # numpy would advise to load it as a pickle
             raise BadInput(f"{path} is not an .npz file of arrays, such as numpy.savez writes")
+        if path.exists():
+            _check_size(path)
         with np.load(path, allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
     except FileNotFoundError:
         raise BadInput(f"there is no file {path}") from None
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except EspalierError:
+        raise
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError, SyntaxError, OverflowError) as error:
         raise BadInput(f"{path} cannot be read as arrays: {error}") from None
     parts = {
         part: next(((found[a], found[b]) for a, b in words if a in found and b in found), None)
@@ -178,6 +187,14 @@ def _arrays(path: Path, scale: float | None) -> tuple[PART, PART | None, float]:
         if part is not None and not len(part[0]):
             raise BadInput(f"{path}: there are no {name} examples in it")
     return train, test, 1.0 if factor is None else factor
+
+
+def _check_size(path: Path) -> None:
+    """What a packed file holds is bounded before any of it is unpacked."""
+    with zipfile.ZipFile(path) as file:
+        size = sum(part.file_size for part in file.infolist())
+    if size > LARGE and size > PACKED * path.stat().st_size:
+        raise BadInput(f"{path} unpacks to {size} bytes, more than {PACKED} times its size; write it by numpy.savez")
 
 
 def _inputs(array: Any, path: Path, scale: float | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -15,8 +16,9 @@ from typing import Any, NamedTuple
 import safetensors.torch
 import torch
 
+from espalier import schema
 from espalier.data import Dataset, load
-from espalier.space import BadInput
+from espalier.space import BadInput, Corrupt
 from espalier.study import run_files
 from espalier.study.networks import Selection, connections_of, units_of
 from espalier.study.run_batches import PaperBatch, train
@@ -70,6 +72,7 @@ class Study:
         compute: Compute | None = None,
         commit: str | None = None,
         command: str = "",
+        force: bool = False,
         keep_state: bool = False,
         runs_at_once: int | None = None,
     ) -> None:
@@ -80,7 +83,7 @@ class Study:
         self.device = checks.device(device)
         self.data = _read(settings, experiment.reading, data, data_dir)
         self.network = experiment.network(settings, self.data)
-        self.commit, self.command = commit or run_files.revision(), command
+        self.commit, self.command, self.force = commit or run_files.revision(), command, force
 
     def path(self, run: RunSpec) -> Path:
         return self.out / "runs" / self.settings.folder / run.variant / f"{run.setting}-seed_{run.seed}.json"
@@ -109,14 +112,15 @@ class Study:
             for start in range(0, len(wanted), size):
                 near = wanted[start : start + size]
                 missing = self._without_file(near)
-                if not missing:
-                    continue
                 label = near[0].variant if methods == ("search",) else "+".join(dict.fromkeys(r.method for r in near))
                 if size < len(wanted):
                     label += f"-{near[0].setting}-seed_{near[0].seed}-{len(near)}_runs"
                 asked = zlib.crc32("".join(sorted(json.dumps(run.describe()) for run in near)).encode())
                 state = self.out / "state" / self.settings.folder / f"{label}-{asked:08x}"
-                found.append(Part(label, self._begun(state, wanted) or missing, state))
+                if missing:
+                    found.append(Part(label, self._begun(state, wanted) or missing, state))
+                elif not self.keep_state:
+                    remove(state)  # a process that was killed between its last file and this
         return found
 
     def _begun(self, state: Path, wanted: list[RunSpec]) -> list[RunSpec] | None:
@@ -149,7 +153,7 @@ class Study:
                 return False
             if (word := self._elsewhere(part)) and not (part.state / RUNS).exists():
                 progress.say(word)
-            with locked(part.state):
+            with locked(part.state, self.force):
                 if not self._train(part, which, stop, progress):
                     return False
         return True
@@ -197,11 +201,18 @@ class Study:
                 run_files.save(self.path(run), story | {"settings": self._described(run)} | common)
 
 
+def remove(state: Path) -> None:
+    """The state of a finished batch, unless another process is about to do so."""
+    if state.exists():
+        with contextlib.suppress(BadInput), locked(state):
+            shutil.rmtree(state, ignore_errors=True)
+
+
 def _told(path: Path) -> list[str]:
     """The runs that a batch was begun with, each described in JSON; none where there is no such file."""
     try:
-        return [json.dumps(one) for one in json.loads(path.read_text(encoding="utf-8"))]
-    except (OSError, ValueError):
+        return [json.dumps(one) for one in schema.read(path, schema.each(schema.anything))]
+    except (OSError, Corrupt):
         return []
 
 

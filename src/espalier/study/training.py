@@ -196,11 +196,12 @@ def loss_of(task: Task, source: Source, model: nn.Module, reading: feed.Feed) ->
 
 
 def run(
-    training: Training, out: Path, command: str, *, time_limit: float | None, quiet: bool
+    training: Training, out: Path, command: str, *, time_limit: float | None, quiet: bool, force: bool = False
 ) -> tuple[Result, dict[str, Any]]:
     """Train to the end, or as far as time allows; the run directory then holds the small network too.
 
-    Returns the result, and what ships from it: sizes and errors.
+    force: go on with what is there although it is of other data, code or settings, which the run then records. Returns
+    the result, and what ships from it: sizes and errors.
     """
     source = training.source()
     arguments = import_spec.arguments(training.model_arg)
@@ -214,7 +215,8 @@ def run(
     example = pytree.each(lambda t: t.to(device), reading.example())
     loss = loss_of(training, source, model, reading)
     flags = {one.old or one.name: one.flag for one in declared(Training)}
-    run_parts.check_call(out, training.to_json(), flags)
+    if not force:
+        run_parts.check_call(out, training.to_json(), flags)
     gated = attach(model, example, round_to=_multiple(training.round_to))
     if not quiet:
         count, groups = sum(p.numel() for p in model.parameters()), len(gated.space.slices)
@@ -242,6 +244,7 @@ def run(
             compile=training.compile,
             validation=source.validation,
             checkpoint=out,
+            resume="anyway" if force else "same",
             callbacks=[run_parts.Called(out, training.to_json(), network, command)],
             time_limit=time_limit,
             quiet=quiet,
@@ -253,11 +256,11 @@ def run(
         if not why:
             raise
         raise BadInput(f"{why}. What was saved in {out} is intact") from error
-    run_parts.name_origin(out)
     test = None if source.test is None else evaluate(result.model, source.test, loss=loss)
     scores = {name: getattr(test, name, None) for name in ("loss", "error", "examples")}
     about = {"inputs": source.prepared, "judged_on": source.judged_on}
-    return result, RunDirectory(out).add(about | {f"test_{name}": value for name, value in scores.items()})
+    scored = {f"test_{name}": value for name, value in scores.items()}
+    return result, RunDirectory(out).add(about | scored, run_parts.origin(out))
 
 
 def _multiple(word: str) -> int | str | None:

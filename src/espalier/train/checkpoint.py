@@ -13,19 +13,32 @@ import os
 import re
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from espalier import schema
 from espalier.files import PARTIAL
 from espalier.files import NotSaved as NotSaved  # for those who import both from here
 from espalier.files import write as write
 from espalier.space import BadInput, BadType, Corrupt
 from espalier.train import state_codec
 
-FORMAT = 1
+FORMAT, MOST = 1, 1 << 40  # bytes
+_FRONT = schema.record({"__metadata__": schema.record({"espalier": schema.text(most=1 << 28)})})
+_DEEP = partial(schema.anything, depth=-200)  # containers are two levels each
+_HEADER = schema.record(
+    {"state": _DEEP},
+    {
+        "step": schema.integer(0),
+        "settings": schema.table(schema.anything),
+        "forced": schema.each(schema.text()),
+    },
+)
 KEPT = 2
 NAME = re.compile(r"checkpoint-(\d{12})\.safetensors")
 BLANK = "0" * 64  # stands where the checksum will be, so that the checksum covers the header too
@@ -35,7 +48,8 @@ class Checkpoint:
     """The checkpoints of one run, in one folder.
 
     settings: JSON-able; a checkpoint written under others is refused, with both shown. Leave out what may change
-    between the calls of one run (a time limit, the folder itself).
+    between the calls of one run (a time limit, the folder itself). anyway: it is not refused, but what differs is kept
+    in ``forced``, and in every later checkpoint.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -45,8 +59,9 @@ class Checkpoint:
     {'update': 7}
     """
 
-    def __init__(self, folder: str | os.PathLike[str], settings: Mapping[str, Any]) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | os.PathLike[str], settings: Mapping[str, Any], anyway: bool = False) -> None:
+        self.folder, self.anyway = Path(folder), anyway
+        self.forced: list[str] = []
         try:
             self.settings = json.loads(json.dumps(dict(settings), allow_nan=False))
         except (TypeError, ValueError) as error:
@@ -65,6 +80,7 @@ class Checkpoint:
         """
         structure, tensors = state_codec.split(state)
         header = {"format": FORMAT, "step": step, "settings": self.settings, "state": structure}
+        header |= {"forced": self.forced} if self.forced else {}
         path = self.folder / f"checkpoint-{step:012d}.safetensors"
         write(path, pack(header, tensors))
         kept = self.files()[:KEPT]
@@ -81,8 +97,9 @@ class Checkpoint:
         files, damage = self.files(), list[str]()
         for path in files:
             try:
-                header, tensors = unpack(path.read_bytes())
-                self._check_settings(path, header)
+                header, tensors = unpack(_content(path))
+                self.forced = header.get("forced", [])
+                self._check_settings(path, header.get("settings", {}))
                 state: dict[str, Any] = state_codec.join(header["state"], tensors)
             except Damaged as error:
                 damage.append(f"{path.name}: {error}")
@@ -100,8 +117,7 @@ class Checkpoint:
             )
         return None
 
-    def _check_settings(self, path: Path, header: Mapping[str, Any]) -> None:
-        theirs = header["settings"]
+    def _check_settings(self, path: Path, theirs: Mapping[str, Any]) -> None:
         if theirs == self.settings:
             return
         differ = [
@@ -109,9 +125,12 @@ class Checkpoint:
             for key in sorted(theirs.keys() | self.settings.keys())
             if theirs.get(key, ...) != self.settings.get(key, ...)
         ]
+        if self.anyway:
+            self.forced = [*self.forced, *differ]
+            return
         raise BadInput(
             f"{path} is of a run with other settings: {'; '.join(differ)}. Use the same settings to go on with it, or "
-            "another folder to start anew"
+            'another folder to start anew (or resume="anyway", --force: the run then records what differed)'
         )
 
 
@@ -144,10 +163,20 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     check.update(memoryview(data)[end:])
     if check.hexdigest() != found[0].decode():
         raise Damaged("its checksum does not match its contents")
-    header = json.loads(json.loads(data[8:end])["__metadata__"]["espalier"])
-    if header["format"] != FORMAT:
-        raise Corrupt(f"this checkpoint has format {header['format']}; this version of Espalier reads format {FORMAT}")
-    return header, safetensors.torch.load(data)
+    try:
+        header = schema.parse(schema.parse(data[8:end], _FRONT)["__metadata__"]["espalier"].encode(), _HEADER)
+        if header.get("format") != FORMAT:
+            raise Corrupt(f"this checkpoint has format {header.get('format')}; this version of Espalier reads {FORMAT}")
+        return header, safetensors.torch.load(data)
+    except (schema.Mismatch, safetensors.SafetensorError, RuntimeError, OverflowError, RecursionError) as error:
+        raise Damaged(str(error)) from None
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return schema.content(path, most=MOST)
+    except Corrupt as error:
+        raise Damaged(str(error)) from None
 
 
 def _shown(settings: Mapping[str, Any], key: str) -> str:

@@ -25,11 +25,20 @@ def device(given: object) -> torch.device:
         found = torch.device(given)
     except RuntimeError:
         raise BadInput(f"device {given!r} is not known to torch; use 'cpu', 'cuda', 'cuda:1' or 'mps'") from None
+    if found.type == "meta":
+        raise BadInput("device 'meta' holds no numbers, so nothing can be trained there; use 'cpu' or 'cuda'")
     there = torch.cuda.device_count() if found.type == "cuda" else 1
     if found.type == "cuda" and (found.index or 0) >= there:
         seen = f"torch sees {there} CUDA devices" if there else "torch sees no CUDA device"
         raise BadInput(f"device {str(given)!r}: {seen} here; use 'cpu', or leave device out")
     return found
+
+
+def resume(given: object) -> bool:
+    """Whether a run is gone on with whatever has changed."""
+    if given not in ("same", "anyway"):
+        raise BadInput(f"resume is 'same', or 'anyway' for a run whose data or settings have changed, not {given!r}")
+    return given == "anyway"
 
 
 def loss(given: object) -> None:

@@ -1,11 +1,19 @@
-"""What a run is of, in words that two calls can be compared by: the network, its weights, the loss."""
+"""What a run is of, in words that two calls can be compared by: the network, its weights, its code, the data, the loss.
+
+Code is compared by the words of its source, without comments and layout: that of a class or function of one's own, not
+of what it calls.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
+import io
 import json
 import re
+import textwrap
+import tokenize
 from collections.abc import Iterable
 from types import CodeType
 from typing import Any
@@ -13,16 +21,49 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+PIECE = 1 << 24  # bytes
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def network(model: nn.Module) -> str:
-    """Its type, and a hash of its parts as it prints them and of the shapes of its tensors.
-
-    What a ``forward`` of one's own computes is not compared: code may be mended between two calls of one run.
-    """
+    """Its type, and a hash of its parts as it prints them, of the shapes of its tensors, of classes of one's own."""
     shapes = [[name, str(value.dtype), *value.shape] for name, value in model.state_dict().items()]
-    return f"{type(model).__qualname__} {_hashed(ADDRESS.sub('', repr(model)) + json.dumps(shapes))}"
+    written = [source(kind) for kind in dict.fromkeys(type(module) for module in model.modules()) if _own(kind)]
+    text = ADDRESS.sub("", repr(model)) + json.dumps(shapes) + (json.dumps(written) if written else "")
+    return f"{type(model).__qualname__} {_hashed(text)}"
+
+
+def source(thing: Any) -> str:
+    """A hash of the words of its source; of its compiled code where there is no source (an interactive session)."""
+    try:
+        words = tokenize.generate_tokens(io.StringIO(textwrap.dedent(inspect.getsource(thing))).readline)
+        left_out = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE)
+        return _hashed(repr([word.string for word in words if word.type not in left_out]))
+    except (OSError, TypeError, SyntaxError, IndentationError, tokenize.TokenError):
+        functions = [thing] if hasattr(thing, "__code__") else vars(thing).values()
+        return _hashed(repr([_code(one.__code__) for one in functions if hasattr(one, "__code__")]))
+
+
+def _own(thing: Any) -> bool:
+    """Whether it is of the user's own code, which changes without a version."""
+    return str(getattr(thing, "__module__", "")).partition(".")[0] not in ("torch", "espalier", "builtins")
+
+
+def tensors(given: Iterable[Tensor]) -> str:
+    """A hash of every bit of the data, piece by piece."""
+    digest = hashlib.sha256()
+    for tensor in given:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+        rows = max(1, PIECE // max(1, tensor[:1].numel() * tensor.element_size())) if tensor.ndim else 1
+        for piece in torch.split(tensor.detach(), rows) if tensor.ndim else [tensor.detach().reshape(1)]:
+            digest.update(piece.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:32]
+
+
+def settings(thing: Any, *without: str) -> dict[str, Any]:
+    """The type of an object and what it was set to, JSON-able."""
+    set_to = {name: _plain(value) for name, value in vars(thing).items() if name not in without and name[0] != "_"}
+    return {type(thing).__qualname__: json.loads(json.dumps(set_to, default=repr))}
 
 
 def weights(tensors: Iterable[Tensor]) -> str:
@@ -35,7 +76,7 @@ def weights(tensors: Iterable[Tensor]) -> str:
 
 
 def function(given: Any) -> str:
-    """A function's name; where that does not tell it from another (a lambda, a partial) a hash of what it does.
+    """A function's name, and of one's own a hash of its source, its defaults and what it holds on to.
 
     >>> function(lambda x: x + 1) == function(lambda x: x + 2)
     False
@@ -47,10 +88,11 @@ def function(given: Any) -> str:
         return f"{network(given)} {_hashed(repr(set_to))}"
     name: str = getattr(given, "__qualname__", type(given).__qualname__)
     code = getattr(given, "__code__", None)
-    if "<" not in name or code is None:
+    if code is None or ("<" not in name and not _own(given)):
         return name
     held = [_cell(cell) for cell in given.__closure__ or ()]
-    return f"{name} {_hashed(repr([_code(code), _plain(given.__defaults__), _plain(given.__kwdefaults__), held]))}"
+    words = _code(code) if "<" in name else source(given)  # several lambdas may stand in one line
+    return f"{name} {_hashed(repr([words, _plain(given.__defaults__), _plain(given.__kwdefaults__), held]))}"
 
 
 def _code(code: CodeType) -> list[Any]:

@@ -83,6 +83,7 @@ def fit(
     metrics: measures.Given = None,
     monitor: str | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
+    resume: str = "same",
     time_limit: float | None = None,
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
@@ -132,6 +133,8 @@ def fit(
     monitor: ship the epoch with the best of this number, of those with a settled structure: a metric, or
         "validation_loss". To stop early by it, use :class:`espalier.train.EarlyStopping`. Default: the last epoch.
     checkpoint: the folder of the run. The same call goes on where it was stopped, killed, or out of time.
+    resume: "same" goes on only with the same data, network, code and settings, and shows what differs; "anyway" goes on
+        all the same, also where another host has left its lock, and the run records what differed.
     time_limit: seconds after which this call stops, with a checkpoint.
     callbacks: objects of classes made from :class:`espalier.Callback`, told of epochs, settling and the end.
     """
@@ -139,6 +142,7 @@ def fit(
     if monitor is not None:
         watching.append(EarlyStopping(monitor, None, best=True))
     measured = measures.read(metrics)
+    anyway = checks.resume(resume)
     checks.loss(loss)
     folder = None if checkpoint is None else checks.folder(checkpoint)
     seed = whole(seed, "seed", 0)
@@ -183,8 +187,11 @@ def fit(
         )
         search, phases = structure.search, structure.phases
         assert phases is not None
+        # Data are hashed only where there is something to resume.
+        read = {} if folder is None else {"data": feeding.describe(), "validation": held_out and held_out.describe()}
         settings = {
-            **_settings(module, gated, feeding, inner, search),
+            **_settings(module, gated, inner, search),
+            **read,
             "loss": fingerprint.function(loss),
             "epochs": epochs,
             "batch_size": batch_size,
@@ -200,7 +207,7 @@ def fit(
         if asked.words is not None:
             settings["asked"] = asked.words
         steps = None if scheduler is None else _scheduler(scheduler, inner)
-        settings["scheduler"] = repr(rates) if steps is None else type(steps).__name__
+        settings["scheduler"] = repr(rates) if steps is None else fingerprint.settings(steps, "optimizer")
         engine = EagerEngine(
             structure,
             feeding,
@@ -213,10 +220,10 @@ def fit(
             channels_last=channels_last,
             compile=compile,
             began_with="" if folder is None else fingerprint.weights(module.parameters()),
-            known=lambda weights: directory is not None and directory.left_with(weights),
+            known=lambda weights: anyway or (directory is not None and directory.left_with(weights)),
         )
         with nullcontext() if precision is None else Compute(precision).applied():
-            result = _carry_out(engine, settings, directory, stop, watching, progress.choose(quiet))
+            result = _carry_out(engine, settings, directory, stop, watching, progress.choose(quiet), anyway)
     return result if model is not module else replace(result, gated=None)
 
 
@@ -227,14 +234,15 @@ def _carry_out(
     stop: Stop,
     watching: list[Callback],
     shown: progress.Progress,
+    anyway: bool,
 ) -> Result:
     """From where the folder's checkpoint stands to the end, or as far as time allows."""
     folder = None if directory is None else directory.folder
     records = [] if folder is None else [Records([folder], [settings])]
-    store = None if folder is None else Checkpoint(folder, settings)
+    store = None if folder is None else Checkpoint(folder, settings, anyway)
     loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store)
     model = engine.gated.model
-    with nullcontext() if folder is None else locked(folder), batchnorm.training(model):
+    with nullcontext() if folder is None else locked(folder, anyway), batchnorm.training(model):
         try:
             with out_of_memory():
                 finished = loop.train()
@@ -324,19 +332,17 @@ def _scheduler(factory: SchedulerFactory, inner: torch.optim.Optimizer) -> Sched
     return found
 
 
-def _settings(
-    module: nn.Module, gated: Gated, feeding: feed.Feed, optimizer: torch.optim.Optimizer, search: Search
-) -> dict[str, Any]:
+def _settings(module: nn.Module, gated: Gated, optimizer: torch.optim.Optimizer, search: Search) -> dict[str, Any]:
     """What the run is of, in a form that two calls can be compared by."""
     numbers = [
         {key: float(value) if isinstance(value, Tensor) else value for key, value in group.items() if key != "params"}
+        | {"tensors": len(group["params"])}
         for group in optimizer.param_groups
     ]
     return {
         "model": fingerprint.network(module),
         "space": gated.space.to_json(),
         **({"blocks": blocks} if (blocks := getattr(gated, "blocks", None)) else {}),
-        "data": feeding.describe(),
         "full_cost": float(search.full_cost),
         "samples": search.samples,
         "optimizer": json.loads(json.dumps({type(optimizer).__name__: numbers}, default=repr)),

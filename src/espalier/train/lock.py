@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from espalier.files import NotSaved
 from espalier.space import BadInput
@@ -21,11 +24,17 @@ LOCK = "lock"
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder, which is made if need be. The system lets go of it when the process ends, however it ends."""
+def locked(folder: Path, force: bool = False) -> Iterator[None]:
+    """Hold a folder, which is made if need be. The system lets go of it when the process ends, however it ends.
+
+    Who holds it is in the file, and is taken out at the end: a process that was killed leaves its name. On this host it
+    is dead then; one of another host may live where locks do not reach this one, so it is passed over with ``force``
+    alone.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / LOCK, "a+", encoding="utf-8")  # noqa: SIM115 (closed below)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        file = open(os.open(folder / LOCK, flags, 0o666), "r+", encoding="utf-8", errors="replace")  # noqa: SIM115
     except OSError as error:
         why = error.strerror or str(error)
         raise NotSaved(
@@ -44,7 +53,24 @@ def locked(folder: Path) -> Iterator[None]:
                 ) from None
             except OSError:  # a file system without locks
                 pass
+        file.seek(0)
+        holder, host = file.read(200).strip(), platform.node()
+        named = re.fullmatch(r"process \d+ on (.*), since .*", holder)
+        if named and named[1] != host and not force:
+            raise BadInput(
+                f"{folder} is held by {holder}, on another host, where it may still train; when it does not, go on by "
+                '--force (resume="anyway"), or use another folder'
+            )
+        _say(file, f"process {os.getpid()} on {host}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+        try:
+            yield
+        finally:
+            _say(file, "")
+
+
+def _say(file: TextIO, text: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk takes no name
+        file.seek(0)
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+        file.write(text)
         file.flush()
-        yield

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from espalier.space import EspalierError
+from espalier.space import BadInput, EspalierError
 from espalier.train import rng
 from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import Checkpoint
@@ -289,9 +289,17 @@ class Loop:
         self._cost = self._since - before
 
     def _resume(self) -> None:
-        state = None if self.checkpoint is None else self.checkpoint.load()
-        if state is None:
+        if self.checkpoint is None or (state := self.checkpoint.load()) is None:
             return
+        try:
+            self._restore(state)
+        except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, EspalierError):
+                raise
+            where, why = self.checkpoint.folder, str(error).strip().splitlines() or [type(error).__name__]
+            raise BadInput(f"the checkpoint in {where} does not fit this run: {why[0]}. Use another folder") from error
+
+    def _restore(self, state: dict[str, Any]) -> None:
         self.engine.load_state_dict(state["engine"])
         self.histories = [list(history) for history in state["histories"]]
         self.thetas.load_state_dict(state["thetas"])

@@ -9,6 +9,7 @@
 ``probe.safetensors`` a few real inputs and the small network's outputs, by which every later copy of it is checked
 ``checkpoint-*``   the last two checkpoints
 ``call.json``      of `espalier train` alone: the command, the network's factory, the settings
+``manifest.json``  the SHA-256 of these files, written last; a run that is going on has none
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from espalier import files
 from espalier.compact import save
-from espalier.space import BadInput, EspalierError
+from espalier.records import COUNTED, METRICS, RESULT, SETTINGS, result_of, settings_of
+from espalier.records import DIRECTORY_FORMAT as FORMAT
+from espalier.space import BadInput, Corrupt, EspalierError
 from espalier.train import state_codec
 from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import NotSaved, pack, write
@@ -42,10 +46,9 @@ if TYPE_CHECKING:
     from espalier.train.optimizer import Gated
     from espalier.train.result import Result
 
-FORMAT = 1
-SMALL, PROBE, RESULT, LEFT = "small", "probe.safetensors", "result.json", "left.txt"
-NAMES = ("settings.json", "metrics.jsonl", "theta.safetensors", RESULT)
-COUNTED = ("units", "weights", "macs", "parameters")
+SMALL, PROBE, LEFT, CALL = "small", "probe.safetensors", "left.txt", "call.json"
+NAMES = (SETTINGS, METRICS, "theta.safetensors", RESULT)
+SEALED = (*NAMES, PROBE, CALL, *(f"{SMALL}/{name}" for name in ("plan.json", "model.safetensors")))
 PROBED = 64  # examples
 
 
@@ -54,25 +57,33 @@ class RunDirectory:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        self.metrics = self.folder / "metrics.jsonl"
+        self.metrics = self.folder / METRICS
 
-    def start(self, settings: Mapping[str, Any], device: torch.device, history: Sequence[Row]) -> None:
-        """Also puts the metrics back to what the checkpoint knows: rows written after it will be written again."""
+    def start(
+        self, settings: Mapping[str, Any], device: torch.device, history: Sequence[Row], forced: Sequence[str] = ()
+    ) -> None:
+        """forced: in what the run was gone on with although it differed.
+
+        Also puts the metrics back to what the checkpoint knows: rows written after it will be written again.
+        """
         self.check()
+        files.unseal(self.folder)
         head = {"format": FORMAT, "settings": dict(settings), "versions": versions(), "hardware": hardware(device)}
-        write(self.folder / "settings.json", _json(head))
+        head |= {"forced": list(forced)} if forced else {}
+        write(self.folder / SETTINGS, _json(head))
         write(self.metrics, b"".join(_line(row) for row in history))
 
     def check(self) -> None:
-        """Refuse a folder that holds files of these names which no run has written."""
-        try:
-            head = json.loads((self.folder / "settings.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            head = None
-        if isinstance(head, dict) and head.keys() >= {"settings", "versions", "hardware"}:
+        """Refuse a folder that holds files of these names which no run has written.
+
+        What can be written anew is no reason to refuse: a folder with a manifest, or a checkpoint, is a run's.
+        """
+        with contextlib.suppress(OSError, Corrupt):
+            settings_of(self.folder)
             return
         there = [name for name in NAMES if (self.folder / name).exists()]
-        if there:
+        ours = (self.folder / files.MANIFEST).exists() or any(self.folder.glob("checkpoint-*.safetensors"))
+        if there and not ours:
             raise BadInput(
                 f"{self.folder / there[0]} was not written by a run and would be overwritten; use another folder for "
                 "checkpoint"
@@ -87,10 +98,12 @@ class RunDirectory:
             return {}
 
     def complete(self) -> bool:
-        """Whether a finished run has been written here: then it is not written again."""
+        """Whether a finished run has been written here, and is whole: then it is not written again."""
         try:
-            return bool(json.loads((self.folder / RESULT).read_text())["finished"])
-        except (OSError, ValueError, KeyError):
+            for name in files.manifest(self.folder):
+                files.check(self.folder, name)
+            return bool(result_of(self.folder)["finished"])
+        except (OSError, Corrupt):
             return False
 
     def epoch(self, row: Row) -> None:
@@ -109,12 +122,18 @@ class RunDirectory:
             structure, tensors = state_codec.split({"inputs": inputs, "outputs": answers(small, inputs)})
             write(self.folder / PROBE, pack({"format": FORMAT, "state": structure}, tensors))
         write(self.folder / RESULT, _json(clean(result.summary() | {"sizes": sizes(gated, result.mask)})))
+        self.seal()
 
-    def add(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
-        """Add to what came out. Returns all of it."""
-        path = self.folder / RESULT
-        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) | clean(numbers)
-        write(path, _json(result))
+    def seal(self) -> None:
+        files.seal(self.folder, SEALED)
+
+    def add(self, numbers: Mapping[str, Any], origin: Mapping[str, str]) -> dict[str, Any]:
+        """Add to what came out, and to the settings where it came from. Returns all that came out."""
+        settings, result = settings_of(self.folder), result_of(self.folder) | clean(numbers)
+        files.unseal(self.folder)
+        write(self.folder / SETTINGS, _json({**settings, **origin}))
+        write(self.folder / RESULT, _json(result))
+        self.seal()
         return result
 
     def leave(self, weights: str | None) -> None:
@@ -146,15 +165,21 @@ class Records(Callback):
         self.written = loop.finished and all(directory.complete() for directory in self.directories)
         if not self.written:
             for directory, settings, history in zip(self.directories, self.settings, loop.histories, strict=True):
-                directory.start(settings, loop.engine.device, history)
+                forced = () if loop.checkpoint is None else loop.checkpoint.forced
+                directory.start(settings, loop.engine.device, history, forced)
 
     def on_epoch(self, loop: Loop, rows: list[Row]) -> None:
         for directory, row in zip(self.directories, rows, strict=True):
             directory.epoch(row)
 
     def on_end(self, loop: Loop, results: list[Result]) -> None:
-        if not self.written:
+        if self.written:
+            for directory in self.directories:  # a process that was killed may have come to all but this
+                directory.seal()
+        else:
             for i, (directory, result) in enumerate(zip(self.directories, results, strict=True)):
+                if not (directory.folder / SETTINGS).exists():  # somebody has removed the folder on the way
+                    directory.start(self.settings[i], loop.engine.device, loop.histories[i])
                 directory.finish(result, loop.thetas.table(i), loop.engine.gated, loop.engine.some_inputs(PROBED))
 
 

@@ -69,6 +69,13 @@ def split(state: Mapping[str, Any]) -> tuple[Json, dict[str, Tensor]]:
 
 def join(tree: Json, tensors: Mapping[str, Tensor]) -> Any:
     """The state that :func:`split` took apart."""
+    try:
+        return _join(tree, tensors)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise error if isinstance(error, Corrupt) else Corrupt(f"a node of the state is damaged: {error}") from None
+
+
+def _join(tree: Json, tensors: Mapping[str, Tensor]) -> Any:
     if not isinstance(tree, dict):
         return tree
     if len(tree) != 1:
@@ -76,13 +83,13 @@ def join(tree: Json, tensors: Mapping[str, Tensor]) -> Any:
     ((kind, value),) = tree.items()
     match kind:
         case "dict":
-            return {key: join(item, tensors) for key, item in value}
+            return {key: _join(item, tensors) for key, item in value}
         case "counter":
-            return Counter({key: join(item, tensors) for key, item in value})
+            return Counter({key: _join(item, tensors) for key, item in value})
         case "list":
-            return [join(item, tensors) for item in value]
+            return [_join(item, tensors) for item in value]
         case "tuple":
-            return tuple(join(item, tensors) for item in value)
+            return tuple(_join(item, tensors) for item in value)
         case "float":
             return float(value)
         case "tensor":

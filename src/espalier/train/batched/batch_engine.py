@@ -6,6 +6,7 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -102,12 +103,20 @@ class BatchEngine:
         self.shares = Shares(self.gated, self._cost() if self.search is None else self.search.cost, full_cost, device)
         self.judge: stack.Gated | None = None  # a model that keeps running statistics, where there are any
         self.shipped: list[dict[str, Tensor]] | None = None  # of each run all tensors as it was measured last
-        self.settings = plan.describe() | {"space": self.gated.space.to_json(), "data": _describe(inputs, targets)}
-        self.settings |= {"blocks": self.blocks} if self.blocks else {}
-        self.settings |= {"settle_at": self.phases.settle, "device": device.type, "precision": compute.precision}
+        self._read = (inputs, targets, gain, shift)
+        self.about = plan.describe() | {"space": self.gated.space.to_json(), "settle_at": self.phases.settle}
+        self.about |= {"blocks": self.blocks} if self.blocks else {}
+        self.about |= {"device": device.type, "precision": compute.precision}
         # The factory is called under the seed of each run, so the same call builds the same weights.
         built = [*params.values(), *fixed.values()]
-        self.settings["model"] = f"{fingerprint.network(self.gated.model)} {fingerprint.weights(built)}"
+        self.about["model"] = f"{fingerprint.network(self.gated.model)} {fingerprint.weights(built)}"
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What the runs are of, for who may resume them: all data are hashed."""
+        held = self.validation
+        read = {"data": _describe(*self._read)} | ({"validation": _describe(held.inputs, held.targets)} if held else {})
+        return self.about | read
 
     def _check_classes(self, params: dict[str, Tensor], fixed: dict[str, Tensor], targets: Tensor) -> None:
         """The default loss picks a class by comparison: one that is not there would be trained on in silence."""
@@ -420,7 +429,5 @@ def points(total: int, count: int, stride: int = 50) -> tuple[int, ...]:
     return tuple(sorted({point for point in exact if point > 0}))
 
 
-def _describe(inputs: Tensor, targets: Tensor) -> list[Any]:
-    """What tells one set of data from another, cheaply."""
-    rows = torch.linspace(0, len(inputs) - 1, min(len(inputs), 64)).long()
-    return [[str(t.dtype), *t.shape, round(float(t[rows.to(t.device)].double().sum()), 6)] for t in (inputs, targets)]
+def _describe(*tensors: Tensor) -> list[Any]:
+    return [[str(t.dtype), *t.shape, fingerprint.tensors([t])] for t in tensors]

@@ -70,6 +70,7 @@ def sweep(
     at_once: int | None = None,
     device: str | torch.device | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
+    resume: str = "same",
     time_limit: float | None = None,
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
@@ -99,10 +100,10 @@ def sweep(
     settle: the share of the run, at its end, that trains under the structure found.
     compute: precision, compilation, determinism. at_once: the most runs in one batch; a batch has to fit in memory.
     checkpoint: a folder; the same call goes on where the last one stopped, by a kill or after ``time_limit`` seconds.
-        Every run has its own run directory in it.
+        Every run has its own run directory in it. resume: as in ``fit``.
     callbacks: as in ``fit``; told of each batch of runs, with a row for each run.
     """
-    watching = callbacks_checked(callbacks)
+    watching, anyway = callbacks_checked(callbacks), checks.resume(resume)
     asked = run_list.listed(runs, seeds, penalties, targets, masks, dropouts)
     recipe = recipes.chosen(recipe, preset, settle, any(run.shape == "penalty" for run in asked))
     if search is not None and "ramp" in search:  # so that it is held against what settles
@@ -132,7 +133,7 @@ def sweep(
         raise BadType(f"compute is settings such as Compute(precision='bf16'), not {compute!r}")
     stop, shown = Stop(time_limit), progress.choose(quiet)
     results: dict[int, Result] = {}
-    with nullcontext() if root is None else locked(root):
+    with nullcontext() if root is None else locked(root, anyway):
         for number, where in enumerate(run_list.batches(asked, at_once)):
             with explained(len(where), place):
                 engine = BatchEngine(
@@ -143,7 +144,7 @@ def sweep(
                     settings = [engine.settings | run.describe() for run in engine.runs]
                     records = [Records([root / f"run-{i:03d}" for i in where], settings)]
                     together = engine.settings | {"runs": [run.describe() for run in engine.runs]}
-                    store = Checkpoint(root / f"batch-{number:03d}", together)
+                    store = Checkpoint(root / f"batch-{number:03d}", together, anyway)
                 loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store)
                 with rng.seeded(engine.seed, place):
                     loop.train()
