@@ -27,8 +27,8 @@ from espalier.train.run_directory import hardware, versions
 Widths = tuple[int, ...]
 MASKS, BATCH = 2, 32  # of the search: in every update two masks, and the examples that each of them reads
 # Of networks from scratch, in every update: the best of 16, 32 and 64 on held-out folds of the training part, by
-# `espalier study` (results/demo/batches.jsonl, a test compares them). All read as many examples.
-RIVALS_BATCH = 16
+# `espalier study` (results/demo; a test compares them). All read as many examples.
+RIVALS_BATCH = 32
 CURVE = {"loss": "train_loss", "error": "train_error", "validation_loss": "test_loss", "validation_error": "test_error"}
 
 
