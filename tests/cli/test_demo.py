@@ -38,9 +38,12 @@ def test_the_demo_shows_and_writes_all_of_its_parts(espal, tmp_path, narrow):
     assert "30% of the MACs" in shown
     assert "uncut" in shown
     assert "64 at once: uncut, small" in shown
+    assert "Equal is the number of examples read, not the time: 4 networks of the search and its control took" in shown
+    assert "the control: their signal is shuffled among the gates" in shown
 
     files = sorted(path.relative_to(out / "runs").as_posix() for path in (out / "runs").rglob("*.json"))
     assert files == [
+        *(f"digits/permuted/target_0.25-seed_{seed}.json" for seed in (0, 1)),
         *(f"digits/scratch/size_{share}-seed_{seed}.json" for share in ("0.25", "1") for seed in (0, 1)),
         *(f"digits/search/target_0.25-seed_{seed}.json" for seed in (0, 1)),
     ]
@@ -51,6 +54,8 @@ def test_the_demo_shows_and_writes_all_of_its_parts(espal, tmp_path, narrow):
         if "search" in path:
             assert story["result"]["weight_share"] <= 0.25
             assert story["run"]["target"] == 0.25
+        about = story["settings"]  # equally many examples, whatever the batch: two passes over 1,344 of them
+        assert about["batch_size"] * about["masks"] * story["result"]["updates"] == 2 * 1344
         assert story["curve"][-1]["test_error"] is not None
         assert story["command"].startswith("espalier demo")
 

@@ -1,4 +1,5 @@
-"""Many sizes at once: searches towards several targets as one batch, and uniform networks of the same sizes beside it.
+"""Many sizes at once: searches towards several targets and their control as one batch, and as another uniform networks
+of the same sizes from scratch.
 
 Each network becomes a run file as studies write them, so that `espalier report` draws both as curves of one chart.
 """
@@ -6,7 +7,7 @@ Each network becomes a run file as studies write them, so that `espalier report`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -17,23 +18,30 @@ from torch import nn
 
 from espalier.data import Dataset
 from espalier.study import run_files
+from espalier.study.networks import Units
 from espalier.study.settings import size as weights
 from espalier.train import Result, sweep
 from espalier.train.batched import Run
 from espalier.train.run_directory import hardware, versions
 
 Widths = tuple[int, ...]
+MASKS, BATCH = 2, 32  # of the search: in every update two masks, and the examples that each of them reads
+# Of networks from scratch, in every update: the best of 16, 32 and 64 on held-out folds of the training part, by
+# `espalier study` (results/demo; a test compares them). All read as many examples.
+RIVALS_BATCH = 32
 CURVE = {"loss": "train_loss", "error": "train_error", "validation_loss": "test_loss", "validation_error": "test_error"}
 
 
 @dataclass(frozen=True)
 class Size:
-    """One target: networks that were led to it, and uniform ones of as many weights, a run for each seed."""
+    """One target: networks that were led to it, and uniform ones of as many weights, a run for each seed. control: led
+    there by a search whose signal was shuffled among the gates."""
 
     target: float
     found: list[Result]
     uniform: Widths
     scratch: list[Result]
+    control: list[Result] = field(default_factory=list)
 
     @property
     def example(self) -> Widths:
@@ -54,6 +62,10 @@ class Size:
     def scratch_error(self) -> float:
         return _median(self.scratch)
 
+    @property
+    def control_error(self) -> float:
+        return _median(self.control)
+
 
 def _seed(result: Result) -> int:
     assert result.run is not None
@@ -71,40 +83,47 @@ def _median(results: Sequence[Result]) -> float:
 def train(
     data: Dataset, widths: Widths, targets: Sequence[float], seeds: Sequence[int], epochs: int, state: Path, quiet: bool
 ) -> list[Size]:
-    """All targets with all seeds as one batch; then uniform networks, a batch for each size. For a target of 1, which
-    comes last, there is nothing to search for: the uncut network alone is trained, as the uniform ones are.
+    """All targets with all seeds, and their controls, as one batch; then all uniform networks as another. For a target
+    of 1, which comes last, there is nothing to search for: the uncut network alone is trained, as the uniform ones are.
 
     state: the folder of the checkpoints; the same call goes on from there.
     """
-    settings: dict[str, Any] = {"epochs": epochs, "batch_size": 32, "device": "cpu", "quiet": quiet}
-    led = [target for target in targets if target < 1]
-    found = sweep(network(widths), data, targets=led, seeds=seeds, checkpoint=state / "search", **settings)
-    sizes = []
+    settings: dict[str, Any] = {"epochs": epochs, "samples": MASKS, "device": "cpu", "quiet": quiet}
+    units = Units(widths, least=1)
+    led = [(target, seed, control) for control in (False, True) for target in targets if target < 1 for seed in seeds]
+    runs = [Run(seed, target=target, permuted=control) for target, seed, control in led]
+    found = sweep(units.build, data, runs=runs, batch_size=BATCH, checkpoint=state / "search", **settings)
+    same = {target: uniform(widths, target) for target in targets}
+    runs = [Run(seed, mask=units.first(same[target][1:-1])) for target in targets for seed in seeds]
+    batch = RIVALS_BATCH // MASKS  # under one mask an update reads as many examples as under all of them
+    scratch = sweep(units.build, data, runs=runs, batch_size=batch, checkpoint=state / "scratch", **settings)
+    sizes = list[Size]()
     for i, target in enumerate(targets):
-        same = uniform(widths, target)
-        runs = [Run(seed, all_open=True) for seed in seeds]
-        scratch = sweep(network(same), data, runs=runs, checkpoint=state / f"scratch-{target:g}", **settings)
-        ours = found[i * len(seeds) : (i + 1) * len(seeds)]
-        sizes.append(Size(target, ours, same, scratch))
+        ours, control = ([r for r, one in zip(found, led) if one[0] == target and one[2] == c] for c in (False, True))
+        rivals = scratch[i * len(seeds) : (i + 1) * len(seeds)]
+        sizes.append(Size(target, ours, same[target], rivals, control))
     return sizes
 
 
 def write(sizes: Sequence[Size], folder: Path, widths: Widths, dataset: str, epochs: int, command: str) -> None:
-    """A run file for each network: ``folder/runs/DATASET/search`` and ``scratch``."""
-    shared = {"dataset": dataset, "widths": list(widths), "epochs": epochs, "batch_size": 32, "cost": "weights"}
-    full = weights(widths)
-    place = folder / "runs" / dataset
-    searches = sum(len(size.found) for size in sizes)  # one batch, all of them
+    """A run file for each network: ``folder/runs/DATASET/search``, ``permuted`` and ``scratch``."""
+    shared = {"dataset": dataset, "widths": list(widths), "epochs": epochs, "cost": "weights"}
+    led = shared | {"batch_size": BATCH, "masks": MASKS}
+    alone = shared | {"batch_size": RIVALS_BATCH, "masks": 1}
+    full, place = weights(widths), folder / "runs" / dataset
+    together = {kind: sum(len(getattr(size, kind)) for size in sizes) for kind in ("found", "control", "scratch")}
+    searched = together["found"] + together["control"]  # one batch
     for size in sizes:
-        for result in size.found:
-            run = {"method": "search", "variant": "search", "target": size.target, "seed": _seed(result)}
-            path = place / "search" / f"target_{size.target:g}-seed_{_seed(result)}.json"
-            run_files.save(path, _story(run, shared, result, widths, searches, command))
+        for method, results in (("search", size.found), ("permuted", size.control)):
+            for result in results:
+                run = {"method": method, "variant": method, "target": size.target, "seed": _seed(result)}
+                path = place / method / f"target_{size.target:g}-seed_{_seed(result)}.json"
+                run_files.save(path, _story(run, led, result, widths, searched, command))
         for result in size.scratch:
             share = weights(size.uniform) / full
             run = {"method": "scratch", "variant": "scratch", "size": round(share, 6), "seed": _seed(result)}
             path = place / "scratch" / f"size_{size.target:g}-seed_{_seed(result)}.json"
-            run_files.save(path, _story(run, shared, result, widths, len(size.scratch), command))
+            run_files.save(path, _story(run, alone, result, widths, together["scratch"], command))
 
 
 def _story(
