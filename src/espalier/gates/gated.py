@@ -129,6 +129,8 @@ class Gated:
             self._set(*previous)
 
     def _set(self, mask: Tensor | None, slopes: bool = False) -> None:
+        if self._installed is None:  # detached inside
+            return
         if mask is not None and mask.ndim == 2:
             why = forbidden(self.model, self._installed.spots)
             if why:
@@ -211,7 +213,10 @@ class Gated:
 
     def compact(self, mask: Tensor) -> nn.Module:
         """The plain, smaller module for a mask ``(d)``; the user's model is untouched."""
-        return strip(apply_plan(self.model, self.plan(mask)))
+        plan = self.plan(mask)
+        several = self._mask is not None and self._mask.ndim == 2
+        with self.masked(torch.ones(self.d)) if several else contextlib.nullcontext():  # a plan cuts buffers of one
+            return strip(apply_plan(self.model, plan))
 
     def cost(self, kind: str | Cost = "weights") -> Cost:
         """The cost of a mask: "weights", "macs", "units", "parameters" or a registered kind, exact for canonical masks;

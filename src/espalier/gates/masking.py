@@ -338,7 +338,7 @@ def set_masks(installed: Installed, masks: Tensor, slopes: bool = False) -> None
 
 def _put_back(installed: Installed) -> None:
     """The buffers of one mask in their places again."""
-    installed.together.samples = 0
+    installed.together.samples = installed.together.examples = 0
     for spot, module, buffer in zip(installed.spots, installed.modules, installed.aside):
         several = module._buffers[spot.buffer]
         assert several is not None
@@ -403,7 +403,10 @@ def strip(model: nn.Module) -> nn.Module:
                     del hooks[key]
                     module._forward_pre_hooks_with_kwargs.pop(key, None)
                     module._forward_hooks_always_called.pop(key, None)
-        if not isinstance(module, Gate):
+        if isinstance(module, Gate):
+            if module.espalier_mask.ndim > 1:  # of several masks
+                module.espalier_mask = torch.ones_like(module.espalier_mask[0])
+        else:
             for name in [n for n in module._buffers if n == "espalier_branch" or n.startswith(BUFFER)]:
                 del module._buffers[name]
                 module._non_persistent_buffers_set.discard(name)

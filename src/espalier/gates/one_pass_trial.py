@@ -80,6 +80,7 @@ class _Trial:
         size = len(leaves[0])
         if not size or size % self.samples:
             raise Unfit(f"{size} examples are no multiple of {self.samples} masks")
+        self._shuffle(size)
         together = self.installed.together
         together.watched = {}
         single = [self._single(mask, size) for mask in range(self.samples)]
@@ -101,11 +102,26 @@ class _Trial:
             again = distance(_tensors(self._single(0, size, seed=8)), mine)
             if not again < TOLERANCE:
                 return Verdict("it draws random numbers that are not dropout, so the two cannot be compared")
-            return Verdict(f"its examples depend on each other: outputs in one pass differ by {gap:.1e}")
+            return Verdict(f"its examples depend on each other, or change places: outputs differ by {gap:.1e}")
         for name, value in self._buffers().items():
             if name not in kept or not distance([kept[name]], [value]) < TOLERANCE:
                 return Verdict(f"buffer {name} ends otherwise than after one mask at a time")
         return Verdict("", dict(together.dims), outputs)
+
+    def _shuffle(self, size: int) -> None:
+        """Give the masks different examples, where all were to read the same ones: else mixing would not show."""
+        generator = torch.Generator().manual_seed(11)
+        order = torch.randperm(size, generator=generator)
+
+        def other(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor) or not leaf.ndim or len(leaf) != size:
+                return leaf
+            leaf = leaf[order.to(leaf.device)]
+            if size == self.samples and leaf.is_floating_point():
+                leaf = leaf + 0.3 * torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype).to(leaf.device)
+            return leaf
+
+        self.inputs = _pytree.tree_map(other, self.inputs)
 
     def _single(self, mask: int, size: int, seed: int = 7) -> Any:
         def part(leaf: Any) -> Any:
@@ -147,7 +163,7 @@ class _NoDropout(TorchFunctionMode):
 
 
 def enlarged(args: Any, kwargs: Any, samples: int) -> tuple[Any, Any]:
-    """An example's inputs with as many examples as a trial needs; what is repeated is changed, so that none are alike."""
+    """An example with as many rows as a trial needs; what is repeated is changed, so that none are alike."""
     leaves = [leaf for leaf in _pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.ndim]
     size = len(leaves[0]) if leaves else 0
     wanted = samples * max(2, -(-size // samples))

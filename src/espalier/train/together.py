@@ -43,9 +43,10 @@ class OnePass:
         """
         samples = len(masks)
         parts: list[Batch] = pytree.split(self.batch, samples) if slopes else [self.batch]
-        parts = parts if len(parts) > 1 else parts * samples
-        if len({pytree.count(part, "inputs and targets") for part in parts}) > 1 or not hasattr(self.gated, "apart"):
+        uneven = len(parts) > 1 and len({pytree.count(part, "inputs and targets") for part in parts}) > 1
+        if uneven or not hasattr(self.gated, "apart"):  # a handle of one's own knows one mask at a time
             return one_at_a_time()
+        parts = parts if len(parts) > 1 else parts * samples
         inputs = _pytree.tree_map(lambda *leaves: interleaved(leaves), *(part[0] for part in parts))
         if self.gated.one_at_a_time(inputs, samples):
             return one_at_a_time()
