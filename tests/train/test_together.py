@@ -203,7 +203,7 @@ def test_parts_that_are_not_equal_go_one_at_a_time(monkeypatch) -> None:
 
 
 def test_the_masks_of_an_update_need_the_memory_of_a_plain_one() -> None:
-    """What autograd keeps for the backward pass, of as many examples: one more tensor for each masked input at most."""
+    """What autograd keeps for the backward pass, of as many examples."""
 
     def kept(run) -> int:
         seen: dict[int, int] = {}
@@ -218,14 +218,14 @@ def test_the_masks_of_an_update_need_the_memory_of_a_plain_one() -> None:
         return sum(seen.values())
 
     model = conv()
-    gated = espalier.attach(model, IMAGES[:4])
     images, labels = IMAGES[:64], Y[:64]
     plain = kept(lambda: F.cross_entropy(model(images), labels))
+    gated = espalier.attach(model, IMAGES[:4])
     masks = (torch.rand(2, gated.d) < 0.7).float()
     with gated.masked(masks):
         model(images)  # the trial
         several = kept(lambda: F.cross_entropy(model(images), labels))
     with gated.masked(masks, slopes=True):
         slopes = kept(lambda: F.cross_entropy(model(images), labels))
-    assert several < 1.5 * plain
-    assert slopes < 1.5 * plain
+    assert several < 1.2 * plain
+    assert slopes < 1.2 * plain
