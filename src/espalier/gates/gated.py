@@ -77,6 +77,10 @@ class Gated:
             self.space.check_mask(mask)
         return mask.detach()
 
+    @property
+    def _is_attached(self) -> bool:
+        return self._installed is not None
+
     def _attached(self) -> None:
         """Refuse detached gates, and a module put in another's place since: it has no mask, and fits no plan."""
         if self._installed is None:
@@ -129,7 +133,7 @@ class Gated:
             self._set(*previous)
 
     def _set(self, mask: Tensor | None, slopes: bool = False) -> None:
-        if self._installed is None:  # detached inside
+        if not self._is_attached:  # detached inside
             return
         if mask is not None and mask.ndim == 2:
             why = forbidden(self.model, self._installed.spots)
@@ -150,11 +154,12 @@ class Gated:
         attach. Tried out once for each number of examples and each train or eval mode of the modules.
         """
         if inputs is None:
-            known = [verdict for verdict in self._verdicts.values() if verdict.why]
-            if known or self._verdicts:
-                return known[0].why if known else ""
-            why = forbidden(self.model, self._installed.spots) if self._installed is not None else ""
-            if why or self._example is None or self._installed is None:
+            if self._verdicts:
+                return next((verdict.why for verdict in self._verdicts.values() if verdict.why), "")
+            if not self._is_attached:
+                return ""
+            why = forbidden(self.model, self._installed.spots)
+            if why or self._example is None:
                 return why
             device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
             args, kwargs = enlarged(*self._example, samples)

@@ -134,8 +134,7 @@ def product(module: nn.Module, x: Tensor, mask: Tensor, dim: int | None = None) 
 
 def can_group(module: nn.Module) -> bool:
     """Whether a layer is a plain convolution, which can run as one of several groups."""
-    stock = type(module) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    return stock and module.groups == 1
+    return type(module) in (nn.Conv1d, nn.Conv2d, nn.Conv3d) and bool(module.groups == 1)
 
 
 def group_masks(module: Any, x: Tensor, mask: Tensor, shape: Shape) -> Tensor:
@@ -147,7 +146,8 @@ def group_masks(module: Any, x: Tensor, mask: Tensor, shape: Shape) -> Tensor:
     """
     together: Together = module.__dict__[STATE].together
     lies_so = x.ndim == module.weight.ndim and x.stride(0) == x.shape[1] * x.stride(1)
-    if not together.samples or not lies_so or x.device.type not in GROUPED:
+    smaller = together.samples * module.weight.numel() < x.numel()
+    if not lies_so or not smaller or x.device.type not in GROUPED:
         return product(module, x, mask)
     path, samples = module.__dict__[STATE].path, together.samples
     dim = together.dim(path, x)
