@@ -205,6 +205,14 @@ def test_a_loss_that_is_the_mean_over_all_examples_gives_each_mask_its_own_slope
     torch.testing.assert_close({n: 2 * g for n, g in weights.items()}, learned(model), **CLOSE)
 
 
+def test_the_pure_function_is_refused_inside():
+    model, gated, x, masks = setting(NETS["mlp"][0], (7,), 2)
+    with gated.masked(masks), pytest.raises(BadInput, match="outside of masked"):
+        gated.call(dict(model.named_parameters()), masks[0], x)
+    with gated.masked(masks[0]):
+        assert gated.call(model.state_dict(), masks[1], x).shape == (6, 3)
+
+
 def test_one_mask_in_a_row_is_one_mask():
     model = Recurrent().double()  # whose masks are on weights
     x = torch.randn(3, 5, 3, dtype=torch.float64)

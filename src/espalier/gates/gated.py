@@ -50,6 +50,7 @@ class Gated:
         self._adapted, self._phantoms = tuple(adapted), tuple(phantoms)
         self._costs: dict[str, Cost] = {}
         self._installed = install(model, structure)
+        self._forbidden = forbidden(model, self._installed.spots)  # why masks run one at a time, whatever the batch
         self._example: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # what it was attached with
         self._verdicts: dict[Hashable, Verdict] = {}
         self._mask: Tensor | None = None
@@ -136,7 +137,7 @@ class Gated:
         if not self._is_attached:  # detached inside
             return
         if mask is not None and mask.ndim == 2:
-            why = forbidden(self.model, self._installed.spots)
+            why = self._forbidden
             if why:
                 raise Unfit(f"several masks cannot run in one pass on this model: {why}; set one mask at a time")
             set_masks(self._installed, mask, slopes)
@@ -158,7 +159,7 @@ class Gated:
                 return next((verdict.why for verdict in self._verdicts.values() if verdict.why), "")
             if not self._is_attached:
                 return ""
-            why = forbidden(self.model, self._installed.spots)
+            why = self._forbidden
             if why or self._example is None:
                 return why
             device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
@@ -181,7 +182,7 @@ class Gated:
         self._attached()
         key = self._key(count((args, kwargs)), samples)
         if key not in self._verdicts:
-            why = forbidden(self.model, self._installed.spots)
+            why = self._forbidden
             self._verdicts[key] = Verdict(why) if why else tried(self.model, self.structure, args, kwargs, samples)
         return self._verdicts[key]
 
@@ -200,6 +201,8 @@ class Gated:
         """
         if not torch.compiler.is_compiling():  # there every look at a module would become a guard
             self._attached()
+            if self._installed.together.samples:
+                raise BadInput("call takes one mask of its own; call it outside of masked(masks) with several")
         return functional_call(self.model, with_mask(self._installed, params_and_buffers, mask), args, kwargs)
 
     # ---- what a mask means -----------------------------------------------------------------------------------------

@@ -356,7 +356,8 @@ def set_masks(installed: Installed, masks: Tensor, slopes: bool = False) -> None
 
 def _put_back(installed: Installed) -> None:
     """The buffers of one mask in their places again."""
-    installed.together.samples = installed.together.examples = 0
+    together = installed.together
+    together.samples, together.examples, together.check = 0, 0, None
     for spot, module, buffer in zip(installed.spots, installed.modules, installed.aside):
         several = module._buffers[spot.buffer]
         assert several is not None
@@ -461,7 +462,7 @@ class Copies:
                     one = buffer[0] if several else buffer
                     module._buffers[name] = torch.ones_like(one)  # not in place: a backward pass may need the old
             for state in self.states:
-                state.together.samples = 0
+                state.together.samples, state.together.check = 0, None
             self.states = outer
 
 

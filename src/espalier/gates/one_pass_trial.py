@@ -22,7 +22,6 @@ from espalier.gates.masking import Installed, Spot, install, is_mask, set_mask, 
 from espalier.gates.one_pass import Unfit, apart, examples_dim, has_rule
 from espalier.gates.structure import Structure
 from espalier.gates.verify import TOLERANCE, distance, isolated_random, perturb
-from espalier.space import EspalierError
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,6 @@ def tried(model: nn.Module, structure: Structure, args: Any, kwargs: Any, sample
             return _Trial(model, structure, args, kwargs, samples).verdict()
         except Unfit as error:
             return Verdict(str(error))
-        except EspalierError:
-            raise
         except Exception as error:  # a forward pass of the user's own may raise anything
             said = (str(error).strip() or "no message").splitlines()[0][:90]
             return Verdict(f"it does not run so: {type(error).__name__}: {said}")
