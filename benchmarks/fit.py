@@ -178,7 +178,9 @@ class Bench:
         }
 
 
-def measured(updates: dict[str, Update], device: torch.device, rounds: int, seconds: float) -> dict[str, float]:
+def measured(
+    updates: dict[str, Update], device: torch.device, rounds: int, seconds: float, clock: Callable[[], float]
+) -> dict[str, float]:
     """Milliseconds of one update each, medians over rounds that take turns."""
 
     def wait() -> None:
@@ -190,19 +192,19 @@ def measured(updates: dict[str, Update], device: torch.device, rounds: int, seco
         for _ in range(3):
             update()
         wait()
-        began = time.perf_counter()
+        began = clock()
         update()
         wait()
-        counts[name] = max(1, round(seconds / (time.perf_counter() - began)))
+        counts[name] = max(1, round(seconds / (clock() - began)))
     times: dict[str, list[float]] = {name: [] for name in updates}
     for _ in range(rounds):
         for name, update in updates.items():
             wait()
-            began = time.perf_counter()
+            began = clock()
             for _ in range(counts[name]):
                 update()
             wait()
-            times[name].append(1e3 * (time.perf_counter() - began) / counts[name])
+            times[name].append(1e3 * (clock() - began) / counts[name])
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -215,13 +217,19 @@ def main() -> None:
     parser.add_argument("--target", type=float, default=0.2, help="share of the MACs")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5, help="of each round of each update")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="on one thread, for a CPU that others use too; not the clock"
+    )
     given = parser.parse_args()
+    if given.processor_time:
+        torch.set_num_threads(1)
+    clock = time.process_time if given.processor_time else time.perf_counter
     device = torch.device(given.device)
     narrow = given.narrow or (1 if device.type == "cuda" else 4)
     rows = {}
     for name in given.networks.split(","):
         bench = Bench(name, device, given.batch, narrow, given.target)
-        times = measured(bench.updates(), device, given.rounds, given.seconds)
+        times = measured(bench.updates(), device, given.rounds, given.seconds, clock)
         rows[name] = {
             "ms": {key: round(value, 3) for key, value in times.items()},
             "search over plain": round(times["search, slopes"] / times["plain"], 3),
@@ -239,6 +247,7 @@ def main() -> None:
         }
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     settings = {"batch": given.batch, "narrow": narrow, "target": given.target, "threads": torch.get_num_threads()}
+    settings["times"] = "processor time" if given.processor_time else "by the clock"
     print(json.dumps({"device": place, "torch": torch.__version__, "settings": settings, "networks": rows}, indent=1))
 
 

@@ -87,11 +87,11 @@ def test_a_model_s_own_loss(loaded: bool) -> None:
     expected = short(networks.mlp(), [(x, y) for x, y in zip(X.split(32), Y.split(32))] if loaded else (X, Y))
     batches = [{"pixels": x, "labels": y} for x, y in zip(X.split(32), Y.split(32))]
     data = batches if loaded else {"pixels": X, "labels": Y}
-    result = short(OwnLoss(), data, loss=None, validation=data)
-    assert result.theta.equal(expected.theta)
+    result = short(OwnLoss(), data, loss=None, validation=data)  # such a loss has one mask at a time
+    torch.testing.assert_close(result.theta, expected.theta, rtol=1e-4, atol=1e-4)
     assert result.validation.loss < 2.3
     given = short(OwnLoss(), data, loss=lambda outputs, labels: F.cross_entropy(outputs["logits"], labels))
-    assert given.theta.equal(expected.theta)
+    torch.testing.assert_close(given.theta, expected.theta, rtol=1e-4, atol=1e-4)
 
 
 class TwoHeads(nn.Module):

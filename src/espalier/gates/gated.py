@@ -54,6 +54,7 @@ class Gated:
         self._adapted, self._phantoms = tuple(adapted), tuple(phantoms)
         self._costs: dict[str, Cost] = {}
         self._installed = install(model, structure)
+        self._forbidden = forbidden(model, self._installed.spots)  # why masks run one at a time, whatever the batch
         self._example: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # what it was attached with
         self._verdicts: dict[Hashable, Verdict] = {}
         self._mask: Tensor | None = None
@@ -80,6 +81,10 @@ class Gated:
         if wait or mask.device.type == "cpu":
             self.space.check_mask(mask)
         return mask.detach()
+
+    @property
+    def _is_attached(self) -> bool:
+        return self._installed is not None
 
     def _attached(self) -> None:
         """Refuse detached gates, and a module put in another's place since: it has no mask, and fits no plan."""
@@ -133,10 +138,10 @@ class Gated:
             self._set(*previous)
 
     def _set(self, mask: Tensor | None, slopes: bool = False) -> None:
-        if self._installed is None:  # detached inside
-            return  # type: ignore[unreachable]
+        if not self._is_attached:  # detached inside
+            return
         if mask is not None and mask.ndim == 2:
-            why = forbidden(self.model, self._installed.spots)
+            why = self._forbidden
             if why:
                 raise Unfit(f"several masks cannot run in one pass on this model: {why}; set one mask at a time")
             set_masks(self._installed, mask, slopes)
@@ -154,11 +159,12 @@ class Gated:
         attach. Tried out once for each number of examples and each train or eval mode of the modules.
         """
         if inputs is None:
-            known = [verdict for verdict in self._verdicts.values() if verdict.why]
-            if known or self._verdicts:
-                return known[0].why if known else ""
-            why = forbidden(self.model, self._installed.spots) if self._installed is not None else ""
-            if why or self._example is None or self._installed is None:
+            if self._verdicts:
+                return next((verdict.why for verdict in self._verdicts.values() if verdict.why), "")
+            if not self._is_attached:
+                return ""
+            why = self._forbidden
+            if why or self._example is None:
                 return why
             device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
             args, kwargs = enlarged(*self._example, samples)
@@ -180,7 +186,7 @@ class Gated:
         self._attached()
         key = self._key(count((args, kwargs)), samples)
         if key not in self._verdicts:
-            why = forbidden(self.model, self._installed.spots)
+            why = self._forbidden
             self._verdicts[key] = Verdict(why) if why else tried(self.model, self.structure, args, kwargs, samples)
         return self._verdicts[key]
 
@@ -199,6 +205,8 @@ class Gated:
         """
         if not torch.compiler.is_compiling():  # there every look at a module would become a guard
             self._attached()
+            if self._installed.together.samples:
+                raise BadInput("call takes one mask of its own; call it outside of masked(masks) with several")
         return functional_call(self.model, with_mask(self._installed, params_and_buffers, mask), args, kwargs)
 
     # ---- what a mask means -----------------------------------------------------------------------------------------

@@ -25,7 +25,19 @@ from torch.utils.hooks import RemovableHandle
 
 from espalier.gates.gate import Gate
 from espalier.gates.norms import NORM, mask_norm, norm_of
-from espalier.gates.one_pass import HELD, STATE, Together, has_rule, join_batch, product, split_batch
+from espalier.gates.one_pass import (
+    GROUPS,
+    HELD,
+    STATE,
+    Together,
+    can_group,
+    group_masks,
+    has_rule,
+    join_batch,
+    join_groups,
+    product,
+    split_batch,
+)
 from espalier.gates.structure import Reader, Structure
 from espalier.gates.trace import Array
 from espalier.space import BadInput
@@ -193,6 +205,8 @@ def install(model: nn.Module, structure: Structure) -> Installed:
             hook = functools.partial(_mask_smaller, *spot.weight)
             handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
             handles.append(module.register_forward_hook(_restore_weights, always_call=True))
+            if can_group(module):
+                handles.append(module.register_forward_hook(join_groups, prepend=True, always_call=True))
         elif not spot.raw:
             handles.append(module.register_forward_pre_hook(_mask_input, with_kwargs=True))
     raw = [spot for spot in spots if spot.raw]
@@ -242,13 +256,17 @@ def _mask_smaller(
     name: str, shape: tuple[int, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """While a mask is set: put the masked weight where the parameter is, for the length of one forward pass."""
-    compiling = torch.compiler.is_compiling()  # a compiled step multiplies in passing
-    if compiling or not module.__dict__[STATE].masked or module.__dict__[STATE].together.active:
+    mask = module._buffers[BUFFER]
+    assert mask is not None
+    if torch.compiler.is_compiling():  # a compiled step multiplies in passing
+        return _mask_input(module, args, kwargs)
+    state = module.__dict__[STATE]
+    if state.together.samples and args and can_group(module):
+        return (group_masks(module, args[0], mask, shape), *args[1:]), kwargs
+    if not state.masked or state.together.active:
         return _mask_input(module, args, kwargs)
     weight = module._parameters[name]
     assert weight is not None
-    mask = module._buffers[BUFFER]
-    assert mask is not None
     module.__dict__["_espalier_saved"] = ([(module, name, weight)], ())
     module._parameters[name] = weight * mask.reshape(shape).to(weight.dtype)  # type: ignore[assignment]
     return args, kwargs
@@ -349,7 +367,8 @@ def set_masks(installed: Installed, masks: Tensor, slopes: bool = False) -> None
 
 def _put_back(installed: Installed) -> None:
     """The buffers of one mask in their places again."""
-    installed.together.samples = installed.together.examples = 0
+    together = installed.together
+    together.samples, together.examples, together.check = 0, 0, None
     for spot, module, buffer in zip(installed.spots, installed.modules, installed.aside):
         several = module._buffers[spot.buffer]
         assert several is not None
@@ -407,10 +426,11 @@ def strip(model: nn.Module) -> nn.Module:
     for module in model.modules():
         module.__dict__.pop(STATE, None)
         module.__dict__.pop(HELD, None)
+        module.__dict__.pop(GROUPS, None)
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key, hook in list(hooks.items()):
                 function = hook.func if isinstance(hook, functools.partial) else hook
-                if function in (*ours, split_batch, join_batch):
+                if function in (*ours, split_batch, join_batch, join_groups):
                     del hooks[key]
                     module._forward_pre_hooks_with_kwargs.pop(key, None)
                     module._forward_hooks_with_kwargs.pop(key, None)
@@ -454,7 +474,7 @@ class Copies:
                     one = buffer[0] if several else buffer
                     module._buffers[name] = torch.ones_like(one)  # not in place: a backward pass may need the old
             for state in self.states:
-                state.together.samples = 0
+                state.together.samples, state.together.check = 0, None
             self.states = outer
 
 

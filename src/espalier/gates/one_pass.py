@@ -18,6 +18,8 @@ from espalier.space import BadInput
 
 STATE = "_espalier_state"  # on the root and on every module with a mask buffer or with statistics of the batch
 HELD = "_espalier_norm"  # on a BatchNorm, while it runs
+GROUPS = "_espalier_groups"  # on a convolution, while it runs
+GROUPED = ("cpu",)  # where a grouped convolution is as fast as a plain one; on a GPU this was not measured
 Shape = tuple[int, ...]
 
 
@@ -106,8 +108,8 @@ def unflatten(x: Tensor, dim: int, rows: tuple[int, ...]) -> Tensor:
     return x.view(*x.shape[:dim], *rows, *x.shape[dim + 1 :])
 
 
-def product(module: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
-    """x times the mask; under several ``(samples, ..)`` each example times its own."""
+def product(module: nn.Module, x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """x times the mask; under several ``(samples, ..)`` each example times its own. dim: of the examples, if known."""
     together: Together = module.__dict__[STATE].together
     path: str = module.__dict__[STATE].path
     if together.watched is not None:
@@ -116,7 +118,7 @@ def product(module: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
         return x * mask
     if x.is_nested:
         raise Unfit(f"{path} reads a nested tensor")
-    dim = together.dim(path, x)
+    dim = together.dim(path, x) if dim is None else dim
     rows = together.split(x.shape[dim], path)
     own, behind = mask.shape[1:], x.ndim - 1 - dim
     if len(own) > behind:
@@ -125,6 +127,51 @@ def product(module: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
     mask = mask.to(x.dtype).reshape(together.samples, *between, *own)
     each: Tensor = unflatten(x, dim, rows) * mask
     return each.flatten(dim, dim + len(rows) - 1)
+
+
+# ---- convolutions ----------------------------------------------------------------------------------------------------
+
+
+def can_group(module: nn.Module) -> bool:
+    """Whether a layer is a plain convolution, which can run as one of several groups."""
+    return type(module) in (nn.Conv1d, nn.Conv2d, nn.Conv3d) and bool(module.groups == 1)
+
+
+def group_masks(module: Any, x: Tensor, mask: Tensor, shape: Shape) -> Tensor:
+    """Before a convolution whose weight is smaller than its input: mask the weight once for each mask, and let each
+    group of a grouped convolution be one mask. ``(B * S, C, ..)`` is a view ``(B, S * C, ..)``, so nothing is computed
+    or kept of the size of the input. Where that is no view, the input is masked.
+
+    mask: ``(S, ..)``. shape: of one mask on the weight. Returns what the convolution reads.
+    """
+    together: Together = module.__dict__[STATE].together
+    lies_so = x.ndim == module.weight.ndim and x.stride(0) == x.shape[1] * x.stride(1)
+    smaller = together.samples * module.weight.numel() < x.numel()
+    if not lies_so or not smaller or x.device.type not in GROUPED:
+        return product(module, x, mask)
+    path, samples = module.__dict__[STATE].path, together.samples
+    dim = together.dim(path, x)
+    rows = together.split(x.shape[dim], path)
+    if dim or len(rows) > 2:
+        return product(module, x, mask, dim)
+    module.__dict__[GROUPS] = (module.weight, module.bias, samples)
+    weight, bias = module.weight, module.bias
+    module._parameters["weight"] = (weight * mask.reshape(samples, *shape).to(weight.dtype)).flatten(0, 1)
+    module._parameters["bias"] = None if bias is None else bias.repeat(samples)
+    module.groups = samples
+    return unflatten(x, 0, rows).flatten(1, 2)
+
+
+def join_groups(module: Any, args: tuple[Any, ...], output: Tensor | None) -> Tensor | None:
+    """After it: the examples as they were."""
+    state = module.__dict__.pop(GROUPS, None)
+    if state is None:
+        return None
+    module._parameters["weight"], module._parameters["bias"], samples = state
+    module.groups = 1
+    if not isinstance(output, Tensor):  # it failed
+        return None
+    return unflatten(output, 1, (samples, output.shape[1] // samples)).flatten(0, 1)
 
 
 # ---- BatchNorm -------------------------------------------------------------------------------------------------------

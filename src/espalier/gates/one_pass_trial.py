@@ -23,7 +23,6 @@ from espalier.gates.norms import NORM
 from espalier.gates.one_pass import Unfit, apart, examples_dim, has_rule
 from espalier.gates.structure import Structure
 from espalier.gates.verify import TOLERANCE, distance, isolated_random, perturb
-from espalier.space import EspalierError
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,6 @@ def tried(model: nn.Module, structure: Structure, args: Any, kwargs: Any, sample
             return _Trial(model, structure, args, kwargs, samples).verdict()
         except Unfit as error:
             return Verdict(str(error))
-        except EspalierError:
-            raise
         except Exception as error:  # a forward pass of the user's own may raise anything
             said = (str(error).strip() or "no message").splitlines()[0][:90]
             return Verdict(f"it does not run so: {type(error).__name__}: {said}")
@@ -84,6 +81,7 @@ class _Trial:
         size = len(leaves[0])
         if not size or size % self.samples:
             raise Unfit(f"{size} examples are no multiple of {self.samples} masks")
+        self._shuffle(size)
         together = self.installed.together
         together.watched = {}
         single = [self._single(mask, size) for mask in range(self.samples)]
@@ -105,13 +103,26 @@ class _Trial:
             again = distance(_tensors(self._single(0, size, seed=8)), mine)
             if not again < TOLERANCE:
                 return Verdict("it draws random numbers that are not dropout, so the two cannot be compared")
-            return Verdict(
-                f"its examples depend on each other or change places: outputs in one pass differ by {gap:.1e}"
-            )
+            return Verdict(f"its examples depend on each other, or change places: outputs differ by {gap:.1e}")
         for name, value in self._buffers().items():
             if name not in kept or not distance([kept[name]], [value]) < TOLERANCE:
                 return Verdict(f"buffer {name} ends otherwise than after one mask at a time")
         return Verdict("", dict(together.dims), outputs)
+
+    def _shuffle(self, size: int) -> None:
+        """Give the masks different examples, where all were to read the same ones: else mixing would not show."""
+        generator = torch.Generator().manual_seed(11)
+        order = torch.randperm(size, generator=generator)
+
+        def other(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor) or not leaf.ndim or len(leaf) != size:
+                return leaf
+            leaf = leaf[order.to(leaf.device)]
+            if size == self.samples and leaf.is_floating_point():
+                leaf = leaf + 0.3 * torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype).to(leaf.device)
+            return leaf
+
+        self.inputs = _pytree.tree_map(other, self.inputs)
 
     def _single(self, mask: int, size: int, seed: int = 7) -> Any:
         def part(leaf: Any) -> Any:
@@ -153,7 +164,7 @@ class _NoDropout(TorchFunctionMode):
 
 
 def enlarged(args: Any, kwargs: Any, samples: int) -> tuple[Any, Any]:
-    """An example's inputs, as many as a trial needs; what is repeated is changed, so that none are alike."""
+    """An example with as many rows as a trial needs; what is repeated is changed, so that none are alike."""
     leaves = [leaf for leaf in _pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.ndim]
     size = len(leaves[0]) if leaves else 0
     wanted = samples * max(2, -(-size // samples))
