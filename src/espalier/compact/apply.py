@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.compact.layers import Attention, Bias, Fill, Select, Zeros
+from espalier.compact.layers import Attention, Bias, Fill, Pass, Select, Zeros
 from espalier.compact.plan import Plan, from_runs
 from espalier.space import BadInput
+
+TORCHS = (nn.TransformerEncoder, nn.TransformerDecoder)
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -62,6 +64,10 @@ def apply_plan(
             for key, held in list(holder._modules.items()):
                 if held is shared and held is not layer and holder is not layer:
                     holder._modules[key] = layer
+    for module in list(small.modules()):
+        layers = getattr(module, "layers", None)
+        if isinstance(module, TORCHS) and isinstance(layers, nn.ModuleList):  # they look into their first layer
+            module.layers = nn.ModuleList(layer for layer in layers if not isinstance(layer, Pass))
     for module in list(small.modules()):
         if isinstance(module, nn.RNNBase):
             module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
@@ -124,6 +130,8 @@ def _layer(module: nn.Module, change: Mapping[str, Any]) -> nn.Module:
         layer = Zeros(change["width"], change["dim"], change["reach"], change["lookup"])
     elif kind == "bias":
         layer = Bias(module._parameters.get("bias"), change["width"], change["dim"], change["reach"])
+    elif kind == "pass":
+        layer = Pass()
     elif kind == "attention":
         assert isinstance(module, nn.MultiheadAttention)
         layer = Attention(module, change["heads"])

@@ -35,8 +35,8 @@ def attach(
 
     ``example_inputs``: a tensor, a tuple (positional) or a dict (keyword); run once to see what the model does.
     ``kinds``: which gates to find; on request also "width" (channels behind LayerNorm and RMSNorm, as the width of a
-    transformer), "branches" (whole residual branches), "inputs" (features) and kinds that were registered
-    (``espalier.gates.register_kind``).
+    transformer), "branches" (whole residual branches), "blocks" (whole layers of a transformer, residual blocks),
+    "inputs" (features) and kinds that were registered (``espalier.gates.register_kind``).
     ``ignore``: names of modules whose own units are left alone. ``check=False`` skips the numerical trial of every
     group, for huge models; then ``least`` stays at 1 everywhere.
     ``round_to``: one gate for each block of so many channels, so that widths end at multiples of it; "auto": what suits
@@ -139,7 +139,7 @@ def _stuck(model: nn.Module, seen: Trace) -> list[str]:
 
 
 def _unusable(group: GateGroup, seen: Trace, ignore: Collection[str], modules: dict[str, nn.Module]) -> str:
-    if group.kind == "branches":
+    if group.kind in ("branches", "blocks"):
         return ""
     if group.size < 2:
         return "a single unit: closing it would empty the layer"

@@ -32,7 +32,7 @@ def canonical(structure: Structure, space: Space, mask: Array) -> Array:
     while True:
         empty = {n for n, layer in layers.items() if any(_all_closed(reads, opened) for reads in layer.reads)}
         dead = {n for n, layer in layers.items() if not layer.anchored and not opened[layer.read_by].any()}
-        dead |= {n for n, layer in layers.items() if layer.branch >= 0 and not opened[layer.branch]}
+        dead |= {n for n, layer in layers.items() if layer.inside and not opened[list(layer.inside)].all()}
         if not empty and not dead:
             break
         before = int(opened.sum())

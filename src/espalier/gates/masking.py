@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from espalier.gates.depth import PASS, mask_pass
 from espalier.gates.gate import Gate
 from espalier.gates.norms import NORM, mask_norm, norm_of
 from espalier.gates.structure import Reader, Structure
@@ -108,6 +109,8 @@ def spots_of(structure: Structure) -> list[Spot]:
         return spots
     for path, entry in structure.branches.items():
         spots.append(Spot(path, "espalier_branch", (), np.array([entry])))
+    for path, entry in structure.blocks.items():
+        spots.append(Spot(path, PASS, (), np.array([entry])))
     for path, entries in structure.norms.items():
         if path in structure.trace.norms:
             spots.append(Spot(path, NORM, (1, len(entries)), entries))
@@ -181,6 +184,8 @@ def install(model: nn.Module, structure: Structure) -> Installed:
         added.append((module, spot.buffer))
         if spot.buffer == "espalier_branch":
             handles.append(module.register_forward_hook(_mask_output))
+        elif spot.buffer == PASS:
+            handles.append(module.register_forward_hook(mask_pass, with_kwargs=True))
         elif spot.buffer == NORM:
             norm = norm_of(module)
             assert norm is not None
@@ -342,6 +347,9 @@ def with_mask(installed: Installed, tensors: Mapping[str, Tensor], mask: Tensor)
     return values
 
 
+HOOKS = (_mask_input, _mask_smaller, _mask_output, _mask_weights, _restore_weights, mask_norm, mask_pass)
+
+
 def strip(model: nn.Module) -> nn.Module:
     """Take every trace of gates off a copy of a gated model; hand-placed gates stay."""
     for name in (MARK, "_espalier_saved"):
@@ -351,7 +359,7 @@ def strip(model: nn.Module) -> nn.Module:
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key, hook in list(hooks.items()):
                 function = hook.func if isinstance(hook, functools.partial) else hook
-                if function in (_mask_input, _mask_smaller, _mask_output, _mask_weights, _restore_weights, mask_norm):
+                if function in HOOKS:
                     del hooks[key]
                     module._forward_pre_hooks_with_kwargs.pop(key, None)
                     module._forward_hooks_with_kwargs.pop(key, None)

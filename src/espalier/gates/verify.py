@@ -373,9 +373,13 @@ def _emptiable(trial: Trial, groups: Sequence[GateGroup], build: Build) -> list[
         structure = build([replace(g, least=0) if g.name in names else g for g in groups])
         return not trial.disagreement(structure, random_masks(structure, names, rng, 1, empty=True))
 
-    free = [g for kind in ("units", "heads") for g in _halved([g for g in trying if g.kind == kind], runs)]
+    free = [g for kind in ("units", "heads", "blocks") for g in _halved([g for g in trying if g.kind == kind], runs)]
     structure = build(groups)
-    stuck = [g for g in trying if g not in free and phantom_layers(structure, trial.modules, g, {}) is not None]
+    stuck = [
+        g
+        for g in trying
+        if g not in free and g.kind != "blocks" and phantom_layers(structure, trial.modules, g, {}) is not None
+    ]
     trial.phantoms += [group.name for group in stuck]
     free += _halved(stuck, runs)
     trial.phantoms = [name for name in trial.phantoms if any(name == group.name for group in free)]
