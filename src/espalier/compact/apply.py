@@ -52,8 +52,9 @@ def apply_plan(
         module = _module(small, path)
         is_shape = isinstance(getattr(module, attribute, None), tuple)  # of a norm
         setattr(module, attribute, (value,) if is_shape else value)
-    replaced = {path: _layer(_module(small, path), change) for path, change in plan.layers.items()}
-    for path, layer in replaced.items():
+    chosen = [path for path, change in plan.layers.items() if change["kind"] == "option"]
+    for path in [*(path for path in plan.layers if path not in chosen), *sorted(chosen, key=len, reverse=True)]:
+        layer = _layer(_module(small, path), plan.layers[path])  # options last: what is in them has changed by then
         if path == "":
             small = layer
             continue
@@ -130,6 +131,8 @@ def _layer(module: nn.Module, change: Mapping[str, Any]) -> nn.Module:
         layer = Zeros(change["width"], change["dim"], change["reach"], change["lookup"])
     elif kind == "bias":
         layer = Bias(module._parameters.get("bias"), change["width"], change["dim"], change["reach"])
+    elif kind == "option":
+        return module.get_submodule(f"options.{change['index']}")
     elif kind == "pass":
         layer = Pass()
     elif kind == "attention":

@@ -40,7 +40,7 @@ class Plan:
     ``tensors``: name -> dimension -> runs of indices that stay; ``shapes``: name -> shape before.
     ``attributes``: "module.attribute" -> value. ``layers``: module -> the change of the layer itself, ``{"kind": ..}``
     with what that kind needs: ``select`` before it; ``identity``, ``fill``, ``zeros``, ``bias``, ``attention`` or
-    ``pass`` in its place.
+    ``pass`` in its place; one ``option`` of a choice.
     """
 
     tensors: Mapping[str, Mapping[int, Runs]]

@@ -14,6 +14,7 @@ from espalier.gates.find import KINDS, find_groups, structure_of
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
 from espalier.gates.masking import MARK, strip
+from espalier.gates.mixed import Mixed, choice_groups
 from espalier.gates.norms import norm_of
 from espalier.gates.placed import attach_placed
 from espalier.gates.structure import GateGroup, Structure, finish
@@ -68,6 +69,8 @@ def attach(
                 raise BadInput(
                     "round_to is for gates that are found; those placed by hand have the sizes they were given"
                 )
+            if any(isinstance(module, Mixed) for module in model.modules()):
+                raise BadInput("a model holds espalier.Gate modules or espalier.Mixed ones, not both")
             gated = attach_placed(model, args, kwargs, check)
         else:
             gated = _attach_found(model, args, kwargs, kinds, ignore, check, round_to)
@@ -99,6 +102,7 @@ def _attach_found(
             refused[group.name] = problem
         else:
             groups.append(group)
+    groups += choice_groups(dict(model.named_modules()))
 
     def build(chosen: Sequence[GateGroup]) -> Structure:
         return finish(structure_of(seen, chosen), model)

@@ -124,6 +124,14 @@ def build_plan(
                 for name in [n for n in part if is_inside(n, path)]:
                     del part[name]
             layers[path] = {"kind": "pass"}
+    for path, entry in structure.options.items():
+        mixed, _, number = path.rpartition("options.")
+        if keep.opened[entry]:
+            layers[mixed.removesuffix(".")] = {"kind": "option", "index": int(number)}
+        else:
+            for part in (tensors, attributes, layers):
+                for name in [n for n in part if is_inside(n, path)]:
+                    del part[name]
     changed_ = {name: v for name, v in attributes.items() if _current(modules, name) != v}
     before = {info.name: tuple(info.tensor.shape) for info in structure.trace.tensors if info.name in tensors}
     return Plan(tensors, changed_, layers, before)

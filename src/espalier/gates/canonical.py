@@ -57,7 +57,10 @@ def connected(
     for group in groups:
         own = np.arange(start, start + group.size)
         start += group.size
-        mask = np.ones(structure.space.d)
+        if group.kind == "choices":
+            result.append(group)
+            continue
+        mask = structure.whole()
         mask[own] = 0
         cut = only(structure, own) and _severed(structure, canonical(structure, structure.space, mask) != 0)
         result.append(replace(group, least=1) if cut else group)

@@ -227,4 +227,6 @@ def structure_of(trace: Trace, groups: Sequence[GateGroup]) -> Structure:
             structure.members |= {path: int(first) for path in group.writes}
         elif group.kind == "blocks":
             structure.blocks |= {path: int(first) + i for i, path in enumerate(group.reads)}
+        elif group.kind == "choices":
+            structure.options |= {path: int(first) + i for i, path in enumerate(group.reads)}
     return structure

@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from espalier.gates.depth import PASS, mask_pass
 from espalier.gates.gate import Gate
+from espalier.gates.mixed import MIXED
 from espalier.gates.norms import NORM, mask_norm, norm_of
 from espalier.gates.structure import Reader, Structure
 from espalier.gates.trace import Array
@@ -111,6 +112,11 @@ def spots_of(structure: Structure) -> list[Spot]:
         spots.append(Spot(path, "espalier_branch", (), np.array([entry])))
     for path, entry in structure.blocks.items():
         spots.append(Spot(path, PASS, (), np.array([entry])))
+    for group in structure.groups:
+        if group.kind == "choices":
+            path = group.reads[0].rpartition("options.")[0].removesuffix(".")
+            first = structure.where(group).start
+            spots.append(Spot(path, MIXED, (1, group.size), np.arange(first, first + group.size)))
     for path, entries in structure.norms.items():
         if path in structure.trace.norms:
             spots.append(Spot(path, NORM, (1, len(entries)), entries))
@@ -179,11 +185,13 @@ def install(model: nn.Module, structure: Structure) -> Installed:
         if spot.buffer in (BUFFER, NORM):
             like = next((p for p in module.parameters(recurse=False) if p.is_floating_point()), reference)
         ones = torch.ones(spot.width, dtype=like.dtype, device=like.device)
-        ones = ones if spot.buffer == NORM else ones.reshape(spot.shape)
+        ones = ones if spot.buffer in (NORM, MIXED) else ones.reshape(spot.shape)
         module.register_buffer(spot.buffer, ones, persistent=False)
         added.append((module, spot.buffer))
         if spot.buffer == "espalier_branch":
             handles.append(module.register_forward_hook(_mask_output))
+        elif spot.buffer == MIXED:
+            pass  # the module itself reads its mask
         elif spot.buffer == PASS:
             handles.append(module.register_forward_hook(mask_pass, with_kwargs=True))
         elif spot.buffer == NORM:

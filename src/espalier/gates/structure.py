@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from espalier.gates.trace import Array, Trace
-from espalier.space import Bits, Space
+from espalier.space import Bits, Choice, Space
 
 NORMS = (nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
 
@@ -78,6 +78,7 @@ class Structure:
     branches: dict[str, int] = field(default_factory=dict)  # module whose output a branch gate masks -> entry
     members: dict[str, int] = field(default_factory=dict)  # leaf module that runs only for a branch -> entry
     blocks: dict[str, int] = field(default_factory=dict)  # module that hands its input on when closed -> entry
+    options: dict[str, int] = field(default_factory=dict)  # option of a choice -> entry
     sources: dict[int, bool] = field(default_factory=dict)  # entry -> carries information whatever the mask says
     produced: dict[int, set[int]] = field(default_factory=dict)  # entry -> places in `layers` of those that write it
 
@@ -98,7 +99,16 @@ class Structure:
 
     @functools.cached_property
     def space(self) -> Space:
-        return Space([Bits(g.name, g.size, g.least) for g in self.groups])
+        return Space(
+            Choice(g.name, g.size) if g.kind == "choices" else Bits(g.name, g.size, g.least) for g in self.groups
+        )
+
+    def whole(self) -> Array:
+        """The mask ``(d)`` of the model as it is: all gates open, and the first option of every choice."""
+        mask = np.ones(self.space.d)
+        for _, where in self.space.choices:
+            mask[where.start + 1 : where.stop] = 0
+        return mask
 
     @functools.cached_property
     def roots(self) -> Array:
@@ -110,9 +120,9 @@ class Structure:
         return self.space.slices[group.name]
 
     def inside(self, path: str) -> tuple[int, ...]:
-        """The entries without which a module does not run at all: of its residual branch, and of its block."""
+        """The entries without which a module does not run at all: of its residual branch, its block, its option."""
         found = [self.members[path]] if path in self.members else []
-        return (*found, *(entry for block, entry in self.blocks.items() if is_inside(path, block)))
+        return (*found, *(entry for name, entry in (self.blocks | self.options).items() if is_inside(path, name)))
 
     def entries(self, tensor: int, dim: int) -> Array:
         """Per index of a tensor's dimension the entry it follows, -1: always kept."""

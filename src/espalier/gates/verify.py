@@ -207,6 +207,10 @@ def random_masks(
         parts = []
         for group in structure.groups:
             mask = np.ones(group.size)
+            if group.kind == "choices":
+                chosen = rng.integers(group.size) if names is None or group.name in names else 0
+                parts.append((np.arange(group.size) == chosen).astype(np.float64))
+                continue
             if names is None or group.name in names:
                 share = (0.5, 0.85, 0.2)[i % 3]
                 mask = (rng.random(group.size) >= share).astype(np.float64) if not empty else np.zeros(group.size)
@@ -365,7 +369,7 @@ def _candidates(trial: Trial, structure: Structure, group: GateGroup) -> list[Ad
 def _emptiable(trial: Trial, groups: Sequence[GateGroup], build: Build) -> list[GateGroup]:
     """The groups with ``least`` 0 where closing all their gates runs and is exact, alone and together, else 1."""
     rng = np.random.default_rng(18)
-    fixed = [g for g in groups if g.kind in ("channels", "branches", "inputs", "width")]
+    fixed = [g for g in groups if g.kind in ("channels", "branches", "inputs", "width", "choices")]
     trying = [g for g in groups if g not in fixed]
 
     def runs(chosen: Sequence[GateGroup]) -> bool:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from espalier.compact.layers import is_attention
 from espalier.gates.gate import Gate
+from espalier.gates.trace.choices import Options
 from espalier.gates.trace.layout import Block, Layout, Propagation
 from espalier.gates.trace.rules import RULES, Call, pointwise
 from espalier.gates.trace.trace_record import Branch, Copy, GateUse, Trace, collect, tensors_in
@@ -110,9 +111,14 @@ def _hooked(model: nn.Module, watcher: Watcher) -> Iterator[None]:
         handles.append(module.register_forward_pre_hook(_enter(watcher, path), with_kwargs=True))
         handles.append(module.register_forward_hook(_leave(watcher, path), with_kwargs=True))
     model.eval()
+    choices = [module for module in model.modules() if isinstance(module, Options)]
+    for choice in choices:
+        choice.tracing = True
     try:
         yield
     finally:
+        for choice in choices:
+            del choice.tracing
         for handle in handles:
             handle.remove()
         for module, mode in modes.items():
