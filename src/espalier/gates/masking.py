@@ -26,7 +26,7 @@ from espalier.gates.depth import PASS, mask_pass
 from espalier.gates.gate import Gate
 from espalier.gates.mixed import MIXED
 from espalier.gates.norms import NORM, mask_norm, norm_of
-from espalier.gates.structure import Reader, Structure
+from espalier.gates.structure import Reader, Structure, is_inside
 from espalier.gates.trace import Array
 from espalier.space import BadInput
 
@@ -144,6 +144,8 @@ def _input_axis(structure: Structure, reader: Reader) -> int | None:
     path = trace.tensors[reader.tensor].places[0][0]
     layouts = trace.entries.get(path, [])
     if path in trace.p.heads:  # it reads keys and values with the same parameter
+        return None
+    if any(is_inside(path, layer) for layer in trace.p.fused):  # weights reach the fused kernel, hooks rule it out
         return None
     if not path or len(layouts) != trace.calls.get(path) or trace.reads.get(reader.tensor) != {path}:
         return None

@@ -45,6 +45,7 @@ def trace(
     p = Propagation()
     p.even = set(even)
     p.heads = {path for path, module in model.named_modules() if is_attention(module)}
+    p.fused = {path for path, module in model.named_modules() if isinstance(module, nn.TransformerEncoderLayer)}
     record = Trace(p, collect(model, p))
     watcher = Watcher(record, placed)
     watcher.norms = set(norms)
