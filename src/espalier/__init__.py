@@ -2,7 +2,7 @@
 
 from espalier.compact import load, save
 from espalier.cost import Cost, Form
-from espalier.gates import Gate, attach, recalibrate
+from espalier.gates import Gate, Mixed, attach, recalibrate
 from espalier.search import Search
 from espalier.ship import ship
 from espalier.space import (
@@ -32,6 +32,7 @@ __all__ = [
     "EspalierError",
     "Form",
     "Gate",
+    "Mixed",
     "NoGates",
     "Search",
     "Space",

@@ -316,6 +316,7 @@ ENTRIES = [
     Entry("ShuffleNet-like", "cnn", shufflenet, images(4, 8), SIZES),
     Entry("MLP, inputs too", "mlp", mlp, rows(4), (rows(7),), kinds=("units", "inputs")),
     Entry("ResNet-20, branches too", "cnn", resnet, images(4, 8), SIZES, kinds=BRANCHES),
+    Entry("ResNet-20, blocks too", "cnn", resnet, images(4, 8), SIZES, kinds=(*BRANCHES[:3], "blocks")),
     Entry("Conv1d and transposed", "cnn", conv1d, images(3, 16, 2, 1), (images(2, 24, 2, 1),)),
     Entry("Conv3d, depthwise", "cnn", conv3d, images(3, 4, 1, 3), (images(2, 6, 1, 3),)),
 ]

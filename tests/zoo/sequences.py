@@ -185,8 +185,16 @@ ENTRIES = [
     Entry("GRU", "rnn", lambda: Recurrent(nn.GRU), tokens(3, 6), IDS, source="torch"),
     Entry("small GPT, tied embeddings", "transformer", GPT, tokens(2, 7), IDS, (r"^token",)),
     Entry("small GPT, branches too", "transformer", GPT, tokens(2, 7), IDS, (r"^token",), kinds=BRANCHES),
-    Entry("small GPT, width too", "transformer", GPT, tokens(2, 7), IDS, kinds=WIDTH),
-    Entry("nn.TransformerEncoder, width too", "transformer", Embedded, tokens(2, 7), IDS, kinds=WIDTH, source="torch"),
+    Entry("small GPT, every kind", "transformer", GPT, tokens(2, 7), IDS, kinds=(*WIDTH, "branches", "blocks")),
+    Entry(
+        "nn.TransformerEncoder, width and blocks too",
+        "transformer",
+        Embedded,
+        tokens(2, 7),
+        IDS,
+        kinds=(*WIDTH, "blocks"),
+        source="torch",
+    ),
     Entry("grouped queries, width too", "transformer", Grouped, tokens(2, 7), IDS, kinds=WIDTH),
     Entry(
         "ViT by hand, gated FFN",

@@ -217,7 +217,8 @@ def page(results: dict[str, Any], speed: dict[str, Any] | None) -> str:
         "layers, patch embeddings, ...) and two points.",
         "- **other sizes**: the same difference on other batch, sequence or image sizes than the example's.",
         "- **gradients**: the compact model's against the masked model's at the same elements, in train mode.",
-        "- A difference of exactly 0: the norms of that model round to float32, which hides rounding in float64.",
+        "- A difference of exactly 0: the norms of that model round to float32, which hides rounding in float64; with",
+        "  their channels gated too it shows, at the size of float32's.",
         "- **costs**: weights, MACs, parameters and units by `gated.cost`, from the compact model's tensors, and by "
         "an independent counter of the operations executed.",
         "",

@@ -23,5 +23,5 @@ def test_results_cover_the_zoo_and_hold_the_laws():
     for row in results["architectures"]:
         assert "refused" not in row, row["name"]
         assert row["smallest_share"] <= row["share_bound"], row["name"]
-        assert max(row[key] for key in row if key.startswith("error_")) <= TOLERANCE, row["name"]
+        assert max(row[key] for key in row if key.startswith("error_")) <= BY_NAME[row["name"]].tolerance
         assert row["cost_difference"] == 0, row["name"]

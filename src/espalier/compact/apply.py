@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.compact.layers import Attention, Bias, Fill, Select, Zeros
+from espalier.compact.layers import Attention, Bias, Fill, Pass, Select, Zeros
 from espalier.compact.plan import Plan, from_runs
 from espalier.space import BadInput
 
 PLAN_OF = "espalier_plan"  # the attribute of a compact model that holds its plan as a dict
 INDEXED, SHAPED = ("index", "dim"), ("width", "dim", "reach")  # what a change of a layer needs
+TORCHS = (nn.TransformerEncoder, nn.TransformerDecoder)
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -63,8 +64,9 @@ def apply_plan(
         if not isinstance(held, (int, tuple)):
             raise BadInput(f"the plan sets {name}, which is no number of this model")
         setattr(module, attribute, (value,) if isinstance(held, tuple) else value)  # a norm's shape
-    replaced = {path: _layer(_module(small, path), change) for path, change in plan.layers.items()}
-    for path, layer in replaced.items():
+    chosen = [path for path, change in plan.layers.items() if change["kind"] == "option"]
+    for path in [*(path for path in plan.layers if path not in chosen), *sorted(chosen, key=len, reverse=True)]:
+        layer = _layer(_module(small, path), plan.layers[path])  # options last: what is in them has changed by then
         if path == "":
             small = layer
             continue
@@ -75,6 +77,10 @@ def apply_plan(
             for key, held in list(holder._modules.items()):
                 if held is shared and held is not layer and holder is not layer:
                     holder._modules[key] = layer
+    for module in list(small.modules()):
+        layers = getattr(module, "layers", None)
+        if isinstance(module, TORCHS) and isinstance(layers, nn.ModuleList):  # they look into their first layer
+            module.layers = nn.ModuleList(layer for layer in layers if not isinstance(layer, Pass))
     for module in list(small.modules()):
         if isinstance(module, nn.RNNBase):
             module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
@@ -130,7 +136,8 @@ def _copied(tensor: Tensor, data: Tensor) -> Tensor:
 def _layer(module: nn.Module, change: Mapping[str, Any]) -> nn.Module:
     kind = change["kind"]
     layer: nn.Module
-    needs = {"select": INDEXED, "fill": INDEXED, "zeros": (*SHAPED, "lookup"), "bias": SHAPED}
+    needs = {"select": INDEXED, "fill": INDEXED, "zeros": (*SHAPED, "lookup"), "bias": SHAPED, "option": ("option",)}
+    needs["attention"] = ("heads",)
     if lacking := [part for part in needs.get(kind, ()) if part not in change]:
         raise BadInput(f"the plan's change of kind {kind!r} has no {lacking[0]}")
     if kind == "identity":
@@ -144,8 +151,17 @@ def _layer(module: nn.Module, change: Mapping[str, Any]) -> nn.Module:
         layer = Zeros(change["width"], change["dim"], change["reach"], change["lookup"])
     elif kind == "bias":
         layer = Bias(module._parameters.get("bias"), change["width"], change["dim"], change["reach"])
+    elif kind == "option":
+        options = module._modules.get("options")
+        if not isinstance(options, nn.ModuleList) or not change["option"] < len(options):
+            raise BadInput(f"the plan takes option {change['option']} of a module that has no such one")
+        chosen: nn.Module = options[change["option"]]
+        return chosen
+    elif kind == "pass":
+        layer = Pass()
     elif kind == "attention":
-        assert isinstance(module, nn.MultiheadAttention)
+        if not isinstance(module, nn.MultiheadAttention):
+            raise BadInput("the plan cuts heads of a module that is no attention of torch")
         layer = Attention(module, change["heads"])
     else:
         raise BadInput(f"the plan has a change of kind {kind!r}, which this version of Espalier does not know")

@@ -60,6 +60,13 @@ class Zeros(nn.Module):
         return f"width={self.width}, dim={self.dim}"
 
 
+class Pass(nn.Module):
+    """What stands for a closed block: its first argument."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return args[0] if args else next(iter(kwargs.values()))
+
+
 class Bias(nn.Module):
     """What a linear layer or a convolution that reads nothing gives: its bias at every place."""
 

@@ -29,6 +29,7 @@ LAYER = record(
         "alone": flag,
         "lookup": flag,
         "heads": integer(0, 1 << 16),
+        "option": integer(0, 1 << 16),
     },
 )
 SCHEMA = record(
@@ -64,8 +65,8 @@ class Plan:
 
     ``tensors``: name -> dimension -> runs of indices that stay; ``shapes``: name -> shape before.
     ``attributes``: "module.attribute" -> value. ``layers``: module -> the change of the layer itself, ``{"kind": ..}``
-    with what that kind needs: ``select`` before it; ``identity``, ``fill``, ``zeros``, ``bias`` or ``attention`` in
-    its place.
+    with what that kind needs: ``select`` before it; ``identity``, ``fill``, ``zeros``, ``bias``, ``attention`` or
+    ``pass`` in its place; one ``option`` of a choice.
     ``earlier``: of a model that was cut before, the plan of that cut; names are then those of the model after it.
     """
 

@@ -14,6 +14,7 @@ from espalier.gates.find import KINDS, find_groups, structure_of
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
 from espalier.gates.masking import MARK, strip
+from espalier.gates.mixed import Mixed, choice_groups
 from espalier.gates.norms import norm_of
 from espalier.gates.placed import attach_placed
 from espalier.gates.structure import GateGroup, Structure, finish
@@ -35,8 +36,8 @@ def attach(
 
     ``example_inputs``: a tensor, a tuple (positional) or a dict (keyword); run once to see what the model does.
     ``kinds``: which gates to find; on request also "width" (channels behind LayerNorm and RMSNorm, as the width of a
-    transformer), "branches" (whole residual branches), "inputs" (features) and kinds that were registered
-    (``espalier.gates.register_kind``).
+    transformer), "branches" (whole residual branches), "blocks" (whole layers of a transformer, residual blocks),
+    "inputs" (features) and kinds that were registered (``espalier.gates.register_kind``).
     ``ignore``: names of modules whose own units are left alone. ``check=False`` skips the numerical trial of every
     group, for huge models; then ``least`` stays at 1 everywhere.
     ``round_to``: one gate for each block of so many channels, so that widths end at multiples of it; "auto": what suits
@@ -68,6 +69,8 @@ def attach(
                 raise BadInput(
                     "round_to is for gates that are found; those placed by hand have the sizes they were given"
                 )
+            if any(isinstance(module, Mixed) for module in model.modules()):
+                raise BadInput("a model holds espalier.Gate modules or espalier.Mixed ones, not both")
             gated = attach_placed(model, args, kwargs, check)
         else:
             gated = _attach_found(model, args, kwargs, kinds, ignore, check, round_to)
@@ -101,6 +104,7 @@ def _attach_found(
             refused[group.name] = problem
         else:
             groups.append(group)
+    groups += choice_groups(dict(model.named_modules()))
 
     def build(chosen: Sequence[GateGroup]) -> Structure:
         return finish(structure_of(seen, chosen), model)
@@ -141,7 +145,7 @@ def _stuck(model: nn.Module, seen: Trace) -> list[str]:
 
 
 def _unusable(group: GateGroup, seen: Trace, ignore: Collection[str], modules: dict[str, nn.Module]) -> str:
-    if group.kind == "branches":
+    if group.kind in ("branches", "blocks"):
         return ""
     if group.size < 2:
         return "a single unit: closing it would empty the layer"

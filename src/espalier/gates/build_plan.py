@@ -11,7 +11,7 @@ from torch import nn
 
 from espalier.compact.plan import Plan, Runs, to_runs
 from espalier.gates.standins import branch_layer, emptied_layers, phantom_layers
-from espalier.gates.structure import Layer, Structure
+from espalier.gates.structure import Layer, Structure, is_inside
 from espalier.gates.trace import Array
 
 
@@ -118,6 +118,20 @@ def build_plan(
             attributes[f"{path}.{name}" if path else name] = value
     for item in adapted:
         attributes[f"{item.path}.{item.attribute}" if item.path else item.attribute] = _value(structure, keep, item)
+    for path, entry in structure.blocks.items():
+        if not keep.opened[entry]:  # nothing inside is left
+            for part in (tensors, attributes, layers):
+                for name in [n for n in part if is_inside(n, path)]:
+                    del part[name]
+            layers[path] = {"kind": "pass"}
+    for path, entry in structure.options.items():
+        mixed, _, number = path.rpartition("options.")
+        if keep.opened[entry]:
+            layers[mixed.removesuffix(".")] = {"kind": "option", "option": int(number)}
+        else:
+            for part in (tensors, attributes, layers):
+                for name in [n for n in part if is_inside(n, path)]:
+                    del part[name]
     changed_ = {name: v for name, v in attributes.items() if _current(modules, name) != v}
     before = {info.name: tuple(info.tensor.shape) for info in structure.trace.tensors if info.name in tensors}
     return Plan(tensors, changed_, layers, before)

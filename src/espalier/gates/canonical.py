@@ -32,7 +32,7 @@ def canonical(structure: Structure, space: Space, mask: Array) -> Array:
     while True:
         empty = {n for n, layer in layers.items() if any(_all_closed(reads, opened) for reads in layer.reads)}
         dead = {n for n, layer in layers.items() if not layer.anchored and not opened[layer.read_by].any()}
-        dead |= {n for n, layer in layers.items() if layer.branch >= 0 and not opened[layer.branch]}
+        dead |= {n for n, layer in layers.items() if layer.inside and not opened[list(layer.inside)].all()}
         if not empty and not dead:
             break
         before = int(opened.sum())
@@ -57,7 +57,10 @@ def connected(
     for group in groups:
         own = np.arange(start, start + group.size)
         start += group.size
-        mask = np.ones(structure.space.d)
+        if group.kind == "choices":
+            result.append(group)
+            continue
+        mask = structure.whole()
         mask[own] = 0
         cut = only(structure, own) and _severed(structure, canonical(structure, structure.space, mask) != 0)
         result.append(replace(group, least=1) if cut else group)

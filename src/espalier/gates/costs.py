@@ -130,7 +130,7 @@ def computed_elements(structure: Structure, event: Event, rows: tuple[Array, ...
     inside = {dim for block in layout.blocks for dim in block.dims}
     axes = [*blocks, *(structure.follow(atoms.reshape(-1)) for atoms in rows)]
     scale = math.prod(n for dim, n in enumerate(layout.shape) if dim not in inside)
-    forms = [form_of(axis) for axis in axes]
+    forms = [form_of(axis) for axis in axes] + [Form.run(e, e + 1) for e in structure.inside(event.module)]
     return Cost.product(forms or [Form((), 1.0)], d=structure.space.d, scale=float(scale))
 
 
@@ -143,8 +143,7 @@ def elements(structure: Structure, number: int, rows: tuple[Array, ...]) -> Cost
     if scale == 0:
         return _nothing(structure)
     forms = [form_of(axis) for axis in axes if (axis >= 0).any()]
-    branch = structure.members.get(structure.trace.tensors[number].places[0][0], -1)
-    forms += [Form.run(branch, branch + 1)] if branch >= 0 else []
+    forms += [Form.run(e, e + 1) for e in structure.inside(structure.trace.tensors[number].places[0][0])]
     return Cost.product(forms or [Form((), 1.0)], d=d, scale=float(scale))
 
 

@@ -20,7 +20,7 @@ WIDTH = 80
 def explain(gated: Gated, mask: Array | None) -> str:
     """mask: ``(d)``, canonical, or None for all open. Readable in 80 columns."""
     structure, space = gated.structure, gated.space
-    opened = np.ones(space.d) if mask is None else mask
+    opened = structure.whole() if mask is None else mask
     lines = [f"{type(gated.model).__name__}: {space.d} gates in {len(space.groups)} groups", ""]
     lines.append(f"{'group':<34}{'kind':<10}{'before':>8}{'after':>8}{'share':>8}{'least':>8}")
     for group in structure.groups:
@@ -39,7 +39,7 @@ def explain(gated: Gated, mask: Array | None) -> str:
         lines += _wrapped("    read by    ", group.reads)
     lines += ["", f"{'layer':<40}{'before':>13}{'after':>13}{'share':>8}"]
     theta = torch.as_tensor(opened, dtype=torch.float64)
-    ones = torch.ones_like(theta)
+    ones = torch.as_tensor(structure.whole())
     layers = {
         structure.trace.tensors[number].name: elements(structure, number, ())
         for number in dict.fromkeys(event.weight for event in structure.trace.events)
@@ -54,7 +54,7 @@ def explain(gated: Gated, mask: Array | None) -> str:
         full, now = cost(ones).item(), cost(theta).item()
         lines.append(f"{kind:<40}{full:>13,.0f}{now:>13,.0f}{now / max(full, 1):>8.1%}")
     if structure.trace.products:
-        full, now = (_products(gated, m) for m in (np.ones(space.d), opened))
+        full, now = (_products(gated, m) for m in (structure.whole(), opened))
         lines.append(f"{'products of two activations (attention)':<40}{full:>13,.0f}{now:>13,.0f}{now / full:>8.1%}")
     lines.append("macs: linear maps and convolutions, on the example inputs as given (whole batch)")
     why = gated.one_at_a_time()

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 from torch import nn
 
+from espalier.gates.depth import block_groups
 from espalier.gates.standins import branch_layer
 from espalier.gates.structure import GateGroup, Structure
 from espalier.gates.trace import Array, Trace
@@ -103,6 +104,11 @@ def _branch_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateG
     Every module of the branch must run once, hold its tensors alone, and have a stand-in without weights.
     """
     shared = {path for info in trace.tensors if len(info.places) > 1 for path, _ in info.places}
+    # torch's own layers look at their parts' weights before they run: of these the blocks can go, not a branch
+    whole = [
+        path for path, m in modules.items() if isinstance(m, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer))
+    ]
+    shared |= {path for path in modules if any(path.startswith(layer + ".") for layer in whole)}
     groups: list[GateGroup] = []
     taken: set[str] = set()
     for branch in trace.branches:
@@ -199,6 +205,7 @@ KINDS: dict[str, Finder] = {
     "heads": _tied_groups,
     "width": _tied_groups,
     "branches": _branch_groups,
+    "blocks": block_groups,
     "inputs": _input_groups,
 }
 
@@ -218,4 +225,8 @@ def structure_of(trace: Trace, groups: Sequence[GateGroup]) -> Structure:
         if group.kind == "branches":
             structure.branches[group.reads[0]] = int(first)
             structure.members |= {path: int(first) for path in group.writes}
+        elif group.kind == "blocks":
+            structure.blocks |= {path: int(first) + i for i, path in enumerate(group.reads)}
+        elif group.kind == "choices":
+            structure.options |= {path: int(first) + i for i, path in enumerate(group.reads)}
     return structure

@@ -23,7 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from espalier.gates.depth import PASS, mask_pass
 from espalier.gates.gate import Gate
+from espalier.gates.mixed import MIXED
 from espalier.gates.norms import NORM, mask_norm, norm_of
 from espalier.gates.one_pass import (
     GROUPS,
@@ -38,7 +40,7 @@ from espalier.gates.one_pass import (
     product,
     split_batch,
 )
-from espalier.gates.structure import Reader, Structure
+from espalier.gates.structure import Reader, Structure, is_inside
 from espalier.gates.trace import Array
 from espalier.space import BadInput
 
@@ -124,6 +126,13 @@ def spots_of(structure: Structure) -> list[Spot]:
         return spots
     for path, entry in structure.branches.items():
         spots.append(Spot(path, "espalier_branch", (), np.array([entry])))
+    for path, entry in structure.blocks.items():
+        spots.append(Spot(path, PASS, (), np.array([entry])))
+    for group in structure.groups:
+        if group.kind == "choices":
+            path = group.reads[0].rpartition("options.")[0].removesuffix(".")
+            first = structure.where(group).start
+            spots.append(Spot(path, MIXED, (1, group.size), np.arange(first, first + group.size)))
     for path, entries in structure.norms.items():
         if path in structure.trace.norms:
             spots.append(Spot(path, NORM, (1, len(entries)), entries))
@@ -151,6 +160,8 @@ def _input_axis(structure: Structure, reader: Reader) -> int | None:
     path = trace.tensors[reader.tensor].places[0][0]
     layouts = trace.entries.get(path, [])
     if path in trace.p.heads:  # it reads keys and values with the same parameter
+        return None
+    if any(is_inside(path, layer) for layer in trace.p.fused):  # weights reach the fused kernel, hooks rule it out
         return None
     if not path or len(layouts) != trace.calls.get(path) or trace.reads.get(reader.tensor) != {path}:
         return None
@@ -192,11 +203,15 @@ def install(model: nn.Module, structure: Structure) -> Installed:
         if spot.buffer in (BUFFER, NORM):
             like = next((p for p in module.parameters(recurse=False) if p.is_floating_point()), reference)
         ones = torch.ones(spot.width, dtype=like.dtype, device=like.device)
-        ones = ones if spot.buffer == NORM else ones.reshape(spot.shape)
+        ones = ones if spot.buffer in (NORM, MIXED) else ones.reshape(spot.shape)
         module.register_buffer(spot.buffer, ones, persistent=False)
         added.append((module, spot.buffer))
         if spot.buffer == "espalier_branch":
             handles.append(module.register_forward_hook(_mask_output))
+        elif spot.buffer == MIXED:
+            pass  # the module itself reads its mask
+        elif spot.buffer == PASS:
+            handles.append(module.register_forward_hook(mask_pass, with_kwargs=True))
         elif spot.buffer == NORM:
             kind = norm_of(module)
             assert kind is not None
@@ -418,11 +433,16 @@ def with_mask(installed: Installed, tensors: Mapping[str, Tensor], mask: Tensor)
     return values
 
 
+HOOKS = (
+    _mask_input, _mask_smaller, _mask_output, _mask_weights, _restore_weights, _count_examples, mask_norm, mask_pass,
+    split_batch, join_batch, join_groups,
+)  # fmt: skip
+
+
 def strip(model: nn.Module) -> nn.Module:
     """Take every trace of gates off a copy of a gated model; hand-placed gates stay."""
     for name in (MARK, "_espalier_saved"):
         model.__dict__.pop(name, None)
-    ours = (_mask_input, _mask_smaller, _mask_output, _mask_weights, _restore_weights, _count_examples, mask_norm)
     for module in model.modules():
         module.__dict__.pop(STATE, None)
         module.__dict__.pop(HELD, None)
@@ -430,7 +450,7 @@ def strip(model: nn.Module) -> nn.Module:
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key, hook in list(hooks.items()):
                 function = hook.func if isinstance(hook, functools.partial) else hook
-                if function in (*ours, split_batch, join_batch, join_groups):
+                if function in HOOKS:
                     del hooks[key]
                     module._forward_pre_hooks_with_kwargs.pop(key, None)
                     module._forward_hooks_with_kwargs.pop(key, None)

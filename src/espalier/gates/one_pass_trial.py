@@ -18,7 +18,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
+from espalier.gates.depth import PASS
 from espalier.gates.masking import Installed, Spot, install, is_mask, set_mask, set_masks, strip
+from espalier.gates.mixed import MIXED
 from espalier.gates.norms import NORM
 from espalier.gates.one_pass import Unfit, apart, examples_dim, has_rule
 from espalier.gates.structure import Structure
@@ -42,9 +44,14 @@ def forbidden(model: nn.Module, spots: list[Spot]) -> str:
     raw = next((spot for spot in spots if spot.raw), None)
     if raw is not None:
         return f"the mask acts on the weight {raw.raw_names[0]}, which all examples share"
-    norm = next((spot for spot in spots if spot.buffer == NORM), None)
-    if norm is not None:
-        return f"{norm.path} normalises over a gated width, by statistics of one mask"
+    alone = {
+        NORM: "normalises over a gated width, by statistics of one mask",
+        PASS: "is a block that may go, for all examples at once",
+        MIXED: "runs one of its options, for all examples at once",
+    }
+    one = next((spot for spot in spots if spot.buffer in alone), None)
+    if one is not None:
+        return f"{one.path} {alone[one.buffer]}"
     for path, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and not has_rule(module):
             return f"{path} is a {type(module).__name__}, a BatchNorm with a forward pass of its own"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from espalier.gates.norms import norm_of
 from espalier.gates.structure import GateGroup, Structure
 
 ZERO_WIDE_FAILS = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
@@ -70,7 +71,9 @@ def branch_layer(
     if planned is not None and planned["kind"] == "zeros":
         return planned
     weight = getattr(module, "weight", None)
-    if isinstance(module, (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU)):
+    if isinstance(
+        module, (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU)
+    ) or norm_of(module):
         return {"kind": "identity"}
     shape = shapes.get("weight", () if weight is None else tuple(weight.shape))
     if isinstance(module, nn.modules.conv._ConvNd) and not module.transposed:

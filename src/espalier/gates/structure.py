@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from espalier.gates.trace import Array, Trace
-from espalier.space import Bits, Space
+from espalier.space import Bits, Choice, Space
 
 NORMS = (nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
 
@@ -51,7 +51,7 @@ class Layer:
     read_by: Array  # entries through which its output is read
     anchored: bool  # its output is needed whatever the mask says
     grouped: bool
-    branch: int = -1  # the entry of the residual branch it lies in
+    inside: tuple[int, ...] = ()  # the entries of the residual branch and of the block it lies in
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +77,8 @@ class Structure:
     norms: dict[str, Array] = field(default_factory=dict)  # norm without tensors -> entries of its channels
     branches: dict[str, int] = field(default_factory=dict)  # module whose output a branch gate masks -> entry
     members: dict[str, int] = field(default_factory=dict)  # leaf module that runs only for a branch -> entry
+    blocks: dict[str, int] = field(default_factory=dict)  # module that hands its input on when closed -> entry
+    options: dict[str, int] = field(default_factory=dict)  # option of a choice -> entry
     sources: dict[int, bool] = field(default_factory=dict)  # entry -> carries information whatever the mask says
     produced: dict[int, set[int]] = field(default_factory=dict)  # entry -> places in `layers` of those that write it
 
@@ -97,7 +99,16 @@ class Structure:
 
     @functools.cached_property
     def space(self) -> Space:
-        return Space([Bits(g.name, g.size, g.least) for g in self.groups])
+        return Space(
+            Choice(g.name, g.size) if g.kind == "choices" else Bits(g.name, g.size, g.least) for g in self.groups
+        )
+
+    def whole(self) -> Array:
+        """The mask ``(d)`` of the model as it is: all gates open, and the first option of every choice."""
+        mask = np.ones(self.space.d)
+        for _, where in self.space.choices:
+            mask[where.start + 1 : where.stop] = 0
+        return mask
 
     @functools.cached_property
     def roots(self) -> Array:
@@ -119,12 +130,21 @@ class Structure:
         """The entries of a group."""
         return self.space.slices[group.name]
 
+    def inside(self, path: str) -> tuple[int, ...]:
+        """The entries without which a module does not run at all: of its residual branch, its block, its option."""
+        found = [self.members[path]] if path in self.members else []
+        return (*found, *(entry for name, entry in (self.blocks | self.options).items() if is_inside(path, name)))
+
     def entries(self, tensor: int, dim: int) -> Array:
         """Per index of a tensor's dimension the entry it follows, -1: always kept."""
         return self.follow(self.trace.tensors[tensor].atoms[dim])
 
     def follow(self, atoms: Array) -> Array:
         return np.asarray(self.entry[self.trace.atoms.roots(atoms)])
+
+
+def is_inside(path: str, block: str) -> bool:
+    return path == block or path.startswith(block + ".")
 
 
 def as_array(mask: Tensor) -> Array:
@@ -173,10 +193,10 @@ def _layers(structure: Structure) -> None:
                 anchored = anchored or through is None
                 read_by |= through or set()
         readers = np.array(sorted(read_by), dtype=np.int64)
-        branch = structure.members.get(trace.tensors[number].places[0][0], -1)
+        inside = structure.inside(trace.tensors[number].places[0][0])
         for entry in read_by if not is_grouped else ():
             structure.produced.setdefault(entry, set()).add(len(structure.layers))
-        structure.layers.append(Layer(number, summed, tuple(reads), readers, anchored, is_grouped, branch))
+        structure.layers.append(Layer(number, summed, tuple(reads), readers, anchored, is_grouped, inside))
     _sources(structure, {number for number, _ in ways}, onward)
 
 

@@ -25,12 +25,14 @@ from espalier.compact.plan import Plan
 from espalier.gates.build_plan import Adapted, build_plan
 from espalier.gates.canonical import canonical
 from espalier.gates.masking import install, set_mask, strip
+from espalier.gates.norms import norm_of
 from espalier.gates.standins import phantom_layers
 from espalier.gates.structure import GateGroup, Structure
 from espalier.gates.trace import Array, tensors_in
 from espalier.space import BadInput
 
 TOLERANCE = 1e-6  # relative, in float64; what is inexact is so by far more, and some models round to float32 inside
+ROUNDED = 1e-4  # where statistics of the open channels and of the cut norm are rounded to float32, one by one
 KNOWN_SIZES = (
     nn.Linear,
     nn.modules.conv._ConvNd,
@@ -101,6 +103,8 @@ class Trial:
 
     def disagreement(self, structure: Structure, masks: Sequence[Array], adapted: Sequence[Adapted] = ()) -> str:
         """What goes wrong between masked and cut under these masks; empty when nothing does."""
+        norms = [norm_of(self.modules[path]) for path in structure.trace.norms]
+        tolerance = ROUNDED if any(norm is not None and norm.single for norm in norms) else TOLERANCE
         space = structure.space
         installed = install(self.model, structure)
         try:
@@ -115,7 +119,7 @@ class Trial:
                     except Exception as error:
                         return f"the cut model does not run: {_short(error)}"
                     apart = distance(self.run(self.model, training), cut)
-                    if not apart < TOLERANCE:
+                    if not apart < tolerance:
                         mode = "train" if training else "eval"
                         return f"masked and cut outputs differ by {apart:.1e} in {mode} mode"
                 problem = self._random_training(plan) if self.runs_in_training else ""
@@ -210,6 +214,10 @@ def random_masks(
         parts = []
         for group in structure.groups:
             mask = np.ones(group.size)
+            if group.kind == "choices":
+                chosen = rng.integers(group.size) if names is None or group.name in names else 0
+                parts.append((np.arange(group.size) == chosen).astype(np.float64))
+                continue
             if names is None or group.name in names:
                 share = (0.5, 0.85, 0.2)[i % 3]
                 mask = (rng.random(group.size) >= share).astype(np.float64) if not empty else np.zeros(group.size)
@@ -368,7 +376,7 @@ def _candidates(trial: Trial, structure: Structure, group: GateGroup) -> list[Ad
 def _emptiable(trial: Trial, groups: Sequence[GateGroup], build: Build) -> list[GateGroup]:
     """The groups with ``least`` 0 where closing all their gates runs and is exact, alone and together, else 1."""
     rng = np.random.default_rng(18)
-    fixed = [g for g in groups if g.kind in ("channels", "branches", "inputs", "width")]
+    fixed = [g for g in groups if g.kind in ("channels", "branches", "inputs", "width", "choices")]
     trying = [g for g in groups if g not in fixed]
 
     def runs(chosen: Sequence[GateGroup]) -> bool:
@@ -376,9 +384,13 @@ def _emptiable(trial: Trial, groups: Sequence[GateGroup], build: Build) -> list[
         structure = build([replace(g, least=0) if g.name in names else g for g in groups])
         return not trial.disagreement(structure, random_masks(structure, names, rng, 1, empty=True))
 
-    free = [g for kind in ("units", "heads") for g in _halved([g for g in trying if g.kind == kind], runs)]
+    free = [g for kind in ("units", "heads", "blocks") for g in _halved([g for g in trying if g.kind == kind], runs)]
     structure = build(groups)
-    stuck = [g for g in trying if g not in free and phantom_layers(structure, trial.modules, g, {}) is not None]
+    stuck = [
+        g
+        for g in trying
+        if g not in free and g.kind != "blocks" and phantom_layers(structure, trial.modules, g, {}) is not None
+    ]
     trial.phantoms += [group.name for group in stuck]
     free += _halved(stuck, runs)
     trial.phantoms = [name for name in trial.phantoms if any(name == group.name for group in free)]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from espalier.cost import Cost
 from espalier.search import Search
+from espalier.search.cost_bounds import most_expensive
 from espalier.space import Space
 
 Row = dict[str, Any]
@@ -28,13 +29,15 @@ class Counted(Protocol):
 class Shares:
     """Shares of the full network that masks keep: of its gates, of its weights, and of the cost searched against.
 
-    full_cost: what counts as all of that cost; None for that of all gates open.
+    full_cost: what counts as all of that cost; None for that of all gates open and the dearest options.
     """
 
     def __init__(self, gated: Counted, cost: Cost, full_cost: Tensor | None, device: torch.device) -> None:
-        ones = torch.ones(gated.space.d, device=device)
+        space = gated.space
         self.costs = {"unit_share": gated.cost("units"), "weight_share": gated.cost("weights"), "cost_share": cost}
-        self.full = {name: counted(ones) for name, counted in self.costs.items()}
+        self.full = {
+            name: counted(most_expensive(space, counted, device).float()) for name, counted in self.costs.items()
+        }
         if full_cost is not None:
             self.full["cost_share"] = full_cost
 

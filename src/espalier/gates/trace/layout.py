@@ -60,6 +60,9 @@ class Propagation:
         self.splits: list[Array] = []
         self.even: set[str] = set()  # grouped convolutions cut evenly inside their groups
         self.heads: set[str] = set()  # torch's own attention modules, which a cut replaces by one that knows its heads
+        self.fused: set[str] = (
+            set()
+        )  # torch's own encoder layers, which take one kernel while nothing in them has hooks
         self.where = "the model"  # the module now running, for reasons
 
     def clean(self, shape: Sequence[int], blocks: Iterable[Block], weight: int = -1) -> Layout:

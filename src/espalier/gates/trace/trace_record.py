@@ -78,6 +78,9 @@ class Trace:
     calls: dict[str, int] = field(default_factory=dict)
     branches: list[Branch] = field(default_factory=list)
     norms: dict[str, np.ndarray] = field(default_factory=dict)  # norm whose statistics can be masked -> its channels
+    passes: dict[str, tuple[Layout, Layout]] = field(
+        default_factory=dict
+    )  # module -> first argument, result made of it
     order: list[tuple[int, str]] = field(default_factory=list)  # (time, leaf module) in the order of execution
 
     @property

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from espalier.compact.layers import is_attention
 from espalier.gates.gate import Gate
+from espalier.gates.trace.choices import Options
 from espalier.gates.trace.layout import Block, Layout, Propagation
 from espalier.gates.trace.rules import RULES, Call, pointwise
 from espalier.gates.trace.trace_record import Branch, Copy, GateUse, Trace, collect, tensors_in
@@ -44,6 +45,7 @@ def trace(
     p = Propagation()
     p.even = set(even)
     p.heads = {path for path, module in model.named_modules() if is_attention(module)}
+    p.fused = {path for path, module in model.named_modules() if isinstance(module, nn.TransformerEncoderLayer)}
     record = Trace(p, collect(model, p))
     watcher = Watcher(record, placed)
     watcher.norms = set(norms)
@@ -108,11 +110,16 @@ def _hooked(model: nn.Module, watcher: Watcher) -> Iterator[None]:
     handles = []
     for path, module in model.named_modules():
         handles.append(module.register_forward_pre_hook(_enter(watcher, path), with_kwargs=True))
-        handles.append(module.register_forward_hook(_leave(watcher, path)))
+        handles.append(module.register_forward_hook(_leave(watcher, path), with_kwargs=True))
     model.eval()
+    choices = [module for module in model.modules() if isinstance(module, Options)]
+    for choice in choices:
+        choice.tracing = True
     try:
         yield
     finally:
+        for choice in choices:
+            del choice.tracing
         for handle in handles:
             handle.remove()
         for module, mode in modes.items():
@@ -172,13 +179,18 @@ def _boundary(watcher: Watcher, path: str, module: nn.Module, layout: Layout) ->
 
 
 def _leave(watcher: Watcher, path: str) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         watcher.stack.pop()
         began = watcher.began.pop()
         first = output[0] if isinstance(output, tuple) and output else output
         if isinstance(first, Tensor):
             watcher.results.setdefault(id(first), []).append((path, began))
         record = watcher.trace
+        given = args[0] if args else next(iter(kwargs.values()), None)
+        alone = not isinstance(output, tuple) or all(item is None for item in output[1:])
+        is_block = alone and not _is_leaf(module)
+        if is_block and isinstance(first, Tensor) and isinstance(given, Tensor) and watcher.made(first, given):
+            record.passes[path] = (watcher.of(given), watcher.of(first))
         if isinstance(module, Gate) and isinstance(output, Tensor):
             watcher.paused = False
             layout = watcher.of(args[0])
@@ -273,15 +285,12 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.of(args[0])  # known before `transpose_` and the like change the shape under the same tensor
         strides = args[0].stride() if func._schema.name in ("aten::as_strided", "aten::as_strided_") else ()
         out = func(*args, **kwargs)
+        self.time += 1
+        self._note_origin(args, kwargs, out)
         if self.paused:
             return out
-        self.time += 1
         if func._schema.name in ("aten::add", "aten::add_"):
             self._note_addition(args)
-        parents = tuple(id(tensor) for tensor in (*tensors_in(args), *tensors_in(kwargs)))
-        for tensor in tensors_in(out):
-            self.parents[id(tensor)] = (*self.parents.get(id(tensor), ()), *parents)
-            self.times[id(tensor)] = self.time
         module = self.stack[-1] if self.stack else ""
         self.trace.p.where = module or "the model"
         p, events = self.trace.p, self.trace.events
@@ -306,6 +315,14 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for event in self.trace.events[before:]:
             self.trace.reads.setdefault(event.weight, set()).add(module)
         return out
+
+    def _note_origin(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """What a tensor was made from, and when."""
+        parents = tuple(id(tensor) for tensor in (*tensors_in(args), *tensors_in(kwargs)))
+        for tensor in tensors_in(out):
+            self.alive.append(tensor)
+            self.parents[id(tensor)] = (*self.parents.get(id(tensor), ()), *parents)
+            self.times[id(tensor)] = self.time
 
     def _sort_events(self, before: int) -> None:
         """Products with parameters, with tensors computed from them, and of activations are kept apart."""
@@ -339,11 +356,12 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             since, until = self.times.get(id(skip), 0), self.times.get(id(branch), 0)
             ends = [path for path, began in self.results.get(id(branch), ()) if began >= since]
             members = tuple(path for time, path in self.trace.order if since <= time < until)
-            if since < until and ends and members and self._made_from(id(branch), id(skip)):
+            if since < until and ends and members and self.made(branch, skip):
                 self.trace.branches.append(Branch(ends[-1], members))
 
-    def _made_from(self, tensor: int, origin: int) -> bool:
+    def made(self, of: Tensor, source: Tensor) -> bool:
         """Whether one tensor was computed from another."""
+        tensor, origin = id(of), id(source)
         seen, todo = {tensor}, [tensor]
         while todo:
             for parent in self.parents.get(todo.pop(), ()):
