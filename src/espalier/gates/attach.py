@@ -61,6 +61,7 @@ def attach(
             gated = _attach_found(model, args, kwargs, kinds, ignore, check)
     first = next((t for t in (*tensors_in(args), *tensors_in(kwargs)) if t.ndim), None)
     gated.examples = 1 if first is None else max(len(first), 1)
+    gated.example = (args, kwargs)
     return gated
 
 

@@ -18,6 +18,7 @@ from espalier.gates.build_plan import Adapted, build_plan
 from espalier.gates.canonical import canonical
 from espalier.gates.costs import cost_of
 from espalier.gates.explain import explain
+from espalier.gates.latency import Latency, latency_of
 from espalier.gates.masking import MARK, Mark, install, set_mask, slopes_of, strip, with_mask
 from espalier.gates.structure import Structure, as_array
 from espalier.space import BadInput, BadMask, Space
@@ -44,6 +45,8 @@ class Gated:
         self.space: Space = structure.space
         self.refused = dict(refused or {})
         self.examples = 1
+        self.example: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})  # what it was attached with
+        self.latencies: dict[str, Latency] = {}  # measured, by the label of their cost
         self._adapted, self._phantoms = tuple(adapted), tuple(phantoms)
         self._costs: dict[str, Cost] = {}
         self._installed = install(model, structure)
@@ -141,14 +144,31 @@ class Gated:
         """The plain, smaller module for a mask ``(d)``; the user's model is untouched."""
         return strip(apply_plan(self.model, self.plan(mask)))
 
-    def cost(self, kind: str | Cost = "weights") -> Cost:
-        """The cost of a mask: "weights", "macs", "units", "parameters" or a registered kind, exact for canonical masks;
-        or a cost of one's own, over the space of these gates."""
+    def cost(self, kind: str | Cost = "weights", **how: Any) -> Cost:
+        """The cost of a mask: "weights", "macs", "units", "parameters", "latency" or a registered kind, exact for
+        canonical masks; or a cost of one's own, over the space of these gates.
+
+        how: of "latency", in milliseconds: ``runtime="torch" | "onnxruntime"``, ``device="cpu"``, ``batch=`` (default:
+            what the gates were attached with). It is measured on this machine, once.
+        """
         if isinstance(kind, Cost):
             return kind.over(self.space)
+        if kind == "latency":
+            return self.latency(**how).cost
+        if how:
+            raise BadInput(f"{', '.join(how)}: only the latency is measured in a way that can be chosen, not {kind!r}")
         if kind not in self._costs:
             self._costs[kind] = cost_of(self, kind)
         return self._costs[kind]
+
+    def latency(self, runtime: str = "torch", device: str = "cpu", batch: int | None = None) -> Latency:
+        """The latency as it was measured, with its cost, its residual, and a way to measure a network again."""
+        for kept in self.latencies.values():
+            if (kept.runtime, kept.device, kept.batch) == (runtime, device, batch or self.examples):
+                return kept
+        measured = latency_of(self, runtime, device, batch)
+        self.latencies[measured.cost.label] = measured
+        return measured
 
     def explain(self, mask: Tensor | None = None) -> str:
         """What is gated and what is not, and why; with a mask also what of each layer stays. 80 columns."""

@@ -36,6 +36,8 @@ class Result:
     run: of a sweep, what was asked of it. stopped: why a callback ended the run, or "".
     diverged: of a sweep, the first update without a finite loss. skipped: updates at which the weights stayed.
     explanation: of ``fit``, what each layer keeps and what is coupled to what, as ``gated.explain`` says it.
+    latency: of a run with a measured cost, in milliseconds: predicted and measured of what ships, of the whole network
+        (full), and how often the target was lowered for what was measured (corrections).
     search: of ``fit``, the search as it ended. gated: the gates, where ``fit`` was given them; those it attached by
     itself it has taken off again.
     """
@@ -59,6 +61,7 @@ class Result:
     diverged: int | None = None
     skipped: int = 0
     explanation: str = ""
+    latency: dict[str, Any] | None = None
     search: Search | None = None
     gated: Gated | None = None
 
@@ -88,6 +91,7 @@ class Result:
         words |= {name: getattr(self, name) for name in own} | {"seconds": round(self.seconds, 3)}
         if self.run is not None:
             words |= {"diverged": self.diverged, "skipped": self.skipped}
+        words |= {} if self.latency is None else {"latency": self.latency}
         return words | ({"stopped": self.stopped} if self.stopped else {})
 
     def explain(self) -> str:
@@ -124,6 +128,11 @@ class Result:
         if self.validation_error is not None:
             text += f", validation error {self.validation_error:.2%}"
         text = text.removesuffix("; ")
+        if self.latency is not None:
+            predicted, took, full = (f"{self.latency[name]:.3g} ms" for name in ("predicted", "measured", "full"))
+            text += f"; {took} measured, {predicted} predicted, {full} uncut"
+            if self.latency["compared"] > self.latency["most"]:
+                text += f": it misses its {self.latency['most']:.3g} ms"
         if not bool(self.mask.any()):
             text += ". No gate is left: nothing leads from inputs to outputs; use a larger target, or train longer"
         return text
