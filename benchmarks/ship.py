@@ -102,15 +102,18 @@ def inputs(shape: tuple[int, ...], count: int, seed: int = 0) -> Tensor:
     return torch.randn(count, *shape, generator=generator)
 
 
-def found(name: str, updates: int, target: Any, batch: int, **how: Any) -> tuple[nn.Module, dict[str, Any]]:
-    """What a short run leaves, with BatchNorm as it was trained."""
+def found(name: str, updates: int, share: float, batch: int | None, **how: Any) -> tuple[nn.Module, dict[str, Any]]:
+    """What a short run leaves at a share of the MACs, or of the latency of so many examples at once."""
     factory, shape = NETWORKS[name]
     torch.manual_seed(0)
     x = inputs(shape, 8 * updates)
     y = (x.float().flatten(1)[:, :10]).argmax(1)
-    gated = espalier.attach(factory(), inputs(shape, batch), **how)
+    gated = espalier.attach(factory(), inputs(shape, 4), **how)
+    cost = gated.cost("macs") if batch is None else gated.cost("latency", batch=batch)
     started = time.time()
-    result = espalier.fit(gated, (x, y), target=target, epochs=1, batch_size=8, samples=1, quiet=True, device="cpu")
+    result = espalier.fit(
+        gated, (x, y), cost=cost, target=share, epochs=1, batch_size=8, samples=1, quiet=True, device="cpu"
+    )
     about: dict[str, Any] = {"seconds": round(time.time() - started, 1)}
     if result.latency is not None:
         about["latency"] = result.latency
@@ -195,14 +198,12 @@ def variants(name: str, updates: int, batch: int) -> tuple[dict[str, nn.Module],
 
     for share in (0.5, 0.25):
         percent = f"{share:.0%}"
-        attempt(f"ours {percent} MACs", partial(found, name, updates, {"macs": share}, 4))
+        attempt(f"ours {percent} MACs", partial(found, name, updates, share, None))
         attempt(f"uniform {percent} MACs", partial(uniform, gated, share))
         if "round_to" in inspect.signature(espalier.attach).parameters:
-            attempt(
-                f"ours {percent} MACs, round_to", partial(found, name, updates, {"macs": share}, 4, round_to=ROUND_TO)
-            )
+            attempt(f"ours {percent} MACs, round_to", partial(found, name, updates, share, None, round_to=ROUND_TO))
         attempt(f"Torch-Pruning {percent} MACs", partial(pruned, name, share))
-    attempt("ours 50% latency", partial(found, name, updates, {"latency": 0.5}, batch))
+    attempt("ours 50% latency", partial(found, name, updates, 0.5, batch))
     for label in list(models):
         if any(type(module) is Select for module in models[label].modules()):
             models[f"{label}, no gather"] = without_gathers(models[label]).eval()

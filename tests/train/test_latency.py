@@ -101,7 +101,7 @@ def test_what_was_measured_is_kept_for_this_machine_and_these_versions(machine, 
     assert machine.built > built
 
 
-def test_a_target_in_milliseconds_is_met_by_measurement(machine):
+def test_a_target_in_milliseconds_is_met_by_measurement(machine, tmp_path):
     whole = machine.time(network())
     result = espalier.fit(
         network(), data(), target=f"{0.4 * whole:.4f} ms", epochs=4, batch_size=16, quiet=True, device="cpu"
@@ -112,6 +112,9 @@ def test_a_target_in_milliseconds_is_met_by_measurement(machine):
     assert result.latency["predicted"] <= 0.4 * whole
     assert f"{result.latency['measured']:.3g} ms measured" in str(result)
     assert result.summary()["latency"]["predicted"] == result.latency["predicted"]
+    espalier.ship(result, tmp_path / "shipped", model=network)
+    text = (tmp_path / "shipped" / "README.md").read_text()
+    assert f"{result.latency['predicted']:.3g} ms predicted, {result.latency['measured']:.3g} ms measured" in text
 
 
 def test_a_target_that_the_prediction_misses_is_corrected(machine):

@@ -148,8 +148,8 @@ class Gated:
         """The cost of a mask: "weights", "macs", "units", "parameters", "latency" or a registered kind, exact for
         canonical masks; or a cost of one's own, over the space of these gates.
 
-        how: of "latency", in milliseconds: ``runtime="torch" | "onnxruntime"``, ``device="cpu"``, ``batch=`` (default:
-            what the gates were attached with). It is measured on this machine, once.
+        how: of "latency", in milliseconds: ``runtime="torch" | "onnxruntime"``, ``device="cpu"``, ``batch=1``. It is
+            measured on this machine, once.
         """
         if isinstance(kind, Cost):
             return kind.over(self.space)
@@ -161,10 +161,10 @@ class Gated:
             self._costs[kind] = cost_of(self, kind)
         return self._costs[kind]
 
-    def latency(self, runtime: str = "torch", device: str = "cpu", batch: int | None = None) -> Latency:
+    def latency(self, runtime: str = "torch", device: str = "cpu", batch: int = 1) -> Latency:
         """The latency as it was measured, with its cost, its residual, and a way to measure a network again."""
         for kept in self.latencies.values():
-            if (kept.runtime, kept.device, kept.batch) == (runtime, device, batch or self.examples):
+            if (kept.runtime, kept.device, kept.batch) == (runtime, device, batch):
                 return kept
         measured = latency_of(self, runtime, device, batch)
         self.latencies[measured.cost.label] = measured

@@ -70,11 +70,10 @@ class Latency:
         return dict(zip(runs, times, strict=True))
 
 
-def latency_of(gated: Gated, runtime: str = "torch", device: str = "cpu", batch: int | None = None) -> Latency:
+def latency_of(gated: Gated, runtime: str = "torch", device: str = "cpu", batch: int = 1) -> Latency:
     """Measure and fit, or read what an earlier call on this machine kept.
 
-    runtime: a name in ``RUNTIMES``: "torch" or "onnxruntime". device: of torch. batch: how many examples at once,
-    default those that the gates were attached with.
+    runtime: a name in ``RUNTIMES``: "torch" or "onnxruntime". device: of torch. batch: how many examples at once.
     """
     if runtime not in RUNTIMES:
         raise BadInput(f"a runtime is one of {', '.join(RUNTIMES)}, not {runtime!r}")
@@ -83,7 +82,6 @@ def latency_of(gated: Gated, runtime: str = "torch", device: str = "cpu", batch:
     if any(not isinstance(group, Bits) for group in gated.space.groups):
         raise BadInput("latency is a function of widths; a space with choices has none")
     args, kwargs = gated.example
-    batch = gated.examples if batch is None else batch
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise BadInput(f"batch is a number of examples, not {batch!r}")
     args, kwargs = (_repeated(part, batch, gated.examples, device) for part in (args, kwargs))

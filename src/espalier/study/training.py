@@ -71,7 +71,9 @@ class Training:
     penalty: float | None = setting(
         None, "Instead of a target: how strongly cost counts, such as 0.1 or 2^-6.", read=number
     )
-    cost: str = setting("weights", "What is counted: weights, macs, units or parameters.", choices=COSTS)
+    cost: str = setting(
+        "weights", "What is counted: weights, macs, units, parameters; or latency.", choices=(*COSTS, "latency")
+    )
     epochs: int = setting(20, "Passes over the training data.", least=1)
     batch_size: int = setting(64, "Examples of an update, read under each of its masks.", least=1)
     samples: int = setting(2, "Masks compared in an update; two or more.", least=2)
