@@ -285,7 +285,10 @@ def table(folder: Path) -> str:
         whole = told["rows"][0]
         lines += [f"\n**{told['network']}** ({path.name}); times as fast as the whole network\n"]
         lines += ["| | MACs | " + " | ".join(keys) + " |", "|" + "---|" * (2 + len(keys))]
+        dead = {row["variant"] for row in told["rows"] if row["macs"] < 0.05 * whole["macs"]}
         for row in told["rows"]:
+            if row["variant"] in dead:
+                continue
             cells = []
             for key in keys:
                 value, first = row["milliseconds"][key], whole["milliseconds"][key]
@@ -293,12 +296,16 @@ def table(folder: Path) -> str:
                 cells.append(f"{value:.3g} ms" if row is whole and not isinstance(value, str) else text)
             lines.append(f"| {row['variant']} | {row['macs'] / whole['macs']:.1%} | " + " | ".join(cells) + " |")
         for row in told["rows"]:
-            if "latency" in row:
+            if "latency" in row and row["variant"] not in dead:
                 one = row["latency"]
                 lines.append(
                     f"\n{row['variant']}: {one['predicted']:.3g} ms predicted, {one['measured']:.3g} ms measured "
                     f"({one['runtime']}, batch {one['batch']}), {one['corrections']} corrections."
                 )
+        if dead:
+            lines.append(
+                f"\nLeft out, for nearly nothing of them is alive after so short a run: {', '.join(sorted(dead))}."
+            )
         lines += [f"\nNot made: {label}: {one['error']}." for label, one in told["not_made"].items()]
     return "\n".join(lines).strip() + "\n"
 

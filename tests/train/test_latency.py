@@ -166,7 +166,9 @@ def test_the_runtimes_run_the_network(runtime):
     if runtime == "onnxruntime":
         pytest.importorskip("onnxruntime")
     inputs = data()[0][:5]
-    run = latency.prepared(runtime, network(), (inputs,), {})
+    model = network().train()
+    run = latency.prepared(runtime, model, (inputs,), {})
+    assert model.training
     told = run()
     if runtime == "onnxruntime":
         assert told[0].shape == (5, 3)

@@ -8,6 +8,7 @@ network faster, and the expectation over theta is exact, see :mod:`espalier.cost
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import io
@@ -161,10 +162,8 @@ def _quiet() -> Iterator[None]:
 
 
 def prepared(runtime: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
-    training = model.training
-    run = RUNTIMES[runtime](model, args, kwargs)
-    model.train(training)
-    return run
+    """A copy of a model made ready; the model itself stays where it is, and as it is."""
+    return RUNTIMES[runtime](copy.deepcopy(model), args, kwargs)
 
 
 def timed(runs: Sequence[Run], rounds: int, seconds: float = 60.0, wait: bool = False) -> list[float]:
@@ -212,7 +211,7 @@ def _repeated(value: Any, batch: int, examples: int, device: str) -> Any:
 
 def designed(gated: Gated, seed: int = 0) -> list[Tensor]:
     """Masks to measure, the whole network first: all groups at several shares, with some spread between them, and each
-    group alone. Which gates of a group are open does not matter, so the first ones are."""
+    group alone. Of each group any gates are open."""
     draw = random.Random(seed)
     masks = [torch.ones(gated.d)]
 
@@ -220,7 +219,7 @@ def designed(gated: Gated, seed: int = 0) -> list[Tensor]:
         chosen = torch.zeros(gated.d)
         for name, where in gated.space.slices.items():
             size = where.stop - where.start
-            chosen[where.start : where.start + max(1, round(shares[name] * size))] = 1.0
+            chosen[draw.sample(range(where.start, where.stop), max(1, round(shares[name] * size)))] = 1.0
         return gated.canonical(chosen)
 
     names = list(gated.space.slices)
