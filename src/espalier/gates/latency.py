@@ -299,11 +299,12 @@ def _fit(gated: Gated, tile: int, masks: Sequence[Tensor], times: np.ndarray) ->
         sums[i + 1, 1 if name.startswith("layer") else 2] = 1.0
 
     def solve(rows: np.ndarray) -> np.ndarray:
-        scaled = design[rows] / times[rows, None]
-        common = sums @ nonnegative(scaled @ sums, np.ones(len(rows)))
+        counts = np.where(rows == 0, 3.0, 1.0)  # shares are of the whole network, so it counts more
+        scaled = design[rows] / times[rows, None] * counts[:, None]
+        common = sums @ nonnegative(scaled @ sums, counts)
         lean = 0.3 * math.sqrt(len(rows) / design.shape[1])
         ties = lean * np.eye(design.shape[1]) / times.max()
-        return nonnegative(np.concatenate([scaled, ties]), np.concatenate([np.ones(len(rows)), ties @ common]))
+        return nonnegative(np.concatenate([scaled, ties]), np.concatenate([counts, ties @ common]))
 
     everything = np.arange(len(masks))
     errors = np.zeros(len(masks))
