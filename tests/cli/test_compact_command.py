@@ -218,3 +218,31 @@ def test_a_full_disk_is_one_line(espal, trained, monkeypatch):
     assert files(trained / "run") == before
     (trained / "small" / "model.safetensors").write_bytes(b"cut off")  # as a kill between two files leaves it
     assert espal("compact", "run", "--to", "small").code == 0
+
+
+def test_formats_by_name_need_nothing_of_ours(espal, trained):
+    told = json.loads(espal("compact", "run", "--to", "free", "--formats", "python, pt2", "--json").out)
+    assert set(told["files"]) == {
+        "model.safetensors", "plan.json", "README.md", "network.py", "network.safetensors", "model.pt2",
+    }  # fmt: skip
+    assert max(told["checks"][name]["difference"] for name in ("python", "pt2")) <= 1e-6
+    text = (trained / "free" / "README.md").read_text()
+    assert "from network import load" in text
+    assert "torch.export.load" in text
+    espal("compact", "run", "--to", "free", "--formats", "python")  # over what it wrote itself
+    assert "known are torch, onnx, pt2, python" in espal("compact", "run", "--to", "other", "--formats", "tape").line
+
+
+def test_amounts_and_several_costs_on_the_command_line(espal, trained):
+    for target, words in (("300 parameters", "300 parameters"), ("macs=0.6,weights=0.5", "macs=0.6,weights=0.5")):
+        out = f"run {target[:3]}"
+        given = ["--model", "net.py:build", "--target", target, "--epochs", 1, "--out", out, "--device", "cpu"]
+        assert words in espal("train", *given, "--quiet").out
+        told = json.loads((trained / out / "result.json").read_text())
+        assert told["share_after"] <= told["target"]
+        if target.startswith("300"):
+            assert told["sizes"]["parameters"][0] <= 300
+        else:
+            assert told["sizes"]["weights"][0] <= 0.5 * told["sizes"]["weights"][1]
+        espal("compact", out, "--to", f"{out} shipped")
+        assert f"a target of {words}" in (trained / f"{out} shipped" / "README.md").read_text()

@@ -57,7 +57,7 @@ def test_a_cost_of_ones_own_is_taken_as_it_is():
 
 def test_costs_that_are_none():
     gated = espalier.attach(network(), torch.randn(2, 6))
-    with pytest.raises(espalier.BadInput, match="weights, macs, units, parameters, not 'milliseconds'"):
+    with pytest.raises(espalier.BadInput, match="weights, macs, units, parameters, latency, not 'milliseconds'"):
         gated.cost("milliseconds")
     register_cost("numbers", lambda gated: 3.0)
     with pytest.raises(espalier.BadInput, match="'numbers' gave float"):

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import espalier
+from espalier.compact.layers import Select
 from espalier.ship.delivery import FORMATS
 from espalier.ship.onnx import NotExported
 from espalier.ship.standalone import write
@@ -172,6 +173,14 @@ def test_filled_places_of_hand_placed_gates_are_plain_operations(tmp_path):
     text = (tmp_path / "network.py").read_text()
     assert "espalier" not in text
     assert "index_select" in text
+
+
+def test_a_selection_of_neighbours_is_a_view(tmp_path):
+    model, inputs = nn.Sequential(Select([1, 2, 3], 1), nn.Linear(3, 2)), torch.randn(4, 6)
+    write(model.eval(), inputs, tmp_path)
+    text = (tmp_path / "network.py").read_text()
+    assert "[:, 1:4]" in text
+    assert "index" not in text
 
 
 def test_shrunk_twice_loads_from_the_uncut_network(tmp_path):

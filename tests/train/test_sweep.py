@@ -381,7 +381,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"masks": [torch.full((28,), 0.5)]}, "0 and 1"),
     ({"dropouts": [1.0]}, "rate in \\[0, 1\\)"),
     ({"targets": 0.3}, r"targets is a list, as targets=\[0.3\], not float"),
-    ({"targets": ["a"]}, "a target is a share such as 0.25, or an amount"),
+    ({"targets": ["a"]}, "a target is a share such as 0.25 or 25%, or an amount"),
     ({"targets": [0.5], "seeds": 3}, r"seeds is a list, as seeds=\[3\], not int"),
     ({"targets": [0.5], "seeds": [0.5]}, "seed of a run is an integer, not 0.5"),
     ({"targets": [0.5], "optimizer": 0.1}, r"SGD\(lr=0.1\) of espalier.train.batched, or lambda p: .* not 0.1"),

@@ -90,6 +90,7 @@ class Cost:
     terms: tuple[tuple[float, tuple[Form, ...]], ...]
     space: Space | None = None
     width_terms: WidthTerms = ()
+    label: str = ""  # of a cost that was measured, by which its measurements are found again
     _expectations: dict[torch.device, tuple[Expectation, WidthExpectation | None]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -165,7 +166,7 @@ class Cost:
     def __mul__(self, factor: float) -> Cost:
         factor = _positive(factor)
         terms = tuple((scale * factor, forms) for scale, forms in self.terms)
-        return replace(self, terms=terms, width_terms=tuple((s * factor, f) for s, f in self.width_terms))
+        return replace(self, terms=terms, width_terms=tuple((s * factor, f) for s, f in self.width_terms), label="")
 
     __rmul__ = __mul__
 

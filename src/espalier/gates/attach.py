@@ -76,8 +76,7 @@ def attach(
             gated = _attach_found(model, args, kwargs, kinds, ignore, check, round_to)
     first = next((t for t in (*tensors_in(args), *tensors_in(kwargs)) if t.ndim), None)
     gated.examples = 1 if first is None else max(len(first), 1)
-    if check:
-        gated._example = (args, kwargs)
+    gated.example, gated.checks = (args, kwargs), check
     return gated
 
 

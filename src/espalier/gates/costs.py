@@ -38,7 +38,7 @@ def register(name: str, cost_of: CostOf) -> None:
 def cost_of(gated: Gated, kind: str) -> Cost:
     """The cost of this kind, over the space of the gated model."""
     if kind not in KINDS:
-        raise BadInput(f"a cost is one of {', '.join(KINDS)}, not {kind!r}")
+        raise BadInput(f"a cost is one of {', '.join((*KINDS, 'latency'))}, not {kind!r}")
     cost = KINDS[kind](gated)
     if not isinstance(cost, Cost):
         raise BadType(f"the kind of cost {kind!r} gave {type(cost).__name__}, not an espalier.Cost")

@@ -20,6 +20,7 @@ from espalier.gates.build_plan import Adapted, build_plan
 from espalier.gates.canonical import canonical
 from espalier.gates.costs import cost_of, held
 from espalier.gates.explain import explain
+from espalier.gates.latency import Latency, latency_of
 from espalier.gates.masking import MARK, Mark, install, set_mask, set_masks, slopes_of, strip, with_mask
 from espalier.gates.one_pass import Together, Unfit, apart, count
 from espalier.gates.one_pass_trial import Verdict, enlarged, forbidden, tried
@@ -51,11 +52,13 @@ class Gated:
         self.refused = dict(refused or {})
         self.blocks = dict(blocks or {})
         self.examples = 1
+        self.example: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})  # what it was attached with
+        self.latencies: dict[str, Latency] = {}  # measured, by the label of their cost
         self._adapted, self._phantoms = tuple(adapted), tuple(phantoms)
         self._costs: dict[str, Cost] = {}
         self._installed = install(model, structure)
         self._forbidden = forbidden(model, self._installed.spots)  # why masks run one at a time, whatever the batch
-        self._example: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # what it was attached with
+        self.checks = False  # whether gates were tried out; then masks in one pass are, too
         self._verdicts: dict[Hashable, Verdict] = {}
         self._mask: Tensor | None = None
         self._slopes = False
@@ -164,10 +167,10 @@ class Gated:
             if not self._is_attached:
                 return ""
             why = self._forbidden
-            if why or self._example is None:
+            if why or not self.checks:
                 return why
             device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-            args, kwargs = enlarged(*self._example, samples)
+            args, kwargs = enlarged(*self.example, samples)
             args, kwargs = _pytree.tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, (args, kwargs))
             return self._verdict(args, kwargs, samples).why
         if isinstance(inputs, Mapping):
@@ -230,11 +233,19 @@ class Gated:
         with self.masked(torch.ones(self.d)) if several else contextlib.nullcontext():  # a plan cuts buffers of one
             return strip(apply_plan(self.model, plan))
 
-    def cost(self, kind: str | Cost = "weights") -> Cost:
-        """The cost of a mask: "weights", "macs", "units", "parameters" or a registered kind, exact for canonical masks;
-        or a cost of one's own, over the space of these gates."""
+    def cost(self, kind: str | Cost = "weights", **how: Any) -> Cost:
+        """The cost of a mask: "weights", "macs", "units", "parameters", "latency" or a registered kind, exact for
+        canonical masks; or a cost of one's own, over the space of these gates.
+
+        how: of "latency", in milliseconds: ``runtime="torch" | "onnxruntime"``, ``device="cpu"``, ``batch=1``. It is
+            measured on this machine, once.
+        """
         if isinstance(kind, Cost):
             return kind.over(self.space)
+        if kind == "latency":
+            return self.latency(**how).cost
+        if how:
+            raise BadInput(f"{', '.join(how)}: only the latency is measured in a way that can be chosen, not {kind!r}")
         if kind not in self._costs:
             self._costs[kind] = cost_of(self, kind)
         return self._costs[kind]
@@ -242,6 +253,15 @@ class Gated:
     def held(self, kind: str = "weights") -> list[tuple[str, float]]:
         """What the cheapest mask keeps of "weights", "macs" or "parameters", by tensor, the largest first."""
         return held(self, kind)
+
+    def latency(self, runtime: str = "torch", device: str = "cpu", batch: int = 1) -> Latency:
+        """The latency as it was measured, with its cost, its residual, and a way to measure a network again."""
+        for kept in self.latencies.values():
+            if (kept.runtime, kept.device, kept.batch) == (runtime, device, batch):
+                return kept
+        measured = latency_of(self, runtime, device, batch)
+        self.latencies[measured.cost.label] = measured
+        return measured
 
     def explain(self, mask: Tensor | None = None) -> str:
         """What is gated and what is not, and why; with a mask also what of each layer stays. 80 columns."""

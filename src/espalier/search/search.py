@@ -86,6 +86,7 @@ class Search:
         self.learning_rate = arguments.positive(self._numbers(learning_rate, "learning_rate"), "learning_rate")
         self._adaptation = Adaptation.start(self._theta) if adaptive else None
         self._penalty = self._read_penalty(cost, penalty, target, horizon, ramp, even)
+        self._tightened: dict[str, float] = {}
         self._limits = self._read_limits(limits or {}, horizon, ramp, even)
         self.updates = torch.zeros(self.batch, dtype=torch.int64, device=self.device)
         self.diverged = torch.zeros(self.batch, dtype=torch.bool, device=self.device)
@@ -146,10 +147,31 @@ class Search:
         bound = self._penalty
         if bound is None or bound.target is None:
             return selection.repaired(self._distribution, self._theta)
-        budget = bound.target * bound.full_cost
-        limits = [(one.cost, one.target * one.full_cost) for one in self._limits.values() if one.target is not None]
+        (_, budget), *limits = self.budgets().values()
+        if self._tightened:
+            within = [most * self._tightened.get(name, 1.0) for name, (_, most) in self.budgets().items()]
+            budget, limits = within[0], [(cost, most) for (cost, _), most in zip(limits, within[1:])]
         smallest = self._smallest if self._limits else bound.smallest
         return selection.within(self._distribution, bound.cost, self._theta, budget, bound.full, smallest, limits)
+
+    def budgets(self) -> dict[str, tuple[Cost, Tensor]]:
+        """By name, "target" and those of the limits, each cost and what it may be at most ``(*batch)``."""
+        named = {"target": self._penalty, **self._limits}
+        return {
+            name: (one.cost, one.target * one.full_cost)
+            for name, one in named.items()
+            if one is not None and one.target is not None
+        }
+
+    def tighten(self, name: str, factor: float) -> bool:
+        """Let ``select`` stay below a target or limit, by its name in :meth:`budgets`, by a further factor: what ships
+        was found to cost more than was thought. Whether there is a structure that small; if not, nothing changes."""
+        one = self._limits.get(name, self._controlled)
+        tighter = self._tightened.get(name, 1.0) * factor
+        if one.target is None or not bool((one.target * tighter * one.full_cost >= one.smallest_cost).all()):
+            return False
+        self._tightened[name] = tighter
+        return True
 
     def whole(self, noise: Tensor | None = None) -> Tensor:
         """A mask ``(*batch, d)`` with every bit open, to train under before the search begins; choices, of which there

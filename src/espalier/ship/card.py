@@ -36,7 +36,7 @@ def write(
     """Markdown. about: one sentence or two. numbers: sizes and errors of what ships. checks: what was compared.
     speed: examples -> milliseconds of the full and the small network, measured on ``hardware``. origin: how it was
     made."""
-    parts = [f"# {title}", about, _sizes(numbers), _errors(numbers), _speed(speed, hardware)]
+    parts = [f"# {title}", about, _sizes(numbers), _errors(numbers), _speed(speed, hardware), _latency(numbers)]
     parts += [_loading(loading, checks, numbers), _checks(checks), origin]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -86,6 +86,18 @@ def _speed(speed: Mapping[int, Mapping[str, float]], hardware: Mapping[str, Any]
         lines.append(f"| {batch} | {small:.3f} ms | {full:.3f} ms | {full / small:.2f} |")
     where = f"torch on {hardware['cpu']}, {hardware['threads']} of {hardware['cores']} threads; medians, in turns."
     return "## Speed\n\n" + "\n".join(lines) + f"\n\nMeasured when this card was written: {where}"
+
+
+def _latency(numbers: Mapping[str, Any]) -> str:
+    """Of a run against a measured cost."""
+    told = numbers.get("latency")
+    if told is None:
+        return ""
+    missed = "" if told["compared"] <= told["most"] else f" It misses the {told['most']:.3g} ms that were asked for."
+    return (
+        f"The run was led by the latency in {told['runtime']} of {told['batch']} at once: {told['predicted']:.3g} ms "
+        f"predicted, {told['measured']:.3g} ms measured at its end, {told['full']:.3g} ms uncut.{missed}"
+    )
 
 
 def _loading(loading: Loading, checks: Mapping[str, Any], numbers: Mapping[str, Any]) -> str:

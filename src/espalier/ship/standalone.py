@@ -152,6 +152,9 @@ class Writer:
         self._name_tensors()
         self.names |= {node: self._fresh(node.name) for node in self.inputs}
         self._write_forward()
+        body = "\n".join(self.out.forward)
+        for name in [name for name in self.out.loose if f"self.{name}" not in body]:  # the index of what is now a view
+            del self.out.loose[name], self.out.tensors[name]
 
     # ---- layers and tensors ----------------------------------------------------------------------------------------
 
@@ -326,6 +329,13 @@ class Writer:
 
     def _as_index(self, args: list[Any], keywords: dict[str, Any]) -> str:
         return f"{self._value(args[0])}[{', '.join(':' if one is None else self._value(one) for one in args[1])}]"
+
+    def _as_index_select(self, args: list[Any], keywords: dict[str, Any]) -> str | None:
+        """Slices that lie together are a view: no gather."""
+        index = self.value.get(args[2])
+        if index is None or not len(index) or not bool((index.diff() == 1).all()):
+            return None
+        return self._as_slice([args[0], args[1], int(index[0]), int(index[-1]) + 1], {})
 
     def _as_dropout(self, args: list[Any], keywords: dict[str, Any]) -> str:
         return f"F.dropout({self._value(args[0])}, {args[1]!r}, self.training)"

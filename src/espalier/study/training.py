@@ -64,7 +64,9 @@ class Task:
     model_arg: tuple[str, ...] = setting(
         (), "An argument of the network, as hidden=[64,64]; may be repeated.", metavar="NAME=VALUE", repeated=True
     )
-    cost: str = setting("weights", "What is counted: weights, macs, units or parameters.", choices=COSTS)
+    cost: str = setting(
+        "weights", "What is counted: weights, macs, units, parameters; or latency.", choices=(*COSTS, "latency")
+    )
     epochs: int = setting(20, "Passes over the training data.", least=1)
     batch_size: int = setting(64, "Examples of an update, read under each of its masks.", least=1)
     samples: int | None = setting(None, "Masks in an update; default: the recipe's, 1 or 2.", least=1)

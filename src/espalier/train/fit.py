@@ -101,7 +101,8 @@ def fit(
         targets; a dict has its targets as "labels", and the rest of it are keyword arguments.
     loss: ``loss(outputs, targets)`` gives a scalar, the mean over the mini-batch. None: the model's own,
         ``outputs.loss``, as of Transformers; the labels then stay among the inputs.
-    cost: "weights", "macs", "units", "parameters", or a cost of one's own over the gates.
+    cost: "weights", "macs", "units", "parameters", "latency" (measured here, see ``Gated.cost``), or a cost of one's
+        own over the gates.
     penalty: how strongly cost counts; target: the share of the full cost to end at. One of them, or neither.
         A target may also be an amount: "250k parameters", "30 MMACs" (for one example), "10 MB" (of parameters), "3
         ms". Or a dict of kinds of cost, {"macs": 0.4, "weights": "10 MB"}: the first is the target, the others are

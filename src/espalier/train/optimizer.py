@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from espalier.cost import Cost
 from espalier.search import Search
 from espalier.space import BadInput, BadType, Diverged, Space
-from espalier.train import pytree
+from espalier.train import measured, pytree
 from espalier.train.recipes import Phases
 from espalier.train.settled import Settled
 
@@ -155,6 +155,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         self.inner, self.search, self.gated = optimizer, search, gated
         self.phases, self.scheduler = phases, scheduler
         self.update = 0  # updates so far
+        self.corrections = 0  # how often a measured cost asked for a smaller network
         self.settled: Settled | None = None
         self.across: Callable[[Tensor], Tensor] | None = None  # the mean over processes that train the same model
         self._lost: Tensor | None = None  # whether an update since the last check had no finite loss
@@ -177,6 +178,7 @@ class StructureOptimizer(torch.optim.Optimizer):
 
     def settle(self) -> None:
         """Fix the structure, and go on with the compact network where the gates know how to cut."""
+        self.corrections = measured.correct(self.search, self.gated)
         self.search.settle()
         if hasattr(self.gated, "plan"):  # a handle of one's own may know no plan, and goes on masked
             self.compact()

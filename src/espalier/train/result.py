@@ -37,6 +37,8 @@ class Result:
     diverged: of a sweep, the first update without a finite loss. skipped: updates at which the weights stayed.
     explanation: of ``fit``, what each layer keeps and what is coupled to what, as ``gated.explain`` says it.
     order: the groups of gates from the input to the output; empty: as in the space.
+    latency: of a run with a measured cost, in milliseconds: predicted and measured of what ships, of the whole network
+        (full), and how often the target was lowered for what was measured (corrections).
     search: of ``fit``, the search as it ended. gated: the gates, where ``fit`` was given them; those it attached by
     itself it has taken off again.
     """
@@ -61,6 +63,7 @@ class Result:
     skipped: int = 0
     explanation: str = ""
     order: tuple[str, ...] = ()
+    latency: dict[str, Any] | None = None
     search: Search | None = None
     gated: Gated | None = None
 
@@ -104,6 +107,7 @@ class Result:
         words |= {name: getattr(self, name) for name in own} | {"seconds": round(self.seconds, 3)}
         if self.run is not None:
             words |= {"diverged": self.diverged, "skipped": self.skipped}
+        words |= {} if self.latency is None else {"latency": self.latency}
         if self.validation is not None and self.validation.metrics:
             words |= {f"validation_{name}": value for name, value in self.validation.metrics.items()}
         notes = {"stopped": self.stopped, "warning": self.warning}
@@ -145,6 +149,11 @@ class Result:
         for name, value in ({} if self.validation is None else self.validation.metrics).items():
             text += f", {name} {value:.4g}"
         text = text.removesuffix("; ")
+        if self.latency is not None:
+            predicted, took, full = (f"{self.latency[name]:.3g} ms" for name in ("predicted", "measured", "full"))
+            text += f"; {took} measured, {predicted} predicted, {full} uncut"
+            if self.latency["compared"] > self.latency["most"]:
+                text += f": it misses its {self.latency['most']:.3g} ms"
         if not bool(self.mask.any()):
             text += ". No gate is left: nothing leads from inputs to outputs; use a larger target, or train longer"
         return text

@@ -104,7 +104,7 @@ def _amount(text: str) -> tuple[str, float]:
     """
     match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([kMGT]?)\s+([A-Za-z]+)\s*|\s*([0-9.]+)([A-Za-z]+)\s*", text)
     if match is None:
-        raise BadInput(f"a target is a share such as 0.25, or an amount such as {EXAMPLES}, not {text!r}")
+        raise BadInput(f"a target is a share such as 0.25 or 25%, or an amount such as {EXAMPLES}, not {text!r}")
     number, prefix, unit = (match[1], match[2], match[3]) if match[1] else (match[4], "", match[5])
     scale, word = PREFIXES.get(prefix.lower(), 1.0), unit.lower()
     if word not in UNITS and word[:1] in PREFIXES and word[1:] in UNITS:

@@ -1,0 +1,338 @@
+"""How fast what ships is: whole networks, ours by MACs and by latency, uniform ones of equal MACs, Torch-Pruning's.
+
+    python benchmarks/ship.py --networks resnet56 densenet40 [--batches 1 64] [--threads 1] [--out results/ship]
+    python benchmarks/ship.py --table docs/performance.md
+
+Networks are small forms on a CPU, found in a short run on synthetic data: the widths a search leaves are what counts
+here, not the error. Times are of one forward pass, in turns, the least of the rounds; with one thread the thread's own
+time. Writes a JSON file for each network; ``--table`` makes the table of the page from these files alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import inspect
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import espalier
+from espalier.compact.layers import Select
+from espalier.files import write
+from espalier.gates import latency
+from espalier.models import VGG, DenseNet, ResNet
+
+MARKS = ("<!-- generated: ship -->", "<!-- end of generated: ship -->")
+ROUND_TO = 8
+
+
+class Words(nn.Module):
+    """An embedding, an LSTM of two layers, one linear layer on its last state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.rnn = nn.Embedding(200, 64), nn.LSTM(64, 128, num_layers=2, batch_first=True)
+        self.head = nn.Linear(128, 10)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.rnn(self.table(ids))[0][:, -1])
+
+
+class Transformer(nn.Module):
+    """A model of Transformers, built of its configuration, that gives its logits."""
+
+    def __init__(self, model: str, config: str, **sizes: Any) -> None:
+        super().__init__()
+        import transformers
+
+        self.inner = getattr(transformers, model)(getattr(transformers, config)(**sizes))
+
+    def forward(self, given: Tensor) -> Tensor:
+        logits: Tensor = self.inner(given).logits
+        return logits if logits.ndim == 2 else logits[:, -1, :10]
+
+
+IMAGES, TOKENS = (3, 32, 32), (32,)
+BERT = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 512, "num_hidden_layers": 4}
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "resnet20": (partial(ResNet, 20, streams=(32, 64, 128)), IMAGES),
+    "resnet56": (partial(ResNet, 56), IMAGES),
+    "vgg16": (partial(VGG, [w // 4 for w in (64, 64, 128, 128, 256, 256, 256, *(512,) * 6)]), IMAGES),
+    "mobilenetv2": (
+        partial(
+            Transformer, "MobileNetV2ForImageClassification", "MobileNetV2Config", num_labels=10, depth_multiplier=0.5
+        ),
+        IMAGES,
+    ),
+    "densenet40": (partial(DenseNet, 22, 12), IMAGES),
+    "vit": (
+        partial(
+            Transformer, "ViTForImageClassification", "ViTConfig", image_size=32, patch_size=4, num_labels=10, **BERT
+        ),
+        IMAGES,
+    ),
+    "bert": (
+        partial(Transformer, "BertForSequenceClassification", "BertConfig", vocab_size=200, num_labels=10, **BERT),
+        TOKENS,
+    ),
+    "gpt2": (
+        partial(
+            Transformer, "GPT2LMHeadModel", "GPT2Config", vocab_size=200, n_embd=128, n_layer=4, n_head=4,
+            use_cache=False,
+        ),
+        TOKENS,
+    ),
+    "lstm": (Words, TOKENS),
+}  # fmt: skip
+
+
+def inputs(shape: tuple[int, ...], count: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if len(shape) == 1:
+        return torch.randint(0, 200, (count, *shape), generator=generator)
+    return torch.randn(count, *shape, generator=generator)
+
+
+def found(name: str, updates: int, share: float, batch: int | None, **how: Any) -> tuple[nn.Module, dict[str, Any]]:
+    """What a short run leaves at a share of the MACs, or of the latency of so many examples at once."""
+    factory, shape = NETWORKS[name]
+    torch.manual_seed(0)
+    x = inputs(shape, 8 * updates)
+    y = (x.float().flatten(1)[:, :10]).argmax(1)
+    gated = espalier.attach(factory(), inputs(shape, 4), **how)
+    cost = gated.cost("macs") if batch is None else gated.cost("latency", batch=batch)
+    started = time.time()
+    result = espalier.fit(
+        gated, (x, y), cost=cost, target=share, epochs=1, batch_size=8, samples=1, quiet=True, device="cpu"
+    )
+    about: dict[str, Any] = {"seconds": round(time.time() - started, 1)}
+    if result.latency is not None:
+        about["latency"] = result.latency
+    gated.detach()
+    return result.model, about
+
+
+def uniform(gated: Any, most: float) -> nn.Module:
+    """The widest network of one share for all groups whose MACs are at most this share."""
+    cost = gated.cost("macs")
+    full = float(cost(torch.ones(gated.d)))
+
+    def mask(share: float) -> Tensor:
+        chosen = torch.zeros(gated.d)
+        for where in gated.space.slices.values():
+            chosen[where.start : where.start + max(1, round(share * (where.stop - where.start)))] = 1.0
+        return gated.canonical(chosen)
+
+    low, high = 0.0, 1.0
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (middle, high) if float(cost(mask(middle))) <= most * full else (low, middle)
+    return gated.compact(mask(low)).eval()
+
+
+def pruned(name: str, share: float) -> nn.Module:
+    """Torch-Pruning by magnitude, with widths in multiples, to this share of the MACs."""
+    import torch_pruning as tp
+
+    factory, shape = NETWORKS[name]
+    torch.manual_seed(0)
+    model, example = factory().eval(), inputs(shape, 1)
+    last = [m for m in model.modules() if isinstance(m, nn.Linear)][-1:]
+    full = tp.utils.count_ops_and_params(model, example)[0]
+    pruner = tp.pruner.MagnitudePruner(
+        model, example, importance=tp.importance.MagnitudeImportance(p=2), iterative_steps=40, pruning_ratio=0.95,
+        global_pruning=False, round_to=ROUND_TO, ignored_layers=last,
+    )  # fmt: skip
+    for _ in range(40):
+        before = copy.deepcopy(model)
+        pruner.step()
+        if tp.utils.count_ops_and_params(model, example)[0] < share * full:
+            return before
+    return model
+
+
+def without_gathers(model: nn.Module) -> nn.Module:
+    """The same shapes with no gather in them: every selection takes the first slices, which is a view."""
+    model = copy.deepcopy(model)
+
+    class First(nn.Module):
+        def __init__(self, select: Select) -> None:
+            super().__init__()
+            self.dim, self.count = select.dim, len(select.index)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.narrow(self.dim, 0, self.count)
+
+    for module in list(model.modules()):
+        for key, child in list(module._modules.items()):
+            if type(child) is Select:
+                module._modules[key] = First(child)
+    return model
+
+
+def variants(name: str, updates: int, batch: int) -> tuple[dict[str, nn.Module], dict[str, Any]]:
+    factory, shape = NETWORKS[name]
+    torch.manual_seed(0)
+    whole = factory().eval()
+    gated = espalier.attach(copy.deepcopy(whole), inputs(shape, 4))
+    models: dict[str, nn.Module] = {"whole": whole}
+    about: dict[str, Any] = {}
+
+    def attempt(label: str, make: Callable[[], Any]) -> None:
+        try:
+            made = make()
+            model, about[label] = made if isinstance(made, tuple) else (made, {})
+            models[label] = model.eval()
+        except Exception as error:  # a peer or a size that this network does not allow: named in the file
+            about[label] = {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+        print(f"{name}: {label}: {about[label]}", file=sys.stderr, flush=True)
+
+    for share in (0.5, 0.25):
+        percent = f"{share:.0%}"
+        attempt(f"ours {percent} MACs", partial(found, name, updates, share, None))
+        attempt(f"uniform {percent} MACs", partial(uniform, gated, share))
+        if "round_to" in inspect.signature(espalier.attach).parameters:
+            attempt(f"ours {percent} MACs, round_to", partial(found, name, updates, share, None, round_to=ROUND_TO))
+        attempt(f"Torch-Pruning {percent} MACs", partial(pruned, name, share))
+    attempt("ours 50% latency", partial(found, name, updates, 0.5, batch))
+    for label in list(models):
+        if any(type(module) is Select for module in models[label].modules()):
+            models[f"{label}, no gather"] = without_gathers(models[label]).eval()
+            about[f"{label}, no gather"] = {}
+    return models, about
+
+
+def macs(model: nn.Module, example: Tensor) -> int:
+    """Multiplications of linear layers and convolutions in one example, counted by hooks."""
+    total = 0
+
+    def add(layer: nn.Module, given: Any, output: Tensor) -> None:
+        nonlocal total
+        positions = (
+            output[0, 0].numel()
+            if isinstance(layer, nn.modules.conv._ConvNd)
+            else output[0].numel() // output.shape[-1]
+        )
+        total += layer.weight.numel() * positions  # type: ignore[union-attr, operator]
+
+    layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.modules.conv._ConvNd))]
+    hooks = [layer.register_forward_hook(add) for layer in layers]
+    with torch.no_grad():
+        model(example)
+    for hook in hooks:
+        hook.remove()
+    return total
+
+
+def compiled(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], object]:
+    torch._dynamo.reset()
+    return latency._in_torch(torch.compile(model, dynamic=False), args, kwargs)  # type: ignore[arg-type]
+
+
+RUNTIMES = {"torch": latency.RUNTIMES["torch"], "compiled": compiled, "onnxruntime": latency.RUNTIMES["onnxruntime"]}
+
+
+def measured(models: dict[str, nn.Module], example: Tensor, runtime: str, rounds: int) -> dict[str, Any]:
+    runs, times = {}, dict[str, Any]()
+    for label, model in models.items():
+        try:
+            runs[label] = RUNTIMES[runtime](copy.deepcopy(model), (example,), {})
+            runs[label]()
+        except Exception as error:
+            runs.pop(label, None)
+            times[label] = f"{type(error).__name__}"
+    return times | dict(zip(runs, latency.timed(list(runs.values()), rounds, seconds=45), strict=True))
+
+
+def benchmark(name: str, given: argparse.Namespace) -> dict[str, Any]:
+    shape = NETWORKS[name][1]
+    models, about = variants(name, given.updates, max(given.batches))
+    rows = []
+    for label, model in models.items():
+        sizes = {"parameters": sum(p.numel() for p in model.parameters()), "macs": macs(model, inputs(shape, 1))}
+        rows.append({"variant": label, **sizes, **about.get(label, {}), "milliseconds": {}})
+    for threads in given.threads:
+        torch.set_num_threads(threads)
+        for batch in given.batches:
+            for runtime in given.runtimes:
+                times = measured(models, inputs(shape, batch), runtime, given.rounds)
+                for row in rows:
+                    value = times[row["variant"]]
+                    row["milliseconds"][f"{runtime}, batch {batch}, threads {threads}"] = (
+                        value if isinstance(value, str) else round(value, 4)
+                    )
+                print(f"{name}: {runtime} at {batch} done", file=sys.stderr, flush=True)
+    failed = {label: one for label, one in about.items() if "error" in one}
+    machine = {"cpu": platform.processor() or platform.machine(), "torch": torch.__version__}
+    return {"network": name, "updates": given.updates, "rows": rows, "not_made": failed, **machine}
+
+
+def table(folder: Path) -> str:
+    """Of every network how many times as fast as the whole one each variant is."""
+    lines = []
+    for path in sorted(folder.glob("*.json")):
+        told = json.loads(path.read_text(encoding="utf-8"))
+        keys = list(told["rows"][0]["milliseconds"])
+        whole = told["rows"][0]
+        lines += [f"\n**{told['network']}** ({path.name}); times as fast as the whole network\n"]
+        lines += ["| | MACs | " + " | ".join(keys) + " |", "|" + "---|" * (2 + len(keys))]
+        dead = {row["variant"] for row in told["rows"] if row["macs"] < 0.05 * whole["macs"]}
+        for row in told["rows"]:
+            if row["variant"] in dead:
+                continue
+            cells = []
+            for key in keys:
+                value, first = row["milliseconds"][key], whole["milliseconds"][key]
+                text = "-" if isinstance(value, str) or isinstance(first, str) else f"{first / value:.2f}"
+                cells.append(f"{value:.3g} ms" if row is whole and not isinstance(value, str) else text)
+            lines.append(f"| {row['variant']} | {row['macs'] / whole['macs']:.1%} | " + " | ".join(cells) + " |")
+        for row in told["rows"]:
+            if "latency" in row and row["variant"] not in dead:
+                one = row["latency"]
+                lines.append(
+                    f"\n{row['variant']}: {one['predicted']:.3g} ms predicted, {one['measured']:.3g} ms measured "
+                    f"({one['runtime']}, batch {one['batch']}), {one['corrections']} corrections."
+                )
+        if dead:
+            lines.append(
+                f"\nLeft out, for nearly nothing of them is alive after so short a run: {', '.join(sorted(dead))}."
+            )
+        lines += [f"\nNot made: {label}: {one['error']}." for label, one in told["not_made"].items()]
+    return "\n".join(lines).strip() + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 64])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    parser.add_argument("--runtimes", nargs="+", default=list(RUNTIMES), choices=RUNTIMES)
+    parser.add_argument("--updates", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--out", type=Path, default=Path("results/ship"))
+    parser.add_argument("--table", type=Path, help="The page whose generated part is to be replaced.")
+    given = parser.parse_args()
+    if given.table is not None:
+        page = given.table.read_text(encoding="utf-8")
+        before, _, rest = page.partition(MARKS[0])
+        _, _, after = rest.partition(MARKS[1])
+        write(given.table, f"{before}{MARKS[0]}\n\n{table(given.out)}\n{MARKS[1]}{after}")
+        return
+    torch.set_num_threads(1)
+    for name in given.networks:
+        told = benchmark(name, given)
+        write(given.out / f"{name}.json", json.dumps(told, indent=1) + "\n")
+        print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,383 @@
+"""Latency as a cost: compact variants measured on this machine, and a model of their widths fitted to the times.
+
+The time of a network is a sum: a constant, a term for each layer that grows with the product of its widths, and one for
+each group of gates that grows with its width. Hardware works in tiles, so the widths of a layer count as whole tiles;
+the size of a tile is the one that predicts best what was left out. No coefficient is negative, so that no gate makes a
+network faster, and the expectation over theta is exact, see :mod:`espalier.cost.widths`.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib
+import io
+import json
+import logging
+import math
+import os
+import platform
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from espalier.cost import Cost, Form
+from espalier.files import write
+from espalier.gates.costs import elements, form_of
+from espalier.space import BadInput, Bits
+
+if TYPE_CHECKING:
+    from espalier.gates.gated import Gated
+
+FORMAT = 1
+TILES = (1, 4, 8, 16, 32)
+SHARES = (1.0, 0.85, 0.7, 0.55, 0.42, 0.32, 0.24, 0.16)
+VARIABLE = "ESPALIER_CACHE"
+Run = Callable[[], object]
+Runtime = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Run]
+
+
+@dataclass(frozen=True)
+class Latency:
+    """What was measured of a model's variants. ``cost``: milliseconds by widths. ``residual``: how far a prediction is
+    off in the middle, relative, for a variant that the fit has not seen. ``worst``: nine of ten are nearer than this.
+    ``full``: milliseconds of the whole network. ``tile``: widths count in whole tiles of so many."""
+
+    cost: Cost
+    runtime: str
+    device: str
+    batch: int
+    full: float
+    residual: float
+    worst: float
+    tile: int
+    variants: int
+    _inputs: tuple[Any, ...] = field(repr=False, default=())
+    _words: dict[str, Any] = field(repr=False, default_factory=dict)
+
+    def measure(self, models: Mapping[str, nn.Module], rounds: int = 40) -> dict[str, float]:
+        """Milliseconds of each model, measured in turns: the least of the rounds, which other work disturbs least."""
+        runs = {name: prepared(self.runtime, model, self._inputs, self._words) for name, model in models.items()}
+        times = timed(list(runs.values()), rounds, wait=self.device != "cpu")
+        return dict(zip(runs, times, strict=True))
+
+
+def latency_of(gated: Gated, runtime: str = "torch", device: str = "cpu", batch: int = 1) -> Latency:
+    """Measure and fit, or read what an earlier call on this machine kept.
+
+    runtime: a name in ``RUNTIMES``: "torch" or "onnxruntime". device: of torch. batch: how many examples at once.
+    """
+    if runtime not in RUNTIMES:
+        raise BadInput(f"a runtime is one of {', '.join(RUNTIMES)}, not {runtime!r}")
+    if runtime != "torch" and device != "cpu":
+        raise BadInput(f"{runtime} is measured on the CPU, not on {device!r}")
+    if any(not isinstance(group, Bits) for group in gated.space.groups):
+        raise BadInput("latency is a function of widths; a space with choices has none")
+    args, kwargs = gated.example
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise BadInput(f"batch is a number of examples, not {batch!r}")
+    args, kwargs = (_repeated(part, batch, gated.examples, device) for part in (args, kwargs))
+    key = _key(gated, runtime, device, batch, (args, kwargs))
+    path = folder() / "latency" / f"{key}.json"
+    kept = _kept(path)
+    if kept is None:
+        kept = _measured(gated, runtime, device, args, kwargs)
+        write(path, json.dumps(kept, indent=1) + "\n")
+    columns = [column for _, column in _columns(gated, kept["tile"])]
+    cost = Cost.product([Form((), 1.0)], d=gated.d, scale=max(kept["constant"], 1e-9))
+    for weight, column in zip(kept["weights"], columns, strict=True):
+        if weight > 0:
+            cost = cost + column * weight
+    label = f"latency {runtime} {device} {batch} {key[:12]}"
+    cost = replace(cost, space=gated.space, label=label)
+    numbers = {name: kept[name] for name in ("full", "residual", "worst", "tile", "variants")}
+    return Latency(cost, runtime, device, batch, **numbers, _inputs=args, _words=kwargs)
+
+
+def folder() -> Path:
+    """Where measurements are kept: ESPALIER_CACHE, or the user's cache folder."""
+    own = os.environ.get(VARIABLE)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(own) if own else home / "espalier"
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+
+def _in_torch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+    tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
+    device = tensors[0].device if tensors else torch.device("cpu")
+    model = model.to(device).eval()
+
+    def run() -> None:
+        with torch.no_grad():
+            model(*args, **kwargs)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return run
+
+
+def _in_onnxruntime(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+    try:
+        onnxruntime = importlib.import_module("onnxruntime")
+    except ModuleNotFoundError:
+        raise BadInput("this needs onnxruntime: pip install 'espalier[onnx]'") from None
+    names = [f"input_{i}" for i in range(len(args))] + list(kwargs)
+    data: Any = io.BytesIO()
+    with _quiet():
+        torch.onnx.export(model.cpu().eval(), args, data, kwargs=kwargs or None, dynamo=False, input_names=names)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(data.getvalue(), options, providers=["CPUExecutionProvider"])
+    taken = {one.name for one in session.get_inputs()}
+    fed = {name: value.numpy() for name, value in zip(names, (*args, *kwargs.values())) if name in taken}
+    return lambda: session.run(None, fed)
+
+
+# By name what makes a model ready to be timed: from a model and its inputs to a function that runs it once.
+RUNTIMES: dict[str, Runtime] = {"torch": _in_torch, "onnxruntime": _in_onnxruntime}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def prepared(runtime: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+    """A copy of a model made ready; the model itself stays where it is, and as it is."""
+    return RUNTIMES[runtime](copy.deepcopy(model), args, kwargs)
+
+
+def timed(runs: Sequence[Run], rounds: int, seconds: float = 60.0, wait: bool = False) -> list[float]:
+    """Milliseconds of each, the least over the rounds. In turns, in another order each round, so that a busy moment of
+    the machine hits all alike; short ones several times at once, so that the clock does not count. With one thread on a
+    CPU its own time is taken, in which other work has no part; not where it waits for a device."""
+    clock = time.thread_time if torch.get_num_threads() == 1 and not wait else time.perf_counter
+    once = []
+    for run in runs:
+        run()
+        began = clock()
+        run()
+        once.append(max(clock() - began, 1e-6))
+    times = [max(1, min(50, round(1e-3 / each))) for each in once]
+    best = [math.inf] * len(runs)
+    order = list(range(len(runs)))
+    shuffle = random.Random(0)
+    end = time.perf_counter() + seconds
+    for turn in range(rounds):
+        shuffle.shuffle(order)
+        for i in order:
+            began = clock()
+            for _ in range(times[i]):
+                runs[i]()
+            best[i] = min(best[i], 1e3 * (clock() - began) / times[i])
+        if turn >= 5 and time.perf_counter() > end:
+            break
+    return best
+
+
+def _repeated(value: Any, batch: int, examples: int, device: str) -> Any:
+    if isinstance(value, Tensor):
+        batched = value.ndim and len(value) == examples
+        rows = value[torch.arange(batch, device=value.device) % examples] if batched else value
+        return rows.to(device)
+    if isinstance(value, dict):
+        return {key: _repeated(one, batch, examples, device) for key, one in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(_repeated(one, batch, examples, device) for one in value)
+    return value
+
+
+# ---- the design ------------------------------------------------------------------------------------------------------
+
+
+def designed(gated: Gated, seed: int = 0) -> list[Tensor]:
+    """Masks to measure, the whole network first: all groups at several shares, with some spread between them, and each
+    group alone. Of each group any gates are open."""
+    draw = random.Random(seed)
+    masks = [torch.ones(gated.d)]
+
+    def mask(shares: Mapping[str, float]) -> Tensor:
+        chosen = torch.zeros(gated.d)
+        for name, where in gated.space.slices.items():
+            size = where.stop - where.start
+            chosen[draw.sample(range(where.start, where.stop), max(1, round(shares[name] * size)))] = 1.0
+        return gated.canonical(chosen)
+
+    names = list(gated.space.slices)
+    pairs = [(share, spread) for share in SHARES for spread in (0.0, 0.25, 0.5, 0.8)]
+    masks += [
+        mask({n: min(1.0, share * math.exp(draw.uniform(-spread, spread))) for n in names}) for share, spread in pairs
+    ]
+    alone = names if len(names) <= 24 else draw.sample(names, 24)
+    masks += [mask({n: draw.uniform(0.1, 0.5) if n == one else draw.uniform(0.7, 1.0) for n in names}) for one in alone]
+    unique = {tuple(one.tolist()): one for one in masks}
+    return list(unique.values())
+
+
+def _columns(gated: Gated, tile: int) -> list[tuple[str, Cost]]:
+    """What a time may be made of, each as a cost of about 1 for the whole network."""
+    structure, columns = gated.structure, list[tuple[str, Cost]]()
+    whole = torch.ones(gated.d)
+    for number in dict.fromkeys(event.weight for event in structure.trace.events):
+        columns.append((f"layer {number}", _product(gated, number, tile)))
+    for group in gated.space.groups:
+        where = gated.space.slices[group.name]
+        columns.append((f"width {group.name}", Cost.product([Form.run(where.start, where.stop)], d=gated.d)))
+    scaled = [(name, cost, float(cost(whole))) for name, cost in columns]
+    varying = [(name, cost, size) for name, cost, size in scaled if size > 0]
+    return [(name, replace(cost * (1 / size), space=None)) for name, cost, size in varying]
+
+
+def _product(gated: Gated, number: int, tile: int) -> Cost:
+    """The elements of one weight, its widths counted in whole tiles; as they are where widths share gates in part."""
+    structure, space = gated.structure, gated.space
+    axes = [structure.entries(number, dim) for dim in range(structure.trace.tensors[number].tensor.ndim)]
+    functions: dict[str | tuple[str, ...], Any] = {}
+    scale = 1.0
+    for axis in axes:
+        opened = axis[axis >= 0]
+        if not len(opened):
+            scale *= len(axis)
+            continue
+        counts = np.bincount(opened, minlength=space.d)
+        names = tuple(n for n, where in space.slices.items() if counts[where].any())
+        inside = np.concatenate([counts[space.slices[name]] for name in names])
+        if len(set(inside.tolist())) > 1 or any(set(names) & set(other) and names != other for other in functions):
+            return elements(structure, number, ())
+        widths = len(axis) - len(opened) + inside[0] * np.arange(len(inside) + 1)
+        table = np.ceil(widths / tile) * tile
+        functions[names] = functions[names] * table if names in functions else table
+    if not functions:
+        return Cost.product([form_of(axis) for axis in axes] or [Form((), 1.0)], d=space.d, scale=scale)
+    return Cost.of_widths(space, functions, scale=scale)
+
+
+# ---- the fit ---------------------------------------------------------------------------------------------------------
+
+
+def _measured(gated: Gated, runtime: str, device: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    masks = designed(gated)
+    runs = [prepared(runtime, gated.compact(mask), args, kwargs) for mask in masks]
+    times = np.array(timed(runs, rounds=30, wait=device != "cpu"))
+    del runs
+    best: dict[str, Any] | None = None
+    for tile in TILES:
+        found = _fit(gated, tile, masks, times)
+        if best is None or found["residual"] < best["residual"]:
+            best = found
+    assert best is not None
+    return {"format": FORMAT, "full": float(times[0]), "variants": len(masks), **best}
+
+
+def _fit(gated: Gated, tile: int, masks: Sequence[Tensor], times: np.ndarray) -> dict[str, Any]:
+    """Coefficients by least squares of relative errors, none negative; residuals by leaving a fifth out in turn."""
+    columns = _columns(gated, tile)
+    together = torch.stack(list(masks)).double()
+    design = np.stack([np.ones(len(masks)), *(cost(together).numpy() for _, cost in columns)], 1)
+    sums = np.zeros((len(columns) + 1, 3))  # few coefficients for all layers and all groups, to lean on
+    sums[0, 0] = 1.0
+    for i, (name, _) in enumerate(columns):
+        sums[i + 1, 1 if name.startswith("layer") else 2] = 1.0
+
+    def solve(rows: np.ndarray) -> np.ndarray:
+        counts = np.where(rows == 0, 3.0, 1.0)  # shares are of the whole network, so it counts more
+        scaled = design[rows] / times[rows, None] * counts[:, None]
+        common = sums @ nonnegative(scaled @ sums, counts)
+        lean = 0.3 * math.sqrt(len(rows) / design.shape[1])
+        ties = lean * np.eye(design.shape[1]) / times.max()
+        return nonnegative(np.concatenate([scaled, ties]), np.concatenate([counts, ties @ common]))
+
+    everything = np.arange(len(masks))
+    errors = np.zeros(len(masks))
+    for part in range(5):
+        left = everything[everything % 5 == part]
+        weights = solve(everything[everything % 5 != part])
+        errors[left] = np.abs(design[left] @ weights / times[left] - 1)
+    constant, *weights_ = solve(everything).tolist()
+    middle, worst = float(np.median(errors)), float(np.quantile(errors, 0.9))
+    return {"tile": tile, "constant": constant, "weights": weights_, "residual": middle, "worst": worst}
+
+
+def nonnegative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The x >= 0 that makes ``|a x - b|`` least, by the active set of Lawson and Hanson.
+
+    >>> nonnegative(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([2.0, -1.0])).tolist()
+    [2.0, 0.0]
+    """
+    x, free = np.zeros(a.shape[1]), np.zeros(a.shape[1], dtype=bool)
+    for _ in range(3 * a.shape[1]):
+        slope = a.T @ (b - a @ x)
+        slope[free] = -np.inf
+        if free.all() or slope.max() <= 1e-10 * max(1.0, float(np.abs(a.T @ b).max())):
+            break
+        free[slope.argmax()] = True
+        while True:
+            trial = np.zeros_like(x)
+            trial[free] = np.linalg.lstsq(a[:, free], b, rcond=None)[0]
+            below = free & (trial <= 0)
+            if not below.any():
+                x = trial
+                break
+            step = float((x[below] / np.maximum(x[below] - trial[below], 1e-300)).min())
+            x = np.maximum(x + step * (trial - x), 0.0)
+            free &= x > 1e-14
+            if not free.any():
+                break
+    return x
+
+
+# ---- keeping ---------------------------------------------------------------------------------------------------------
+
+
+def _key(gated: Gated, runtime: str, device: str, batch: int, inputs: Any) -> str:
+    """Of the network's shapes, what it is fed, the machine and the versions."""
+    shapes = [(name, list(p.shape), str(p.dtype)) for name, p in gated.model.named_parameters()]
+    given = [list(t.shape) for part in inputs for t in _tensors(part)]
+    cpu = ""
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        cpu = next((line for line in lines if line.startswith("model name")), "")
+    gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else ""
+    version = str(torch.__version__)
+    if runtime == "onnxruntime":
+        version += f" {importlib.import_module('onnxruntime').__version__}"
+    words = [FORMAT, str(gated.model), gated.space.to_json(), shapes, given, runtime, device, batch, version]
+    words += [platform.machine(), platform.node(), cpu, gpu, torch.get_num_threads()]
+    return hashlib.sha256(json.dumps(words).encode()).hexdigest()
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list, dict)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(one)
+
+
+def _kept(path: Path) -> dict[str, Any] | None:
+    """What was kept, None where there is nothing that can be read: it is then measured again."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    wanted = {"format", "tile", "constant", "weights", "full", "residual", "worst", "variants"}
+    return kept if isinstance(kept, dict) and wanted <= kept.keys() and kept["format"] == FORMAT else None

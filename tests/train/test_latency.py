@@ -1,0 +1,177 @@
+"""Latency as a cost: what is fitted to measured variants predicts others, is met, and is corrected where it is wrong.
+
+The machine is replaced: a runtime whose time is known from the shapes of the cut layers, so that nothing here depends
+on the clock.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import espalier
+from espalier.gates import latency
+from espalier.space import BadInput, Choice, Space
+
+
+def tiles(width: int, tile: int = 8) -> int:
+    return math.ceil(width / tile)
+
+
+class Machine:
+    """Times by the shapes of a model: layers in tiles, a constant, and something that no model of widths knows."""
+
+    def __init__(self, odd: float = 0.0) -> None:
+        self.odd, self.built, self.measured = odd, 0, 0
+
+    def time(self, model: nn.Module) -> float:
+        total, count = 0.05, 0
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear):
+                total += 1e-2 * tiles(layer.in_features) * tiles(layer.out_features) + 1e-3 * layer.out_features
+                count += layer.out_features
+        return total * (1 + self.odd * (count < 130))
+
+    def __call__(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        self.built += 1
+        time = self.time(model)
+        return lambda: time
+
+    def timed(self, runs: Any, rounds: int, seconds: float = 0.0, wait: bool = False) -> list[float]:
+        self.measured += 1
+        return [run() for run in runs]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Machine:
+    own = Machine()
+    monkeypatch.setitem(latency.RUNTIMES, "torch", own)
+    monkeypatch.setattr(latency, "timed", own.timed)
+    monkeypatch.setenv("ESPALIER_CACHE", str(tmp_path))
+    return own
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(8, 48), nn.ReLU(), nn.Linear(48, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 3)
+    )
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = torch.randn(96, 8, generator=torch.Generator().manual_seed(0))
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def test_networks_that_were_not_measured_are_predicted(machine):
+    gated = espalier.attach(network(), data()[0][:4])
+    cost = gated.cost("latency", batch=16)
+    told = gated.latency(batch=16)
+    assert told.tile == 8
+    assert told.residual < 0.03
+    generator = torch.Generator().manual_seed(1)
+    errors = []
+    for share in (0.2, 0.35, 0.5, 0.7, 0.9) * 4:
+        mask = gated.canonical((torch.rand(gated.d, generator=generator) < share).float())
+        errors.append(abs(float(cost(mask)) / machine.time(gated.compact(mask)) - 1))
+    assert sorted(errors)[17] < 0.1  # nine of ten
+    assert cost.gradient(torch.ones(gated.d)).min() >= 0
+    theta = torch.rand(gated.d, generator=generator, dtype=torch.float64)
+    draws = (torch.rand(20_000, gated.d, generator=generator) < theta).double()
+    assert float(cost(draws).mean()) == pytest.approx(float(cost(theta)), rel=5e-3)  # law 4: the expectation is exact
+
+
+def test_what_was_measured_is_kept_for_this_machine_and_these_versions(machine, monkeypatch):
+    first = espalier.attach(network(), data()[0][:4]).cost("latency")
+    built = machine.built
+    gated = espalier.attach(network(), data()[0][:4])
+    again = gated.cost("latency")
+    assert machine.built == built
+    mask = torch.ones(gated.d)
+    assert again(mask) == first(mask)
+    assert gated.cost("latency", batch=9) is not again
+    assert machine.built > built
+    built = machine.built
+    monkeypatch.setattr(torch, "__version__", "another")
+    espalier.attach(network(), data()[0][:4]).cost("latency")
+    assert machine.built > built
+
+
+def test_a_target_in_milliseconds_is_met_by_measurement(machine, tmp_path):
+    whole = machine.time(network())
+    result = espalier.fit(
+        network(), data(), target=f"{0.4 * whole:.4f} ms", epochs=4, batch_size=16, quiet=True, device="cpu"
+    )
+    assert machine.time(result.model) <= 0.4 * whole * 1.001
+    assert result.latency["measured"] == machine.time(result.model)
+    assert result.latency["full"] == pytest.approx(whole)
+    assert result.latency["predicted"] <= 0.4 * whole
+    assert f"{result.latency['measured']:.3g} ms measured" in str(result)
+    assert result.summary()["latency"]["predicted"] == result.latency["predicted"]
+    espalier.ship(result, tmp_path / "shipped", model=network)
+    text = (tmp_path / "shipped" / "README.md").read_text()
+    assert f"{result.latency['predicted']:.3g} ms predicted, {result.latency['measured']:.3g} ms measured" in text
+
+
+def test_a_target_that_the_prediction_misses_is_corrected(machine):
+    gated = espalier.attach(network(), data()[0][:4])
+    gated.cost("latency")
+    machine.odd = 0.25  # small networks take longer than when they were measured
+    whole = machine.time(network())
+    result = espalier.fit(gated, data(), cost="latency", target=0.4, epochs=4, batch_size=16, quiet=True, device="cpu")
+    assert result.latency["corrections"] > 0
+    assert machine.time(result.model) <= 0.4 * whole * 1.01
+    assert machine.time(result.model) > 0.25 * whole
+    assert result.target == 0.4
+
+
+def test_a_target_that_cannot_be_met_by_measurement_is_said(machine):
+    gated = espalier.attach(network(), data()[0][:4])
+    gated.cost("latency")
+    machine.odd = 9.0
+    result = espalier.fit(gated, data(), cost="latency", target=0.3, epochs=4, batch_size=16, quiet=True, device="cpu")
+    assert "it misses its" in str(result)
+
+
+def test_latency_beside_another_cost(machine):
+    result = espalier.fit(
+        network(), data(), target={"weights": 0.5, "latency": 0.4}, epochs=4, batch_size=16, quiet=True, device="cpu"
+    )
+    assert machine.time(result.model) <= 0.4 * machine.time(network()) * 1.02
+    assert result.shares["weight_share"] <= 0.5
+
+
+def test_bad_input_is_named(machine):
+    gated = espalier.attach(network(), data()[0][:4])
+    for how, said in (
+        ({"runtime": "abacus"}, "torch, onnxruntime"), ({"runtime": "onnxruntime", "device": "cuda"}, "on the CPU"),
+        ({"batch": 0}, "number of examples"),
+    ):  # fmt: skip
+        with pytest.raises(BadInput, match=said):
+            gated.cost("latency", **how)
+    with pytest.raises(BadInput, match="only the latency"):
+        gated.cost("weights", runtime="torch")
+    gated.space = Space([Choice("act", 3)])
+    with pytest.raises(BadInput, match="choices"):
+        gated.cost("latency", batch=3)
+
+
+@pytest.mark.parametrize("runtime", ["torch", "onnxruntime"])
+def test_the_runtimes_run_the_network(runtime):
+    """Without the clock: each runtime computes, at the batch asked for, what can be timed."""
+    if runtime == "onnxruntime":
+        pytest.importorskip("onnxruntime")
+    inputs = data()[0][:5]
+    model = network().train()
+    run = latency.prepared(runtime, model, (inputs,), {})
+    assert model.training
+    told = run()
+    if runtime == "onnxruntime":
+        assert told[0].shape == (5, 3)
+    best = latency.timed([run], rounds=2)
+    assert len(best) == 1
+    assert best[0] > 0
