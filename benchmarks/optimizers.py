@@ -84,14 +84,16 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Two blocks. tokens: of a vocabulary, and the next one is told; else rows of numbers, of which one is told."""
+    """tokens: of a vocabulary, and each next one is told; else rows of numbers, of which one thing is told."""
 
-    def __init__(self, inputs: int, outputs: int, length: int, tokens: bool = False, width: int = 32) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, length: int, tokens: bool = False, width: int = 32, blocks: int = 2
+    ) -> None:
         super().__init__()
         self.tokens = tokens
         self.embed = nn.Embedding(inputs, width) if tokens else nn.Linear(inputs, width)
         self.place = nn.Parameter(0.02 * torch.randn(length, width))
-        self.blocks, self.norm = nn.ModuleList([Block(width), Block(width)]), nn.LayerNorm(width)
+        self.blocks, self.norm = nn.ModuleList([Block(width) for _ in range(blocks)]), nn.LayerNorm(width)
         self.head = nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -206,6 +208,12 @@ def transformer() -> Task:
     return x.flatten(0, 1), y, lambda: Transformer(8, 10, 8), F.cross_entropy
 
 
+def transformer_wide() -> Task:
+    """The same in six times the width and four blocks."""
+    x, y = digits()
+    return x.flatten(0, 1), y, lambda: Transformer(8, 10, 8, width=192, blocks=4), F.cross_entropy
+
+
 def language() -> Task:
     """The next of numbers that count in steps of one to three, modulo twenty."""
     draw = torch.Generator().manual_seed(0)
@@ -234,7 +242,7 @@ def segmentation() -> Task:
 CLASSES = (digits_mlp, digits_cnn, cancer)  # the networks and losses that the evidence is of
 OTHERS = (
     cancer_logit, labels, diabetes, diabetes_raw, friedman, friedman_raw, sums, autoencoder, lstm, gru, transformer,
-    language, segmentation,
+    transformer_wide, language, segmentation,
 )  # fmt: skip
 TASKS: dict[str, Callable[[], Task]] = {task.__name__: task for task in (*CLASSES, *OTHERS)}
 
