@@ -19,7 +19,19 @@ from espalier.gates.attach import attach
 from espalier.search import Search
 from espalier.space import BadInput, BadType, Diverged, EspalierError
 from espalier.space import whole_number as whole
-from espalier.train import batchnorm, checks, feed, fingerprint, measures, progress, pytree, recipes, rng, scoring
+from espalier.train import (
+    batchnorm,
+    checks,
+    descent,
+    feed,
+    fingerprint,
+    measures,
+    progress,
+    pytree,
+    recipes,
+    rng,
+    scoring,
+)
 from espalier.train import schedule as schedules
 from espalier.train.batched.batch import Compute, Precision
 from espalier.train.batched.optimizers import Optimizer
@@ -88,7 +100,8 @@ def fit(
     samples: masks per update. Where losses are ranked they share one mini-batch of batch_size examples; where slopes
         are read each has its own. Under one mask, as once settled, an update reads samples times batch_size examples.
     optimizer: called with the parameters, gives a torch optimiser; or settings such as ``SGD(lr=0.1)`` of
-        espalier.train.batched. Default: the recipe's SGD with Nesterov momentum.
+        espalier.train.batched. Default: the recipe's SGD with Nesterov momentum; AdamW where targets are not classes
+        or the network has LayerNorm, attention or recurrent layers (docs/recipe.md).
     schedule: of the weights' learning rate: "steps" (a tenth at 1/2 and at 3/4), "cosine", "linear", "constant", or one
         of their classes in espalier.train.batched. Default: the recipe's; for an optimizer that is a function, none.
     scheduler: instead of a schedule: called with the optimiser, gives a torch scheduler, which is stepped after every
@@ -139,6 +152,8 @@ def fit(
         raise BadInput("schedule and scheduler both say how the learning rate goes; give one of them")
     if scheduler is not None:
         schedule = "constant"
+    if optimizer is None:
+        optimizer = descent.usual(recipe, module, feed.some_targets(feeding))
     rates = schedules.read(schedule, recipe.schedule, optimizer)
     inner = built(optimizer or recipe.optimizer, module)
     with _attached(model, module, feeding, where) as gated, rng.seeded(seed, where):

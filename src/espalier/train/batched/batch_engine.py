@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from espalier.data import Dataset
 from espalier.gates.recalibrate import recalibrate
 from espalier.search import Search
 from espalier.space import BadInput, Diverged
-from espalier.train import fingerprint, pytree
+from espalier.train import descent, fingerprint, pytree
 from espalier.train.batched import stack
 from espalier.train.batched.batch import Batch, Compute, searched
 from espalier.train.batched.chain import Chain, chain_of
@@ -70,6 +71,8 @@ class BatchEngine:
         self.example = pytree.each(lambda part: part.nan_to_num(0.0, 0.0, 0.0), first)
         self.gated, params, fixed = stack.stacked(factory, self.runs, self.example, device, plan.check)
         self._check_classes(params, fixed, targets)
+        if plan.optimizer is None:
+            plan = self.plan = replace(plan, optimizer=descent.usual(plan.recipe, self.gated.model, targets))
         dtype = next(iter(params.values())).dtype
         self.inputs, _, self.gain, self.shift = read_data(data, dtype)
         # The masks of a batch come from one generator: its seed is made of all that makes the batch.
