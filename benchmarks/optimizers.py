@@ -1,6 +1,6 @@
 """Which optimiser trains the weights well when none is given: small tasks of many kinds, on held-out data.
 
-    python benchmarks/optimizers.py --out results/recipe/optimizers.jsonl [--tasks diabetes,...] [--seeds 3]
+    python benchmarks/optimizers.py --out results/recipe/optimizers.jsonl [--tasks diabetes,...] [--seeds 2]
     python benchmarks/optimizers.py --out results/recipe/optimizers.jsonl --into docs/recipe.md
 
 A line for each task, optimiser and seed; lines that are there are not made again. A seed draws the initial weights and
@@ -288,7 +288,7 @@ def table(lines: list[dict[str, Any]]) -> str:
             scores = [line["score"] for line in lines if (line["task"], line["optimizer"]) == (task, name)]
             lost = sum(score is None for score in scores)
             there = [score for score in scores if score is not None]
-            shown = f"{mean(there):.3f}" if there else ""
+            shown = "" if not there else f"{mean(there):.3f}" if mean(there) < 100 else f"{mean(there):.1e}"
             cells.append(" ".join(part for part in (shown, f"({lost} diverged)" if lost else "") if part))
         if any(cells):
             text.append(f"| {task.replace('_', ' ')} | " + " | ".join(cells) + " |")
@@ -304,7 +304,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--optimizers", default=",".join(OPTIMIZERS))
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--into", type=Path, help="write the table between the marks of this page, and run nothing")
     asked = parser.parse_args()
     lines = [json.loads(line) for line in asked.out.read_text().splitlines()] if asked.out.exists() else []

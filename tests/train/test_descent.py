@@ -41,6 +41,15 @@ class OwnLayerNorm(nn.Module):
         return self.gain * (x - x.mean(-1, keepdim=True))
 
 
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.LSTM(8, 12, batch_first=True), nn.Linear(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x.reshape(-1, 8, 8))[0][:, -1])
+
+
 def used(how: str, model: Any, data: Any, folder: Path, **settings: Any) -> Any:
     """The optimiser that a run says it had, and its rate at the start."""
     usual = {"epochs": 1, "batch_size": 32, "checkpoint": folder, "quiet": True, "schedule": "constant"} | settings
@@ -61,13 +70,17 @@ def used(how: str, model: Any, data: Any, folder: Path, **settings: Any) -> Any:
     [
         ("classes", ("SGD", 0.1)), ("numbers", ("AdamW", 0.01)), ("layer", ("AdamW", 0.003)),
         ("rms", ("AdamW", 0.003)), ("own", ("AdamW", 0.003)), ("finetune", ("AdamW", 0.005)),
-        ("paper", ("SGD", 0.01)), ("mine", ("SGD", 0.02)), ("loader", ("AdamW", 0.01)),
+        ("lstm", ("AdamW", 0.01)), ("paper", ("SGD", 0.01)), ("mine", ("SGD", 0.02)), ("loader", ("AdamW", 0.01)),
     ],
 )  # fmt: skip
 def test_which_one(how: str, what: str, expected: Any, tmp_path: Path) -> None:
     settings: dict[str, Any] = {}
     model, data = networks.mlp, (X, Y)
-    if what in ("layer", "rms", "own"):
+    if what == "lstm":
+        if how == "sweep":
+            pytest.skip("a sweep follows no recurrent layer")
+        model = Recurrent
+    elif what in ("layer", "rms", "own"):
         model = lambda: Normed(what)  # noqa: E731
     elif what != "classes":
         model, data = (lambda: nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 1))), (X, NUMBERS)

@@ -10,7 +10,8 @@ from espalier.train.pytree import Nested
 from espalier.train.recipes import PRESETS, Recipe
 
 # AdamW's rate over that of the recipe's SGD. Chosen on held-out data of many tasks; see docs/recipe.md.
-OTHERS, SEQUENCES = 0.1, 0.03
+OTHERS, NORMED = 0.1, 0.03
+WORDS = ("LayerNorm", "RMSNorm", "Attention")  # layers of other libraries are known by their names
 
 
 def usual(recipe: Recipe, model: nn.Module, targets: Nested = None) -> Adam | None:
@@ -21,19 +22,14 @@ def usual(recipe: Recipe, model: nn.Module, targets: Nested = None) -> Adam | No
     """
     if not any(_weights(recipe) == _weights(known) for name, known in PRESETS.items() if name != "paper"):
         return None
-    if _reads_sequences(model):
-        return AdamW(round(SEQUENCES * recipe.learning_rate, 12))
-    if targets is not None and any(tensor.is_floating_point() for tensor in pytree.tensors(targets)):
+    layers = list(model.modules())
+    if any(any(word in type(layer).__name__ for word in WORDS) for layer in layers):
+        return AdamW(round(NORMED * recipe.learning_rate, 12))
+    numbers = targets is not None and any(tensor.is_floating_point() for tensor in pytree.tensors(targets))
+    if numbers or any(isinstance(layer, nn.RNNBase) for layer in layers):
         return AdamW(round(OTHERS * recipe.learning_rate, 12))
     return None
 
 
 def _weights(recipe: Recipe) -> tuple[object, ...]:
     return recipe.learning_rate, recipe.momentum, recipe.weight_decay, recipe.drops
-
-
-def _reads_sequences(model: nn.Module) -> bool:
-    """Whether it has LayerNorm, attention or recurrent layers; also of other libraries, by their names."""
-    kinds = (nn.LayerNorm, nn.RMSNorm, nn.MultiheadAttention, nn.RNNBase)
-    words = ("LayerNorm", "RMSNorm", "Attention")
-    return any(isinstance(m, kinds) or any(word in type(m).__name__ for word in words) for m in model.modules())
