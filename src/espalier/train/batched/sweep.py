@@ -87,7 +87,7 @@ def sweep(
     batch_size: what each of the ``samples`` masks of an update reads: the same examples where their losses are ranked,
         else its own. Under one mask (a given one, or after settling) an update reads samples times as many examples.
     optimizer: settings such as ``SGD(lr=0.1)``, ``Adam()``, ``AdamW()`` of espalier.train.batched; or a function as in
-        ``fit`` that gives torch's SGD, Adam or AdamW.
+        ``fit`` that gives torch's SGD, Adam or AdamW. Default: as in ``fit``.
     schedule: "steps" (a tenth at 1/2 and at 3/4), "cosine", "linear", "constant", or one of their classes. Default: the
         recipe's; for an optimizer that is a function, "constant".
     search: arguments of :class:`espalier.Search` (learning_rate, adaptive, ramp, even, initial, margin). What is not
