@@ -142,6 +142,9 @@ def test_killed_and_resumed_it_is_the_same_run(killed: int, tmp_path: Path) -> N
             if trainer.current_epoch == killed and index == 4:
                 raise ZeroDivisionError
 
+        def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+            trainer.save_checkpoint(tmp_path / "dying.ckpt")
+
     kept = lightning.callbacks.ModelCheckpoint(tmp_path, "last", save_on_train_epoch_end=True)
     first, second = Shaping(target=0.4), Shaping(target=0.4)
     module = Digits(dropout=0.1)
@@ -151,6 +154,9 @@ def test_killed_and_resumed_it_is_the_same_run(killed: int, tmp_path: Path) -> N
             module, loader(shuffle=True)
         )
     assert first.result is None
+    last = torch.load(tmp_path / "dying.ckpt", weights_only=True)  # what is saved on the way out is whole too
+    assert last["state_dict"]["body.0.weight"].shape == module.body[0].weight.shape == (24, 64)
+    assert last["espalier"]["history"] == torch.load(tmp_path / "last.ckpt", weights_only=True)["espalier"]["history"]
     torch.manual_seed(99)
     again = lightning.callbacks.ModelCheckpoint(tmp_path, "last", save_on_train_epoch_end=True)
     trainer(tmp_path, second, enable_checkpointing=True, callbacks=[second, again]).fit(
@@ -162,7 +168,7 @@ def test_killed_and_resumed_it_is_the_same_run(killed: int, tmp_path: Path) -> N
 
 def test_a_checkpoint_holds_the_whole_network(tmp_path: Path) -> None:
     shaping = Shaping(target=0.4)
-    kept = lightning.callbacks.ModelCheckpoint(tmp_path, "last", save_on_train_epoch_end=True, save_weights_only=True)
+    kept = lightning.callbacks.ModelCheckpoint(tmp_path, "last", every_n_train_steps=100, save_last=True)
     trainer(tmp_path, shaping, enable_checkpointing=True, callbacks=[shaping, kept]).fit(Digits(), loader())
     state = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
     module = Digits()

@@ -116,6 +116,119 @@ def test_several_targets() -> None:
     assert first.history[-1]["error"] is None
 
 
+def together(factory: Any, data: Any, **settings: Any) -> Any:
+    usual: dict[str, Any] = {"epochs": 2, "batch_size": 32, "targets": [0.5, 0.7], "quiet": True, "validation": data}
+    return sweep(factory, data, **usual | settings)
+
+
+def test_a_sweep_reads_what_fit_reads() -> None:
+    """Arrays, tables, datasets, loaders and dicts are the tensors that they hold."""
+    expected = together(networks.mlp, (X, Y), epochs=1)
+
+    class Table:
+        """As pandas has them."""
+
+        def __init__(self, values: Tensor) -> None:
+            self.values = values
+
+        def to_numpy(self) -> np.ndarray[Any, Any]:
+            return self.values.numpy()
+
+    for data in (
+        (X.numpy().astype(np.float64), Y.numpy()),
+        (Table(X), Table(Y)),
+        {"input": X, "labels": Y},
+        TensorDataset(X, Y),
+        DataLoader(TensorDataset(X, Y), 48),
+        [{"input": x, "labels": y} for x, y in zip(X.split(60), Y.split(60))],
+    ):
+        for ours, theirs in zip(together(networks.mlp, data, epochs=1), expected, strict=True):
+            assert ours.theta.equal(theirs.theta)
+            assert ours.validation == theirs.validation
+    adapted = together(networks.mlp, [(Y, X)], epochs=1, batch=lambda item: (item[1], item[0]))
+    assert adapted[1].theta.equal(expected[1].theta)
+
+
+def both_losses(outputs: tuple[Tensor, Tensor], targets: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(outputs[0], targets[0]) + F.mse_loss(outputs[1], targets[1])
+
+
+@pytest.mark.parametrize("recipe", ["default", "ranked"])
+@pytest.mark.parametrize("form", ["several inputs", "several targets", "own loss"])
+def test_a_sweep_of_other_forms(form: str, recipe: str) -> None:
+    """The small network's own score is what the sweep says of it."""
+    a, b = X.chunk(2, 1)
+    forms: dict[str, Any] = {
+        "several inputs": (TwoInputs, ((a, b), Y), F.cross_entropy),
+        "several targets": (TwoHeads, (X, (Y, X.mean(1, keepdim=True))), both_losses),
+        "own loss": (OwnLoss, {"pixels": X, "labels": Y}, None),
+    }
+    factory, data, loss = forms[form]
+
+    def own(model: nn.Module) -> Tensor:
+        if form == "own loss":
+            return model(X, Y)["loss"]
+        return loss(model(a, b), Y) if form == "several inputs" else loss(model(X), data[1])
+
+    for result in together(factory, data, loss=loss, recipe=recipe, epochs=6):
+        with torch.no_grad():
+            assert result.validation.loss == pytest.approx(float(own(result.model)), rel=1e-5)
+        assert result.history[-1]["loss"] < result.history[0]["loss"]
+        assert result.share_after <= result.target
+
+
+class Tagger(nn.Module):
+    """A class for each position of a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.mix, self.head = nn.Embedding(12, 16), nn.Conv1d(16, 24, 3, padding=1), nn.Linear(24, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(torch.relu(self.mix(self.embed(ids).transpose(1, 2))).transpose(1, 2))
+
+
+class Segmenter(nn.Module):
+    """A logit for each pixel, through a smaller image and a bridge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.down = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 12, 3, 2, 1)
+        self.up, self.head = nn.ConvTranspose2d(12, 8, 2, 2), nn.Conv2d(16, 1, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        return self.head(torch.cat([x, torch.relu(self.up(torch.relu(self.down(x))))], 1))
+
+
+def tokens_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+
+@pytest.mark.parametrize("way", ["fit", "sweep"])
+@pytest.mark.parametrize("kind", ["sequence", "segmentation"])
+def test_sequences_and_images_as_targets(way: str, kind: str) -> None:
+    draw = torch.Generator().manual_seed(0)
+    factory: Any
+    if kind == "sequence":
+        x = torch.randint(0, 12, (256, 10), generator=draw)
+        factory, y, loss = Tagger, (x + x.roll(1, 1)) % 4, tokens_loss
+        constant = float(np.log(4))
+    else:
+        x = torch.randn(192, 1, 8, 8, generator=draw)
+        factory, y, loss = Segmenter, (F.avg_pool2d(x, 3, 1, 1) > 0).float(), F.binary_cross_entropy_with_logits
+        constant = float(np.log(2))
+    settings: dict[str, Any] = {"epochs": 12, "batch_size": 16, "loss": loss, "validation": (x, y), "quiet": True}
+    if way == "fit":
+        result = fit(factory(), (x, y), target=0.5, **settings)
+    else:
+        result = sweep(factory, (x, y), targets=[0.5, 0.8], **settings)[0]
+    assert result.validation_loss < 0.85 * constant
+    assert (result.validation_error is None) == (kind == "segmentation")
+
+
 @pytest.mark.parametrize("way", ["fit", "sweep"])
 @pytest.mark.parametrize("recipe", ["default", "ranked"])
 @pytest.mark.parametrize(

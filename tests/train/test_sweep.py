@@ -375,7 +375,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"targets": [0.5], "loss": loss_of_each}, "scalar"),
     ({"targets": [0.5], "data": (SMALL[0], SMALL[1][:5])}, "256 inputs, but 5 targets"),
     ({"targets": [0.5], "data": (SMALL[0][:0], SMALL[1][:0])}, "empty"),
-    ({"targets": [0.5], "data": [SMALL]}, "use espalier.fit"),
     ({"targets": [0.5], "factory": lambda: 3}, "factory\\(\\) builds a module"),
     ({"masks": [torch.ones(5)]}, "28 entries"),
     ({"masks": [torch.full((28,), 0.5)]}, "0 and 1"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -133,19 +133,22 @@ class Shaping(Callback):  # type: ignore[misc]
         self._carried.history.append(self._carried.row(trainer.current_epoch + 1, **numbers))
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Module, checkpoint: dict[str, Any]) -> None:
-        assert self._carried is not None
-        checkpoint["espalier"] = {"history": self._carried.history, "random": rng.states(pl_module.device)}
+        if self._carried is not None:  # else nothing was trained
+            checkpoint["espalier"] = {"history": self._carried.history, "random": rng.states(pl_module.device)}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Module, checkpoint: dict[str, Any]) -> None:
         self._loaded = checkpoint.get("espalier")
 
     def on_train_end(self, trainer: Trainer, pl_module: Module) -> None:
-        self._end(trainer)
+        _after(pl_module, "on_train_end", lambda: self._end(trainer))
 
     def on_fit_end(self, trainer: Trainer, pl_module: Module) -> None:
         self._end(trainer)  # a run that was at its end already is not trained
 
     def on_exception(self, trainer: Trainer, pl_module: Module, exception: BaseException) -> None:
+        _after(trainer.strategy, "on_exception", self._leave)
+
+    def _leave(self) -> None:
         self._forget_call()
         if self._carried is not None:
             self._carried.release()
@@ -159,6 +162,18 @@ class Shaping(Callback):  # type: ignore[misc]
         if trainer.world_size > 1:  # statistics of BatchNorm are those of the first process
             result.model.load_state_dict(trainer.strategy.broadcast(result.model.state_dict()))
         self.result = result
+
+
+def _after(owner: Any, hook: str, do: Callable[[], None]) -> None:
+    """Do it behind the owner's own hook. That comes after those of all callbacks, some of which save checkpoints."""
+    own = getattr(owner, hook)
+
+    def last(*args: Any) -> None:
+        owner.__dict__.pop(hook, None)
+        own(*args)
+        do()
+
+    owner.__dict__[hook] = last
 
 
 def _checked(trainer: Trainer, module: Module) -> bool:

@@ -180,6 +180,15 @@ class Batches:
             raise BadInput("the data are empty: the iterable gives no batch (any more)")
 
 
+def some_targets(feed: Feed) -> Nested:
+    """Those of a few examples, to see what they are."""
+    batches = feed.once(1)
+    try:
+        return next(batches)[1]
+    finally:
+        batches.close()  # type: ignore[attr-defined]
+
+
 def pair(item: Any) -> Batch:
     """What one item of a loader means: its inputs and its targets.
 

@@ -24,6 +24,7 @@ from espalier.space import whole_number as whole
 from espalier.train import (
     batchnorm,
     checks,
+    descent,
     feed,
     fingerprint,
     measures,
@@ -113,7 +114,8 @@ def fit(
     round_to: widths in multiples: one gate for each block of so many channels; a number, "auto", or a dict by group, as
         in :func:`espalier.attach`.
     optimizer: called with the parameters, gives a torch optimiser; or settings such as ``SGD(lr=0.1)`` of
-        espalier.train.batched. Default: the recipe's SGD with Nesterov momentum.
+        espalier.train.batched. Default: the recipe's SGD with Nesterov momentum; AdamW where targets are not classes
+        or the network has LayerNorm, attention or recurrent layers (docs/recipe.md).
     schedule: of the weights' learning rate: "steps" (a tenth at 1/2 and at 3/4), "cosine", "linear", "constant", or one
         of their classes in espalier.train.batched. Default: the recipe's; for an optimizer that is a function, none.
     scheduler: instead of a schedule: called with the optimiser, gives a torch scheduler, which is stepped after every
@@ -169,6 +171,8 @@ def fit(
         raise BadInput("schedule and scheduler both say how the learning rate goes; give one of them")
     if scheduler is not None:
         schedule = "constant"
+    if optimizer is None:
+        optimizer = descent.usual(recipe, module, feed.some_targets(feeding))
     rates = schedules.read(schedule, recipe.schedule, optimizer)
     inner = built(optimizer or recipe.optimizer, module)
     directory = None if folder is None else RunDirectory(folder)

@@ -15,7 +15,7 @@ from espalier.gates.blocks import RoundTo
 from espalier.search import Search
 from espalier.space import BadInput, BadType
 from espalier.space import whole_number as whole
-from espalier.train import batchnorm, checks, feed, measured, pytree, recipes, scoring, targets
+from espalier.train import batchnorm, checks, descent, feed, measured, pytree, recipes, scoring, targets
 from espalier.train import schedule as schedules
 from espalier.train.batched.optimizers import SGD, Adam, Optimizer
 from espalier.train.measures import Given
@@ -48,8 +48,8 @@ def shape(
 
     model: a module, to which gates are attached, or what :func:`espalier.attach` gave.
     example: inputs to attach with; a tensor, a tuple (positional arguments) or a dict (keyword arguments).
-    optimizer: of the model's parameters: a torch optimiser, or a function or settings as in ``fit``; default: the
-        recipe's, with its schedule.
+    optimizer: of the model's parameters: a torch optimiser, or a function or settings as in ``fit``; default: as in
+        ``fit`` where targets are classes, with the recipe's schedule. For other targets give ``AdamW(0.01)``.
     updates: how many there will be; begin, ramp and settle are shares of them.
     Everything else is as in :func:`espalier.fit`.
 
@@ -93,6 +93,8 @@ def shape(
             device=device,
             **own.search_arguments(gated.space, phases, asked.share),
         )
+    if optimizer is None:
+        optimizer = descent.usual(own, module)
     rates = schedules.read(schedule, own.schedule, optimizer)
     inner = built(optimizer or own.optimizer, module)
     scheduler = None if rates == Constant() else schedules.of_torch(rates, inner, phases.end)

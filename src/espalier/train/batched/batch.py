@@ -14,6 +14,7 @@ from torch.func import vmap
 from espalier.data import Dataset
 from espalier.search import Search
 from espalier.space import BadInput
+from espalier.train import pytree
 from espalier.train.batched.chain import Chain
 from espalier.train.batched.mask_sources import Given, Searched, Source, Whole
 from espalier.train.batched.optimizers import Optimizer
@@ -30,6 +31,7 @@ from espalier.train.batched.step import (
     compiled,
     cross_entropy,
 )
+from espalier.train.pytree import Nested
 from espalier.train.schedule import Schedule
 
 Precision = Literal["float32", "tf32", "bf16"]
@@ -152,7 +154,12 @@ class Batch:
     def _classes(self, outputs: int) -> bool:
         """Whether every target is one of so many classes: none is left out, and none is a probability."""
         y = self.feed.targets
-        return y.ndim == 1 and not y.is_floating_point() and bool(((y >= 0) & (y < outputs)).all())
+        return (
+            isinstance(y, Tensor)
+            and y.ndim == 1
+            and not y.is_floating_point()
+            and bool(((y >= 0) & (y < outputs)).all())
+        )
 
     @property
     def begun(self) -> bool:
@@ -185,7 +192,8 @@ class Batch:
         outside of what is compiled."""
         params, fixed = ({name: t[:1] for name, t in named.items()} for named in (self.state.params, self.state.fixed))
         mask = torch.ones(self.source.d, device=self.device)
-        self.gradient.attempt(params, fixed, mask, self.feed.floats(self.feed.inputs[:4]), self.feed.targets[:4])
+        x, y = pytree.each(lambda part: part[:4], (self.feed.inputs, self.feed.targets))
+        self.gradient.attempt(params, fixed, mask, self.feed.floats(x), y)
 
     @property
     def examples(self) -> int:
@@ -232,10 +240,10 @@ class Batch:
     def evaluate(
         self,
         masks: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
+        inputs: Nested,
+        targets: Nested,
         chunk: int = 1000,
-        read: Callable[[Tensor], Tensor] | None = None,
+        read: Callable[[Nested], Nested] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Mean loss and share of wrong classes of each run under its mask ``(R, d)``, float64 ``(R)``.
 
@@ -243,18 +251,20 @@ class Batch:
         statistics, where the model has any, are those of a chunk.
         """
         sums = torch.zeros(2, self.runs, dtype=torch.float64, device=self.device)
+        count = pytree.count(inputs, "the inputs")
 
-        def measured(params: Named, fixed: Named, mask: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        def measured(params: Named, fixed: Named, mask: Tensor, x: Nested, y: Nested) -> tuple[Tensor, Tensor]:
             return self.differential.measured(self.differential.outputs(params, fixed, mask, x), y)
 
         over_runs = vmap(measured, in_dims=(0, 0, 0, None, None), randomness="different")
         with self.compute.applied():
-            for start in range(0, len(inputs), chunk):
-                x = (read or self.feed.floats)(inputs[start : start + chunk].to(self.device))
-                y = targets[start : start + chunk].to(self.device)
+            for start in range(0, count, chunk):
+                here = slice(start, start + chunk)
+                x, y = pytree.each(lambda part, here=here: part[here].to(self.device), (inputs, targets))  # type: ignore[misc]
+                x = (read or self.feed.floats)(x)
                 loss, wrong = over_runs(self.state.params, self.state.fixed, masks.to(self.device), x, y)
-                sums += torch.stack([loss.to(torch.float64) * len(x), wrong.to(torch.float64)])
-        return sums[0] / len(inputs), sums[1] / targets.numel()
+                sums += torch.stack([loss.to(torch.float64) * min(chunk, count - start), wrong.to(torch.float64)])
+        return sums[0] / count, sums[1] / sum(part.numel() for part in pytree.tensors(targets))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes, as tensors and plain numbers."""

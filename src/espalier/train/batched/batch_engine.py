@@ -13,22 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from espalier.cost import Cost
-from espalier.data import Dataset, standardise
+from espalier.data import Dataset
 from espalier.gates.recalibrate import recalibrate
 from espalier.search import Search
 from espalier.space import BadInput, Diverged
-from espalier.train import checks, fingerprint
+from espalier.train import checks, descent, fingerprint, pytree
 from espalier.train.batched import stack
 from espalier.train.batched.batch import Batch, Compute, searched
 from espalier.train.batched.chain import Chain, chain_of
 from espalier.train.batched.mask_sources import Given, Source
-from espalier.train.batched.resident_data import HeldOut, Pair, held_out, read_data
+from espalier.train.batched.resident_data import HeldOut, Pair, held_out, read_data, standardise
 from espalier.train.batched.runs import Run
 from espalier.train.batched.step import cross_entropy
 from espalier.train.batched.sweep_settings import Plan
 from espalier.train.loop import Loop
 from espalier.train.measures import Meters, class_dim
 from espalier.train.metrics import Row, Shares, known, rows, structure
+from espalier.train.pytree import Nested
 from espalier.train.result import Result, order_of
 from espalier.train.scoring import Score
 from espalier.train.stop import Stop
@@ -54,11 +55,12 @@ class BatchEngine:
         compute: Compute,
     ) -> None:
         inputs, targets, gain, shift = read_data(data, torch.float32)
-        if plan.batch_size > len(inputs):
-            most = f"{len(inputs)} examples; use at most {len(inputs)}"
+        count = pytree.count(inputs, "the inputs")
+        if plan.batch_size > count:
+            most = f"{count} examples; use at most {count}"
             raise BadInput(f"batch_size={plan.batch_size} is larger than the data, {most}")
         self.factory, self.runs, self.plan, self.device = factory, list(runs), plan, device
-        self.per_epoch = len(inputs) // plan.batch_size
+        self.per_epoch = count // plan.batch_size
         self.total = plan.updates or plan.epochs * self.per_epoch
         if plan.points is None:
             self.points: Sequence[int] = range(self.per_epoch, self.total + 1, self.per_epoch)
@@ -67,10 +69,13 @@ class BatchEngine:
         self.phases = plan.recipe.phases(self.total, runs[0].target)
         self.settle_at, self.stride = self.phases.settle, compute.updates_at_once
         # Gates are found by watching the model compute: what it computes of is to be finite, whatever the data are.
-        self.example = standardise(inputs[:4].cpu(), gain, shift).nan_to_num(0.0, 0.0, 0.0)
+        first = standardise(pytree.each(lambda part: part[:4].cpu(), inputs), gain, shift)
+        self.example = pytree.each(lambda part: part.nan_to_num(0.0, 0.0, 0.0), first)
         self.gated, params, fixed = stack.stacked(factory, self.runs, self.example, device, plan.check, plan.round_to)
         self.blocks = getattr(self.gated, "blocks", None) or None
         self._check_classes(params, fixed, targets)
+        if plan.optimizer is None:
+            plan = self.plan = replace(plan, optimizer=descent.usual(plan.recipe, self.gated.model, targets))
         dtype = next(iter(params.values())).dtype
         self.inputs, _, self.gain, self.shift = read_data(data, dtype)
         # The masks of a batch come from one generator: its seed is made of all that makes the batch.
@@ -118,9 +123,10 @@ class BatchEngine:
         read = {"data": _describe(*self._read)} | ({"validation": _describe(held.inputs, held.targets)} if held else {})
         return self.about | read
 
-    def _check_classes(self, params: dict[str, Tensor], fixed: dict[str, Tensor], targets: Tensor) -> None:
+    def _check_classes(self, params: dict[str, Tensor], fixed: dict[str, Tensor], targets: Nested) -> None:
         """The default loss picks a class by comparison: one that is not there would be trained on in silence."""
-        if self.plan.loss is not cross_entropy or targets.ndim != 1 or targets.is_floating_point():
+        one = isinstance(targets, Tensor) and isinstance(self.example, Tensor)
+        if not one or self.plan.loss is not cross_entropy or targets.ndim != 1 or targets.is_floating_point():
             return
         first = {name: t[0] for name, t in (params | fixed).items()}
         dtype = next(iter(params.values())).dtype
@@ -137,7 +143,7 @@ class BatchEngine:
             )
 
     def _chain(self, params: dict[str, Tensor], fixed: dict[str, Tensor]) -> Chain | None:
-        if fixed or self.plan.gradient is not None or self.blocks:
+        if fixed or self.plan.gradient is not None or self.blocks or not isinstance(self.example, Tensor):
             return None
         first = {name: p[0] for name, p in params.items()}
         example = self.example.to(self.device, next(iter(first.values())).dtype)
@@ -226,8 +232,8 @@ class BatchEngine:
         self.gated.model.train()
         self.batch.advance(updates)
 
-    def some_inputs(self, count: int) -> Tensor:
-        return next(self._stored(count)).cpu()
+    def some_inputs(self, count: int) -> Nested:
+        return pytree.each(lambda part: part.cpu(), next(self._stored(count)))
 
     def settle(self) -> None:
         assert self.search is not None
@@ -263,10 +269,10 @@ class BatchEngine:
         return [head | row | more for row, more in zip(rows(columns), measured, strict=True)]
 
     def reads(self, last: bool) -> int:
-        held = 0 if self.validation is None else len(self.validation.targets)
+        held = 0 if self.validation is None else len(self.validation)
         if not stack.has_norms(self.gated.model):
             return held + 1
-        return held + (len(self.inputs) if last else min(self.plan.calibrate, len(self.inputs)))
+        return held + (self.examples if last else min(self.plan.calibrate, self.examples))
 
     # ---- how good the runs are -------------------------------------------------------------------------------------
 
@@ -283,7 +289,7 @@ class BatchEngine:
         """
         if not stack.has_norms(self.gated.model):
             return self.batch.evaluate(masks, held.inputs, held.targets, read=held.read)
-        limit = len(self.inputs) if last else self.plan.calibrate
+        limit = self.examples if last else self.plan.calibrate
         scores, self.shipped, weights = list[tuple[float, float]](), [], self.weights()
         for run in range(len(self.runs)):
             model, gated = self._loaded(weights, run)
@@ -317,28 +323,36 @@ class BatchEngine:
 
     def _calibrate(self, model: nn.Module, limit: int) -> None:
         with self.batch.compute.applied():
-            recalibrate(model, self._stored(limit))
+            # Inputs that are a tuple are in another one, whose first part is read as the inputs.
+            recalibrate(model, (x if isinstance(x, (Tensor, dict)) else (x,) for x in self._stored(limit)))
 
-    def _stored(self, limit: int) -> Iterator[Tensor]:
+    @property
+    def examples(self) -> int:
+        return pytree.count(self.inputs, "the inputs")
+
+    def _stored(self, limit: int) -> Iterator[Nested]:
         """Training inputs as a network reads them, without augmentation, some at a time."""
         gain, shift = self.gain.to(self.device), self.shift.to(self.device)
-        for start in range(0, min(limit, len(self.inputs)), CHUNK):
-            end = min(start + CHUNK, limit)
-            yield standardise(self.inputs[start:end].to(self.device), gain, shift)
+        for start in range(0, min(limit, self.examples), CHUNK):
+            here = slice(start, min(start + CHUNK, limit))
+            part = pytree.each(lambda t, here=here: t[here].to(self.device), self.inputs)  # type: ignore[misc]
+            yield standardise(part, gain, shift)
 
     @torch.no_grad()
     def _score(self, model: nn.Module, held: HeldOut) -> tuple[float, float, dict[str, float]]:
         """A model's own mean loss, share of wrong classes, NaN where there are no classes, and metrics."""
         loss, wrong, meters = 0.0, 0.0, Meters(self.plan.metrics)
         with self.batch.compute.applied():
-            for start in range(0, len(held.targets), CHUNK):
-                x, y = held.inputs[start : start + CHUNK], held.targets[start : start + CHUNK]
-                out = model(held.read(x))
-                loss += float(self.plan.loss(out, y)) * len(y)
+            for start in range(0, len(held), CHUNK):
+                here = slice(start, start + CHUNK)
+                x, y = pytree.each(lambda t, here=here: t[here], (held.inputs, held.targets))  # type: ignore[misc]
+                out = pytree.call(model, held.read(x))
+                loss += float(self.plan.loss(out, y)) * min(CHUNK, len(held) - start)
                 meters.see(out, y)
                 dim = class_dim(out, y)
                 wrong += torch.nan if dim is None else int((out.argmax(dim) != y).sum())
-        return loss / len(held.targets), wrong / held.targets.numel(), meters.values()
+        predicted = sum(part.numel() for part in pytree.tensors(held.targets))
+        return loss / len(held), wrong / predicted, meters.values()
 
     # ---- what comes out --------------------------------------------------------------------------------------------
 
@@ -355,7 +369,7 @@ class BatchEngine:
             held, score = self.validation, None
             if held is not None:
                 loss, error, more = self._score(model, held)
-                score = Score(loss, known(error), len(held.targets), metrics=more)
+                score = Score(loss, known(error), len(held), metrics=more)
             broken = int(state.broken[i])
             results.append(
                 Result(
@@ -392,7 +406,7 @@ class BatchEngine:
             model.load_state_dict(self.shipped[run])
             return gated.compact(mask).eval()
         small = gated.compact(mask)
-        self._calibrate(small, len(self.inputs))
+        self._calibrate(small, self.examples)
         return small.eval()
 
     def check(self) -> None:
@@ -429,5 +443,5 @@ def points(total: int, count: int, stride: int = 50) -> tuple[int, ...]:
     return tuple(sorted({point for point in exact if point > 0}))
 
 
-def _describe(*tensors: Tensor) -> list[Any]:
-    return [[str(t.dtype), *t.shape, fingerprint.tensors([t])] for t in tensors]
+def _describe(*parts: Nested) -> list[Any]:
+    return [[str(t.dtype), *t.shape, fingerprint.tensors([t])] for t in pytree.tensors(parts)]

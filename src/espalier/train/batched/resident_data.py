@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from espalier.data import Dataset, Stream, crop_flip, gather, standardise
-from espalier.space import BadInput, BadType
+from espalier.data import Dataset, Stream, crop_flip, gather
+from espalier.data import standardise as scaled
+from espalier.space import BadInput
+from espalier.train import feed as feeds
+from espalier.train import pytree
+from espalier.train.pytree import Nested
 
-Pair = tuple[Tensor, Tensor]
+Pair = tuple[Nested, Nested]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,15 +58,16 @@ class Feed:
         pad: int = 0,
     ) -> None:
         inputs, targets, gain, shift = read_data(data, dtype)
-        self.inputs, self.targets = inputs.to(device), targets.to(device)
+        self.inputs, self.targets = pytree.each(lambda part: part.to(device), (inputs, targets))
         self.gain, self.shift = gain.to(device), shift.to(device)
-        if pad and inputs.ndim != 4:
-            raise BadInput(f"cropping needs images (n, C, H, W), not inputs of shape {tuple(inputs.shape)}; use pad=0")
-        self.pad = pad
-        self.stream = Stream(seeds, len(inputs), device)
+        if pad and (not isinstance(inputs, Tensor) or inputs.ndim != 4):
+            shapes = [tuple(part.shape) for part in pytree.tensors(inputs)]
+            raise BadInput(f"cropping needs images (n, C, H, W), not inputs of shape {shapes[0]}; use pad=0")
+        self.pad, self.count = pad, pytree.count(inputs, "the inputs")
+        self.stream = Stream(seeds, self.count, device)
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return self.count
 
     def take(self, updates: int, batch: int) -> Reading:
         """What the next updates read, with a leading dimension for them; moves on."""
@@ -71,16 +77,23 @@ class Feed:
 
     def batch(self, reading: Reading) -> Pair:
         """The inputs ``(R, B, *shape)`` as a network reads them, and the targets ``(R, B, ...)``."""
-        x = self.floats(gather(self.inputs, reading.index))
+        x = self.floats(pytree.each(lambda part: gather(part, reading.index), self.inputs))
         if reading.crops is not None:
             x = crop_flip(x, *reading.crops, pad=self.pad)
-        return x, gather(self.targets, reading.index)
+        return x, pytree.each(lambda part: gather(part, reading.index), self.targets)
 
-    def floats(self, inputs: Tensor) -> Tensor:
+    def floats(self, inputs: Nested) -> Nested:
         return standardise(inputs, self.gain, self.shift)
 
 
-def read_data(data: Dataset | Pair, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def standardise(inputs: Nested, gain: Tensor, shift: Tensor) -> Nested:
+    """What a network reads of stored inputs; of several inputs, floats in the dtype of ``gain``, others as they are."""
+    if isinstance(inputs, Tensor):
+        return scaled(inputs, gain, shift)
+    return pytree.each(lambda part: part.to(gain.dtype) if part.is_floating_point() else part, inputs)
+
+
+def read_data(data: Dataset | Pair, dtype: torch.dtype) -> tuple[Nested, Nested, Tensor, Tensor]:
     """Inputs and targets as stored, and the gain and shift by which the network reads the inputs.
 
     A Dataset knows them. Plain tensors are read as they are: floating ones in ``dtype``, integers in their own.
@@ -88,7 +101,8 @@ def read_data(data: Dataset | Pair, dtype: torch.dtype) -> tuple[Tensor, Tensor,
     if isinstance(data, Dataset):
         return *data.train, *data.affine(dtype)
     inputs, targets = check_pair(data, "data")
-    read_as = dtype if inputs.is_floating_point() else inputs.dtype
+    whole = isinstance(inputs, Tensor) and not inputs.is_floating_point()
+    read_as = inputs.dtype if whole else dtype
     return inputs, targets, torch.ones((), dtype=read_as), torch.zeros((), dtype=read_as)
 
 
@@ -96,12 +110,15 @@ def read_data(data: Dataset | Pair, dtype: torch.dtype) -> tuple[Tensor, Tensor,
 class HeldOut:
     """Examples to evaluate on, on the device as they are stored: inputs ``(n, *shape)``, targets ``(n, ...)``."""
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: Nested
+    targets: Nested
     gain: Tensor
     shift: Tensor
 
-    def read(self, inputs: Tensor) -> Tensor:
+    def __len__(self) -> int:
+        return pytree.count(self.inputs, "the inputs")
+
+    def read(self, inputs: Nested) -> Nested:
         """Some of the inputs as a network reads them."""
         return standardise(inputs, self.gain, self.shift)
 
@@ -123,21 +140,35 @@ def held_out(
         parts = read_data(check_pair(given, "validation"), dtype)
         if isinstance(data, Dataset) and any(given[0] is own for own in (data.train_inputs, data.test_inputs)):
             parts = (*parts[:2], *data.affine(dtype))
-    inputs, targets, gain, shift = (part.to(device) for part in parts)
-    return HeldOut(inputs, targets, gain, shift)
+    return HeldOut(*pytree.each(lambda part: part.to(device), parts))
 
 
-def check_pair(data: object, name: str) -> Pair:
-    if not (isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)):
-        raise BadType(
-            f"{name} of a sweep are tensors (inputs, targets) or an espalier.data.Dataset, not {type(data).__name__}: "
-            "they stay on the device for all runs. For an iterable of batches use espalier.fit"
-        )
+def resident(data: Any, name: str, adapt: feeds.Adapter | None) -> Dataset | Pair:
+    """What ``fit`` takes, as a Dataset or as (inputs, targets) in memory; loaders and torch Datasets are read once.
+
+    adapt: makes inputs and targets of what an iterable gives.
+    """
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
+        data = tuple(data)
+    if isinstance(data, torch.utils.data.Dataset):
+        data = torch.utils.data.DataLoader(data, 256)
+    found = feeds.read(data, 1, 0, adapt=adapt)
+    if isinstance(found, feeds.Tensors):
+        return check_pair((found.inputs, found.targets), name)
+    inputs, targets = zip(*found.once(), strict=True)
+    return check_pair((pytree.join(inputs), pytree.join(targets)), name)
+
+
+def check_pair(data: Any, name: str) -> Pair:
     inputs, targets = data
-    if len(inputs) != len(targets):
-        raise BadInput(f"{name}: {len(inputs)} inputs, but {len(targets)} targets")
-    if not inputs.numel():
-        raise BadInput(f"{name} are empty: inputs of shape {tuple(inputs.shape)}")
+    counts = [pytree.count(part, f"{name}: {what}") for part, what in ((inputs, "inputs"), (targets, "targets"))]
+    if counts[0] != counts[1]:
+        raise BadInput(f"{name}: {counts[0]} inputs, but {counts[1]} targets")
+    if not all(part.numel() for part in pytree.tensors(inputs)):
+        shapes = [tuple(part.shape) for part in pytree.tensors(inputs)]
+        raise BadInput(f"{name} are empty: inputs of shape {shapes[0]}")
     return inputs, targets
 
 

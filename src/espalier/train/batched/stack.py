@@ -17,6 +17,7 @@ from espalier.space import BadInput, BadType, Space
 from espalier.train import checks, pytree
 from espalier.train.batched.runs import Run
 from espalier.train.batched.step import Named
+from espalier.train.pytree import Nested
 
 # Builds an nn.Module, or a gated model; given the Run if it has a parameter of the name `run`.
 Factory = Callable[..., Any]
@@ -30,7 +31,7 @@ class Gated(Protocol):
     def model(self) -> nn.Module: ...
     @property
     def space(self) -> Space: ...
-    def call(self, params_and_buffers: Named, mask: Tensor, x: Tensor) -> Tensor: ...
+    def call(self, params_and_buffers: Named, mask: Tensor, *args: Any, **kwargs: Any) -> Any: ...
     def masked(self, mask: Tensor) -> AbstractContextManager[Any]: ...
     def canonical(self, mask: Tensor) -> Tensor: ...
     def cost(self, kind: str) -> Cost: ...
@@ -64,20 +65,20 @@ def module(found: Any) -> nn.Module:
     return found if isinstance(found, nn.Module) else getattr(found, "model", None)  # type: ignore[return-value]
 
 
-def attached(found: Any, example: Tensor, check: bool = True, round_to: RoundTo | None = None) -> Gated:
+def attached(found: Any, example: Nested, check: bool = True, round_to: RoundTo | None = None) -> Gated:
     """A gated model as it is, or gates attached to a module. example: a few inputs as the network reads them."""
     if not isinstance(found, nn.Module):
         if round_to is not None and round_to != getattr(found, "blocks", None):
             raise BadInput("the factory gives gates of its own; give round_to to espalier.attach, which makes them")
         return found  # type: ignore[no-any-return]
-    first = next(found.parameters(), example)
-    example = example.to(first.device, pytree.dtype(found) if example.is_floating_point() else example.dtype)
+    device, dtype = next((p.device for p in found.parameters()), None), pytree.dtype(found)
+    example = pytree.each(lambda t: t.to(device, dtype if t.is_floating_point() else t.dtype), example)
     checks.readable(found, example)
     gated: Gated = attach(found, example, check=check, round_to=round_to)
     return gated
 
 
-def build(factory: Factory, run: Run, example: Tensor, check: bool = True, round_to: RoundTo | None = None) -> Gated:
+def build(factory: Factory, run: Run, example: Nested, check: bool = True, round_to: RoundTo | None = None) -> Gated:
     """A gated model with the initial weights of this run."""
     return attached(made(factory, run), example, check, round_to)
 
@@ -85,7 +86,7 @@ def build(factory: Factory, run: Run, example: Tensor, check: bool = True, round
 def stacked(
     factory: Factory,
     runs: Sequence[Run],
-    example: Tensor,
+    example: Nested,
     device: torch.device,
     check: bool = True,
     round_to: RoundTo | None = None,

@@ -11,12 +11,13 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from espalier.space import BadInput
-from espalier.train import compiling
+from espalier.train import compiling, pytree
 from espalier.train.batched.chain import Chain, Parts
 from espalier.train.batched.mask_sources import Source
 from espalier.train.batched.optimizers import SGD, Optimizer
 from espalier.train.batched.resident_data import Feed, Reading
 from espalier.train.measures import class_dim
+from espalier.train.pytree import Nested
 from espalier.train.schedule import Schedule
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -73,7 +74,7 @@ class Differential:
         self.call, self.loss, self.dtype = call, loss, dtype
 
     def __call__(
-        self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor, *, each: bool
+        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool
     ) -> tuple[Named, Measured]:
         """masks ``(R, samples, d)``, or ``(R, B, d)`` if each example has its own; x ``(R, B, ...)``; y likewise."""
         measured = self._one_each if each else self._shared
@@ -83,7 +84,7 @@ class Differential:
         return result
 
     def with_slopes(
-        self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor
+        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested
     ) -> tuple[Named, Measured, Tensor]:
         """The same where each mask has examples of its own, x ``(R, samples, B, ...)`` and y likewise, and the slopes
         ``(R, samples, d)`` of each mask's own loss by its entries, closed gates included."""
@@ -93,54 +94,59 @@ class Differential:
         # The gradient is of the mean over the finite losses, a slope of its own mask's loss.
         return grads, measured, slopes * measured[0].isfinite().sum(-1).clamp(min=1).view(-1, 1, 1)
 
-    def outputs(self, params: Named, fixed: Named, mask: Tensor, x: Tensor) -> Tensor:
+    def outputs(self, params: Named, fixed: Named, mask: Tensor, x: Nested) -> Any:
         """One run under one mask ``(d)``."""
         if self.dtype is not None:
             params = {name: p.to(self.dtype) for name, p in params.items()}
             fixed = {name: f.to(self.dtype) if f.is_floating_point() else f for name, f in fixed.items()}
-            x = x.to(self.dtype) if x.is_floating_point() else x
-        out = self.call({**fixed, **params}, mask.to(self.dtype or next(iter(params.values())).dtype), x)
-        return out if self.dtype is None else out.float()
+            x = pytree.each(lambda part: part.to(self.dtype) if part.is_floating_point() else part, x)
+        words = x if isinstance(x, dict) else {}
+        places = () if words else x if isinstance(x, (tuple, list)) else (x,)
+        mask = mask.to(self.dtype or next(iter(params.values())).dtype)
+        out = self.call({**fixed, **params}, mask, *places, **words)
+        return out if self.dtype is None else pytree.each(lambda part: part.float(), out)
 
-    def measured(self, out: Tensor, y: Tensor) -> Measured:
+    def measured(self, out: Any, y: Nested) -> Measured:
         """The loss and the number of wrong classes, NaN where there are no classes: scalars."""
         dim = class_dim(out, y)
-        wrong = out.new_full((), torch.nan) if dim is None else (out.detach().argmax(dim) != y).sum()
         loss = self.loss(out, y)
+        wrong = loss.detach().new_full((), torch.nan) if dim is None else (out.detach().argmax(dim) != y).sum()
         if loss.ndim:
             raise BadInput(f"the loss is a scalar, the mean over the mini-batch, not of shape {tuple(loss.shape)}")
         return loss, wrong
 
-    def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Tensor, y: Tensor) -> None:
+    def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Nested, y: Nested) -> None:
         """One run, eagerly: see ``Batch``. params, fixed: ``(1, ...)``; mask ``(d)``; x ``(B, ...)``."""
         one, held = ({name: t[0] for name, t in named.items()} for named in (params, fixed))
         self.measured(self.outputs(one, held, mask, x), y)
 
-    def _shared(self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor) -> Measured:
+    def _shared(self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested) -> Measured:
         if len(masks) == 1:  # nothing to map over
             loss, wrong = self.measured(self.outputs(params, fixed, masks[0], x), y)
             return loss.unsqueeze(0), wrong.unsqueeze(0)
 
-        def under(mask: Tensor, y: Tensor) -> Measured:
+        def under(mask: Tensor, y: Nested) -> Measured:
             return self.measured(self.outputs(params, fixed, mask, x), y)
 
         # Each mask has its targets, though they are the same: torch maps no mean square with one side alone mapped.
-        losses: Measured = vmap(under, randomness="different")(masks, y.expand(len(masks), *y.shape))
+        ys = pytree.each(lambda part: part.expand(len(masks), *part.shape), y)
+        losses: Measured = vmap(under, randomness="different")(masks, ys)
         return losses
 
-    def _own(self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor) -> Measured:
+    def _own(self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested) -> Measured:
         if len(masks) == 1:  # nothing to map over
-            return self._shared(params, fixed, masks, x[0], y[0])
+            return self._shared(params, fixed, masks, *pytree.each(lambda part: part[0], (x, y)))
 
-        def under(mask: Tensor, x: Tensor, y: Tensor) -> Measured:
+        def under(mask: Tensor, x: Nested, y: Nested) -> Measured:
             return self.measured(self.outputs(params, fixed, mask, x), y)
 
         losses: Measured = vmap(under, randomness="different")(masks, x, y)
         return losses
 
-    def _one_each(self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor) -> Measured:
-        def under(mask: Tensor, x: Tensor) -> Tensor:
-            return self.outputs(params, fixed, mask, x.unsqueeze(0)).squeeze(0)
+    def _one_each(self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested) -> Measured:
+        def under(mask: Tensor, x: Nested) -> Any:
+            out = self.outputs(params, fixed, mask, pytree.each(lambda part: part.unsqueeze(0), x))
+            return pytree.each(lambda part: part.squeeze(0), out)
 
         loss, wrong = self.measured(vmap(under, randomness="different")(masks, x), y)
         return loss.unsqueeze(0), wrong.unsqueeze(0)
@@ -149,12 +155,17 @@ class Differential:
 def _mean(measured: Callable[..., Measured]) -> Callable[..., tuple[Tensor, Measured]]:
     """The mean over one run's finite losses as a function that can be differentiated by parameters and masks."""
 
-    def mean(params: Named, masks: Tensor, fixed: Named, x: Tensor, y: Tensor) -> tuple[Tensor, Measured]:
+    def mean(params: Named, masks: Tensor, fixed: Named, x: Nested, y: Nested) -> tuple[Tensor, Measured]:
         losses, wrong = measured(params, fixed, masks, x, y)
         finite = losses.isfinite()
         return torch.where(finite, losses, 0.0).sum() / finite.sum().clamp(min=1), (losses, wrong)
 
     return mean
+
+
+def _of(run: int, mask: int | None, value: Nested) -> Nested:
+    """What one run reads, of the examples of one mask or of all."""
+    return pytree.each(lambda part: part[run] if mask is None else part[run, mask], value)
 
 
 def own_parts(tensor: Tensor, samples: int) -> Tensor:
@@ -180,14 +191,14 @@ class Gradient(Protocol):
         ...
 
     def __call__(
-        self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor, *, each: bool
+        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool
     ) -> tuple[Named, Measured]: ...
 
     def with_slopes(
-        self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor
+        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested
     ) -> tuple[Named, Measured, Tensor]: ...
 
-    def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Tensor, y: Tensor) -> None: ...
+    def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Nested, y: Nested) -> None: ...
 
 
 class Step:
@@ -292,20 +303,20 @@ class Step:
             ok = finite.any(-1)
             for run in (ok & ~finite.all(-1)).nonzero().flatten().tolist():
                 there = finite[run].nonzero().flatten().tolist()
-                parts = [(x[run, i], y[run, i]) if source.reads_slopes else (x[run], y[run]) for i in there]
+                parts = [_of(run, i if source.reads_slopes else None, (x, y)) for i in there]
                 self._recompute(grads, run, masks[run, there], parts)
         self._move(grads, ok)
         self._learn(source, noise, masks, losses, ok, slopes)
         self._count(losses, wrong, y, source.reads_slopes)
 
-    def _read(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    def _read(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> tuple[Tensor, Nested, Nested]:
         """Masks, inputs and targets; these with a dimension for masks where each has examples of its own."""
         masks, x, y = source.masks(noise), *self.feed.batch(reading)
         if source.reads_slopes:
-            x, y = (own_parts(part, masks.shape[1]) for part in (x, y))
+            x, y = pytree.each(lambda part: own_parts(part, masks.shape[1]), (x, y))
         return masks, x, y
 
-    def _gradients(self, source: Source, masks: Tensor, x: Tensor, y: Tensor) -> Sloped:
+    def _gradients(self, source: Source, masks: Tensor, x: Nested, y: Nested) -> Sloped:
         state = self.state
         slopes: Tensor | None = None
         if source.reads_slopes:
@@ -315,14 +326,14 @@ class Step:
         # A parameter that no run reads has one zero for all runs; the optimiser writes where the gradient is.
         return {name: g.clone() if 0 in g.stride() else g for name, g in grads.items()}, measured, slopes
 
-    def _recompute(self, grads: Named, run: int, masks: Tensor, parts: list[tuple[Tensor, Tensor]]) -> None:
+    def _recompute(self, grads: Named, run: int, masks: Tensor, parts: list[Nested]) -> None:
         """parts: what each of the masks reads."""
         here = slice(run, run + 1)
         params = {name: p[here] for name, p in self.state.params.items()}
         fixed = {name: f[here] for name, f in self.state.fixed.items()}
         alone = [
-            self.differential(params, fixed, m[None, None], x[None], y[None], each=False)[0]
-            for m, (x, y) in zip(masks, parts, strict=True)
+            self.differential(params, fixed, m[None, None], *pytree.each(lambda t: t[None], part), each=False)[0]
+            for m, part in zip(masks, parts, strict=True)
         ]
         for name, gradient in grads.items():
             gradient[here] = torch.stack([g[name] for g in alone]).mean(0)
@@ -359,10 +370,10 @@ class Step:
         lr = state.rates * self.schedule.factor(state.done, self.total)
         state.pace.copy_(self.optimizer.pace(lr, state.done + 1))
 
-    def _count(self, losses: Tensor, wrong: Tensor, y: Tensor, own: bool) -> None:
+    def _count(self, losses: Tensor, wrong: Tensor, y: Nested, own: bool) -> None:
         """own: y has a dimension for masks."""
         finite = losses.isfinite()
-        predicted = y[0].numel() * (1 if own else losses.shape[-1])
+        predicted = sum(part[0].numel() for part in pytree.tensors(y)) * (1 if own else losses.shape[-1])
         sums = torch.where(finite, losses, 0.0).sum(-1), finite.sum(-1), wrong.sum(-1)
         self.state.sums[:3] += torch.stack([part.to(torch.float64) for part in sums])
         self.state.sums[3] += predicted
@@ -419,7 +430,7 @@ class Own:
         self.gradients, self.pack, self.unpack = gradients, pack, unpack
 
     def __call__(
-        self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor, *, each: bool
+        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool
     ) -> tuple[Named, Measured]:
         if each or fixed:
             raise BadInput("runs computed together have masks that all examples share, and no tensors but parameters")
@@ -427,11 +438,11 @@ class Own:
         return grads, (losses, wrong)
 
     def with_slopes(
-        self, params: Named, fixed: Named, masks: Tensor, x: Tensor, y: Tensor
+        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested
     ) -> tuple[Named, Measured, Tensor]:
         raise BadInput(SLOPELESS)
 
-    def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Tensor, y: Tensor) -> None:
+    def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Nested, y: Nested) -> None:
         self.gradients(params, mask[None, None], x[None], y[None])
 
 

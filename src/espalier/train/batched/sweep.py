@@ -15,14 +15,14 @@ from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.gates.blocks import RoundTo
 from espalier.space import BadInput, BadType
-from espalier.train import checks, measures, progress, recipes, rng
+from espalier.train import checks, feed, measures, progress, recipes, rng, scoring
 from espalier.train import schedule as schedules
 from espalier.train.batched import optimizers
 from espalier.train.batched import runs as run_list
 from espalier.train.batched.batch import Compute
 from espalier.train.batched.batch_engine import BatchEngine
 from espalier.train.batched.optimizers import Optimizer
-from espalier.train.batched.resident_data import Pair, check_pair
+from espalier.train.batched.resident_data import resident
 from espalier.train.batched.runs import Run
 from espalier.train.batched.stack import Factory
 from espalier.train.batched.step import cross_entropy
@@ -30,6 +30,7 @@ from espalier.train.batched.sweep_settings import Plan
 from espalier.train.callbacks import Callback
 from espalier.train.callbacks import check as callbacks_checked
 from espalier.train.checkpoint import Checkpoint
+from espalier.train.feed import Adapter
 from espalier.train.lock import locked
 from espalier.train.loop import Loop, OutOfMemory
 from espalier.train.recipes import OptimizerFactory, Recipe
@@ -42,7 +43,7 @@ from espalier.train.targets import Target
 
 def sweep(
     factory: Factory,
-    data: Dataset | Pair,
+    data: Any,
     *,
     targets: Sequence[Target] | None = None,
     penalties: Sequence[float] | None = None,
@@ -54,7 +55,8 @@ def sweep(
     batch_size: int = 64,
     samples: int | None = None,
     round_to: RoundTo | None = None,
-    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
+    loss: Callable[[Any, Any], Tensor] | None = cross_entropy,
+    batch: Adapter | None = None,
     cost: str | Cost | Tensor = "weights",
     optimizer: Optimizer | OptimizerFactory | None = None,
     schedule: str | Schedule | None = None,
@@ -64,7 +66,7 @@ def sweep(
     preset: str | Recipe | None = None,
     pad: int = 0,
     points: int | None = None,
-    validation: Dataset | Pair | None = None,
+    validation: Any = None,
     metrics: measures.Given = None,
     compute: Compute | None = None,
     at_once: int | None = None,
@@ -79,9 +81,10 @@ def sweep(
 
     factory: builds the model, from torch's random state; runs of equal seed start from equal weights and read the data
         in equal order. runs: instead of settings times seeds, any list of :class:`Run`.
-    data: (inputs, targets) tensors, which the network reads as they are, or a Dataset, which is read as it says; its
-        test part is then the validation. They stay on the device as they are stored; with ``pad`` images are cropped
-        and mirrored at random.
+    data: as in ``fit``: (inputs, targets), which the network reads as they are, or a Dataset, which is read as it says;
+        its test part is then the validation. They stay on the device as they are stored; with ``pad`` images are
+        cropped and mirrored at random. What loaders and torch Datasets give is read once, before the runs.
+    loss, batch: as in ``fit``.
     points: measure so many times, evenly spaced, instead of after every epoch.
     validation: (inputs, targets), or a Dataset, its test part; read as ``data`` are.
     metrics: of the validation, beside the loss, as in ``fit``; one run after the other, which takes time.
@@ -90,7 +93,7 @@ def sweep(
         reads samples times as many examples.
     round_to: widths in multiples, as in ``fit``; the first run of a batch says which units make a block.
     optimizer: settings such as ``SGD(lr=0.1)``, ``Adam()``, ``AdamW()`` of espalier.train.batched; or a function as in
-        ``fit`` that gives torch's SGD, Adam or AdamW.
+        ``fit`` that gives torch's SGD, Adam or AdamW. Default: as in ``fit``.
     schedule: "steps" (a tenth at 1/2 and at 3/4), "cosine", "linear", "constant", or one of their classes. Default: the
         recipe's; for an optimizer that is a function, "constant".
     search: arguments of :class:`espalier.Search` (learning_rate, adaptive, ramp, even, initial, margin). What is not
@@ -112,7 +115,7 @@ def sweep(
         epochs=epochs,
         batch_size=batch_size,
         samples=recipe.samples if samples is None else samples,
-        loss=loss,
+        loss=scoring.own_loss if loss is None else loss,
         cost=cost,
         recipe=recipe,
         optimizer=None if optimizer is None else optimizers.read(optimizer),
@@ -125,8 +128,10 @@ def sweep(
     )
     if metrics and validation is None and not isinstance(data, Dataset):
         raise BadInput("metrics are of held-out data: give validation=")
-    if validation is not None and not isinstance(validation, Dataset):
-        check_pair(validation, "validation")
+    adapt = feed.adapter(batch, own_loss=loss is None)
+    data = resident(data, "data", adapt)
+    if validation is not None:
+        validation = resident(validation, "validation", adapt)
     place = checks.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
     root = None if checkpoint is None else checks.folder(checkpoint)
     if compute is not None and not isinstance(compute, Compute):
