@@ -47,14 +47,15 @@ def compact(
     run: Path = typer.Argument(help="The run directory of `espalier train`."),
     to: Path = typer.Option(..., help="The folder to write."),
     onnx: bool = typer.Option(False, "--onnx", help="Write model.onnx too, checked with onnxruntime."),
-    model: str = typer.Option("", help="The factory of the uncut network, if it has moved since the run."),
+    model: str = typer.Option("", help="The factory of the uncut network; needed where it is code of your own."),
+    trust: bool = typer.Option(False, "--trust", help="Run the code that the run names, though it may have changed."),
     as_json: bool = typer.Option(False, "--json", help="What was written and checked as one JSON object."),
 ) -> None:
     """Write the small network of a run, with its plan and a card that says what it is and how to load it.
 
     Example: espalier compact runs/digits --to digits-small --onnx
     """
-    shipped = ship(run, to, model=model or None, formats=("torch", *(["onnx"] if onnx else [])))
+    shipped = ship(run, to, model=model or None, formats=("torch", *(["onnx"] if onnx else [])), trust=trust)
     for note in shipped.notes:
         typer.echo(f"espalier: {note}", err=True)
     if as_json:

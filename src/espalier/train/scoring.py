@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.search.distribution import Distribution
-from espalier.space import BadInput
+from espalier.space import BadInput, BadType
 from espalier.train import checks, pytree
 from espalier.train import feed as feeds
 from espalier.train.feed import Batch, Batches, Tensors
@@ -36,6 +36,9 @@ def evaluate(model: nn.Module, data: object, *, loss: Loss, batch_size: int = 51
     Of a Dataset, its test part. Tensors are given to the model as they are: the stored uint8 of ``dataset.test`` are
     refused by most; give the Dataset, or ``dataset.as_floats().test``.
     """
+    module = isinstance(model, nn.Module)
+    if not module or not callable(loss):
+        raise BadType(f"loss is a function, not {loss!r}" if module else f"model is a torch module, not {model!r}")
     return _score(model, _batches(model, data, batch_size), loss, lambda inputs: pytree.call(model, inputs))
 
 
