@@ -144,10 +144,10 @@ def test_code_that_fails_in_a_file_beside_the_one_that_is_named(espal, own):
         "        return super().forward(x)\n"
         "def net():\n"
         "    return Net(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))\n"
+        "def net():\n"
+        "    return Net(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))\n"
     )
-    (own / "front.py").write_text(
-        "import beside\ndef build():\n    return beside.Net(beside.nn.Linear(64, 8), beside.nn.ReLU(), beside.nn.Linear(8, 10))\n"
-    )
+    (own / "front.py").write_text("import beside\ndef build():\n    return beside.net()\n")
     line = espal("train", "--model", "front.py:build", "--data", "net.py:data", "--out", "c", *FAST).line
     assert "OverflowError: beside (beside.py, line 5)" in line
 

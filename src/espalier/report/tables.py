@@ -55,7 +55,7 @@ class Table:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow([heading for heading, _ in self.columns])
-        writer.writerows([["" if value is None else value for value in row] for row in self.rows])
+        writer.writerows([[_plain(value) for value in row] for row in self.rows])
         return text.getvalue()
 
     def write(self, stem: Path) -> list[Path]:
@@ -69,6 +69,13 @@ def escaped(text: str) -> str:
     for sign, word in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "&#124;")):
         text = text.replace(sign, word)
     return text
+
+
+def _plain(value: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula."""
+    if value is None:
+        return ""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def _cell(value: Any, form: str) -> str:
