@@ -101,8 +101,10 @@ def ship(
     """
     if not isinstance(to, (str, os.PathLike)):
         raise BadType(f"to is the path of a folder, not {to!r}")
+    if not isinstance(formats, Sequence) or isinstance(formats, str):
+        raise BadType(f"formats is a list of names, not {formats!r}")
     folder = Path(to)
-    names = list(dict.fromkeys(("torch", *formats)))
+    names = list(dict.fromkeys(("torch", *map(str, formats))))
     if unknown := [name for name in names if name not in FORMATS]:
         raise BadInput(f"there is no format {unknown[0]!r}; known are {', '.join(FORMATS)}")
     if isinstance(result_or_run, (str, os.PathLike)):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.search.distribution import Distribution
-from espalier.space import BadInput, BadType
+from espalier.space import BadInput, BadType, whole_number
 from espalier.train import checks, pytree
 from espalier.train import feed as feeds
 from espalier.train.feed import Batch, Batches, Tensors
@@ -39,6 +39,7 @@ def evaluate(model: nn.Module, data: object, *, loss: Loss, batch_size: int = 51
     module = isinstance(model, nn.Module)
     if not module or not callable(loss):
         raise BadType(f"loss is a function, not {loss!r}" if module else f"model is a torch module, not {model!r}")
+    batch_size = whole_number(batch_size, "batch_size", 1)
     return _score(model, _batches(model, data, batch_size), loss, lambda inputs: pytree.call(model, inputs))
 
 
