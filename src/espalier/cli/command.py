@@ -55,8 +55,8 @@ class Command(typer.core.TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         old, words = getattr(self.callback, OLD), list[str]()
-        kinds = {flag: getattr(one, "type", None) for one in self.params for flag in one.opts}
-        folders = {flag for flag, kind in kinds.items() if getattr(kind, "name", "") == "path"}
+        own = [one for one in self.params if one.name not in (*OURS, "help")]
+        folders = {flag for one in own if _kind(self.callback, str(one.name)) is Path for flag in one.opts}
         for word, following in zip(args, [*args[1:], "-"]):
             name, equals, value = word.partition("=")
             if name in folders and not (value if equals else following):
