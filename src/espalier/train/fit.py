@@ -133,7 +133,7 @@ def fit(
     if scheduler is not None:
         schedule = "constant"
     rates = schedules.read(schedule, recipe.schedule, optimizer)
-    inner = built(optimizer or recipe.optimizer, module)
+    inner = built(recipe.optimizer if optimizer is None else optimizer, module)
     with _attached(model, module, feeding, where) as gated, rng.seeded(seed, where):
         structure = shape(
             gated,
