@@ -302,8 +302,9 @@ def test_files_have_the_mode_that_the_umask_says(tmp_path: Path) -> None:
 
 
 def test_no_cell_is_a_formula() -> None:
-    table = Table("t", "c", (("=a", ""), ("n", "g")), (("=cmd()", -1.5), ("@x", None), ("plain", 2)))
-    assert table.csv() == "=a,n\n'=cmd(),-1.5\n'@x,\nplain,2\n"
+    rows = (("=cmd()", -1.5), ("@x", None), ("-1+cmd|x", 2), ("-2.7 [-5.3; 1]", 3), ("-2.7 [-5.3 -1]", 4))
+    table = Table("t", "c", (("a", ""), ("n", "g")), rows)
+    assert table.csv() == "a,n\n'=cmd(),-1.5\n'@x,\n'-1+cmd|x,2\n'-2.7 [-5.3; 1],3\n-2.7 [-5.3 -1],4\n"
 
 
 def test_nothing_here_is_loaded_that_was_not_saved(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from espalier.space import BadInput
 SHARE, ERROR, COUNT, LOSS = ".1%", ".2%", "g", ".4g"
 MARK = "Made from the files under `runs/`; edits are overwritten."
 PAGES = ("README.md", "REPORT.md")
+SIGNED = re.compile(r"[+-][-+0-9.,^ %\[\]]*")  # numbers with their signs and ranges
 Marks = tuple[str, str]
 Column = tuple[str, str, Callable[[Any], Any]]  # heading, format, and the value of an item
 
@@ -75,7 +77,8 @@ def _plain(value: Any) -> Any:
     """A cell that no spreadsheet takes for a formula."""
     if value is None:
         return ""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if formula and not SIGNED.fullmatch(value) else value
 
 
 def _cell(value: Any, form: str) -> str:
