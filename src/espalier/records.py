@@ -77,3 +77,10 @@ def metrics_of(folder: Path) -> tuple[list[dict[str, Any]], str]:
         except schema.Mismatch:
             return rows, f"{METRICS} is cut off in line {number_of_line}; the rows before it are shown"
     return rows, ""
+
+
+def check(path: Path) -> None:
+    """A file of a run directory is a plain one, and the one that its manifest tells of; else :class:`Corrupt`."""
+    if not path.is_file():
+        raise Corrupt(f"{path} is not a file. {AGAIN}")
+    files.check(path.parent, path.name, AGAIN)

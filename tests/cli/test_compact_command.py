@@ -78,7 +78,7 @@ def test_the_small_network_its_card_and_its_onnx_file(espal, trained, monkeypatc
     pytest.importorskip("onnxscript")
     onnxruntime = pytest.importorskip("onnxruntime")
     before = files(trained / "run")
-    done = espal("compact", "run", "--to", "small", "--onnx")
+    done = espal("compact", "run", "--model", "net.py:build", "--to", "small", "--onnx")
     assert done.code == 0, done.err
     assert sorted(files(trained / "small")) == ["README.md", "model.onnx", "model.safetensors", "plan.json"]
     assert files(trained / "run") == before
@@ -120,12 +120,14 @@ def test_the_small_network_its_card_and_its_onnx_file(espal, trained, monkeypatc
 
 
 def test_without_onnx_and_as_json(espal, trained):
-    done = espal("compact", "run", "--to", "small", "--json")
+    done = espal("compact", "run", "--model", "net.py:build", "--to", "small", "--json")
     told = json.loads(done.out.splitlines()[-1])
     assert told["files"] == ["model.safetensors", "plan.json", "README.md"]
     assert told["checks"]["difference"] == 0
     assert "onnx" not in (trained / "small" / "README.md").read_text().lower()
-    assert espal("compact", "run", "--to", "small").code == 0  # again, over what it wrote itself
+    assert (
+        espal("compact", "run", "--model", "net.py:build", "--to", "small").code == 0
+    )  # again, over what it wrote itself
 
 
 def test_a_factory_that_has_moved(espal, trained, monkeypatch):
@@ -148,11 +150,27 @@ def test_a_factory_that_has_moved(espal, trained, monkeypatch):
 def test_a_factory_that_has_changed_is_refused(espal, trained, change, said):
     path = trained / "moved.py"  # a module of another name: the first one is loaded in this process
     path.write_text(NET.replace(*change))
-    done = espal("compact", "run", "--to", "small", "--model", "moved.py:build")
+    done = espal("compact", "run", "--to", "small", "--model", "moved.py:build", "--trust")
     assert done.code == 2
     assert said in done.err
     assert "moved.py has changed since the run" in done.err
     assert not (trained / "small").exists()
+    line = espal("compact", "run", "--to", "small", "--model", "moved.py:build").line
+    assert "moved.py has changed since the run (SHA-256" in line
+
+
+def test_code_that_a_folder_names_is_not_run(espal, trained):
+    line = espal("compact", "run", "--to", "small").line
+    assert "names code, 'net.py:build'; what a file names is not run" in line
+    assert "--model net.py:build" in line
+    assert espal("compact", "run", "--to", "small", "--trust").code == 0
+    call = json.loads((trained / "run" / "call.json").read_text())
+    call["model"] |= {"reference": "subprocess:getoutput", "arguments": {"cmd": "touch harmed"}}
+    (trained / "run" / "manifest.json").unlink()
+    (trained / "run" / "call.json").write_text(json.dumps(call))
+    for words in ((), ("--model", "net.py:build")):
+        espal("compact", "run", "--to", "other", *words)
+        assert not (trained / "harmed").exists()
 
 
 def test_what_is_no_finished_run_is_said_in_one_line(espal, trained):
@@ -192,7 +210,7 @@ def test_a_damaged_run_is_said_in_one_line(espal, trained, name, how):
     path = trained / "run" / name
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2] if how == "cut" else b"{}" if name.endswith("json") else data[:-1] + b"x")
-    line = espal("compact", "run", "--to", "small").line
+    line = espal("compact", "run", "--model", "net.py:build", "--to", "small").line
     assert name.rpartition("/")[2] in line, line
 
 
@@ -214,14 +232,16 @@ def test_a_full_disk_is_one_line(espal, trained, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "write_beside", full)
-        assert "No space left" in espal("compact", "run", "--to", "small").line
+        assert "No space left" in espal("compact", "run", "--model", "net.py:build", "--to", "small").line
     assert files(trained / "run") == before
     (trained / "small" / "model.safetensors").write_bytes(b"cut off")  # as a kill between two files leaves it
-    assert espal("compact", "run", "--to", "small").code == 0
+    assert espal("compact", "run", "--model", "net.py:build", "--to", "small").code == 0
 
 
 def test_formats_by_name_need_nothing_of_ours(espal, trained):
-    told = json.loads(espal("compact", "run", "--to", "free", "--formats", "python, pt2", "--json").out)
+    told = json.loads(
+        espal("compact", "run", "--model", "net.py:build", "--to", "free", "--formats", "python, pt2", "--json").out
+    )
     assert set(told["files"]) == {
         "model.safetensors", "plan.json", "README.md", "network.py", "network.safetensors", "model.pt2",
     }  # fmt: skip
@@ -229,8 +249,13 @@ def test_formats_by_name_need_nothing_of_ours(espal, trained):
     text = (trained / "free" / "README.md").read_text()
     assert "from network import load" in text
     assert "torch.export.load" in text
-    espal("compact", "run", "--to", "free", "--formats", "python")  # over what it wrote itself
-    assert "known are torch, onnx, pt2, python" in espal("compact", "run", "--to", "other", "--formats", "tape").line
+    espal(
+        "compact", "run", "--model", "net.py:build", "--to", "free", "--formats", "python"
+    )  # over what it wrote itself
+    assert (
+        "known are torch, onnx, pt2, python"
+        in espal("compact", "run", "--model", "net.py:build", "--to", "other", "--formats", "tape").line
+    )
 
 
 def test_amounts_and_several_costs_on_the_command_line(espal, trained):
@@ -244,5 +269,5 @@ def test_amounts_and_several_costs_on_the_command_line(espal, trained):
             assert told["sizes"]["parameters"][0] <= 300
         else:
             assert told["sizes"]["weights"][0] <= 0.5 * told["sizes"]["weights"][1]
-        espal("compact", out, "--to", f"{out} shipped")
+        espal("compact", out, "--model", "net.py:build", "--to", f"{out} shipped")
         assert f"a target of {words}" in (trained / f"{out} shipped" / "README.md").read_text()

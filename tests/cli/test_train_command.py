@@ -124,7 +124,7 @@ def test_settings_reach_the_training(espal, tmp_path):
     found = story(tmp_path / "a", "settings.json")["settings"]
     group = found["optimizer"]["AdamW"][0]
     assert (group["lr"], group["weight_decay"]) == (0.002, 0.1)
-    assert found["scheduler"] == "CosineAnnealingLR"
+    assert found["scheduler"]["CosineAnnealingLR"]["T_max"] == 1
     assert (found["samples"], found["seed"], found["batch_size"], found["cost"]) == (4, 7, 100, "parameters")
     assert found["data"]["examples"] == 1347 - 269
     assert found["settle_at"] == 10 - round(0.25 * 10)

@@ -121,17 +121,41 @@ def test_code_of_ones_own_that_fails_in_the_training_is_one_line_with_its_place(
     )
     words = ("train", "--data", "net.py:data", "--target", 0.5, *FAST)
     line = espal(*words, "--model", "mine.py:Norm", "--batch-size", 1, "--recipe", "ranked", "--out", "a").line
-    assert "'mine.py:Norm' failed: ValueError: Expected more than 1 value per channel" in line
+    assert "your own failed: ValueError: Expected more than 1 value per channel" in line
     assert "(mine.py, line 7)" in line
+    assert "(traceback: a/error.log)" in line
+    log = (own / "a" / "error.log").read_text()
+    assert log.startswith("Traceback (most recent call last)")
+    assert "return super().forward(x)" in log
     line = espal(*words, "--model", "net.py:build", "--loss", "mine:late", "--out", "b").line
-    assert "'mine:late' failed: KeyError: 'late' (mine.py, line 10)" in line
+    assert "your own failed: KeyError: 'late' (mine.py, line 10)" in line
+    done = espal(*words, "--model", "net.py:build", "--loss", "mine:late", "--out", "b", "--traceback")
+    assert done.code == 2
+    assert "Traceback (most recent call last)" in done.err
+
+
+def test_code_that_fails_in_a_file_beside_the_one_that_is_named(espal, own):
+    (own / "beside.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Sequential):\n"
+        "    def forward(self, x):\n"
+        "        if self.training:\n"
+        "            raise OverflowError('beside')\n"
+        "        return super().forward(x)\n"
+        "def net():\n"
+        "    return Net(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))\n"
+        "def net():\n"
+        "    return Net(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))\n"
+    )
+    (own / "front.py").write_text("import beside\ndef build():\n    return beside.net()\n")
+    line = espal("train", "--model", "front.py:build", "--data", "net.py:data", "--out", "c", *FAST).line
+    assert "OverflowError: beside (beside.py, line 5)" in line
 
 
 def test_a_fault_of_ours_is_not_blamed_on_the_user(espal, own, monkeypatch):
-    def broken(*_, **__):
-        raise ZeroDivisionError("ours")
-
-    monkeypatch.setattr("espalier.study.training.fit", broken)
+    ours = {}
+    exec(compile("def broken(*_, **__):\n    1 / 0\n", checkpoints.__file__, "exec"), ours)
+    monkeypatch.setattr("espalier.study.training.fit", ours["broken"])
     monkeypatch.setattr(
         "sys.argv", ["espalier", "train", "--model", "net.py:build", "--data", "net.py:data", "--out", "r"]
     )

@@ -48,7 +48,8 @@ def compact(
     to: Path = typer.Option(..., help="The folder to write."),
     onnx: bool = typer.Option(False, "--onnx", help="Write model.onnx too, checked with onnxruntime."),
     formats: str = typer.Option("", help=f"Further formats, by commas: {', '.join(FORMATS)}."),
-    model: str = typer.Option("", help="The factory of the uncut network, if it has moved since the run."),
+    model: str = typer.Option("", help="The factory of the uncut network; needed where it is code of your own."),
+    trust: bool = typer.Option(False, "--trust", help="Run the code that the run names, though it may have changed."),
     as_json: bool = typer.Option(False, "--json", help="What was written and checked as one JSON object."),
 ) -> None:
     """Write the small network of a run, with its plan and a card that says what it is and how to load it.
@@ -56,7 +57,7 @@ def compact(
     Example: espalier compact runs/digits --to digits-small --onnx
     """
     wanted = [name.strip() for name in formats.split(",") if name.strip()]
-    shipped = ship(run, to, model=model or None, formats=("torch", *(["onnx"] if onnx else []), *wanted))
+    shipped = ship(run, to, model=model or None, formats=("torch", *(["onnx"] if onnx else []), *wanted), trust=trust)
     for note in shipped.notes:
         typer.echo(f"espalier: {note}", err=True)
     if as_json:

@@ -55,8 +55,12 @@ class Command(typer.core.TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         old, words = getattr(self.callback, OLD), list[str]()
-        for word in args:
+        own = [one for one in self.params if one.name not in (*OURS, "help")]
+        folders = {flag for one in own if _kind(self.callback, str(one.name)) is Path for flag in one.opts}
+        for word, following in zip(args, [*args[1:], "-"]):
             name, equals, value = word.partition("=")
+            if name in folders and not (value if equals else following):
+                raise BadInput(f"{name} is a path, not an empty word; use . for the current folder")
             now = old.get(name[2:]) if name.startswith("--") else None
             if now is not None:
                 _warn(name, f"--{now}")

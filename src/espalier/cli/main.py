@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import errno
 import sys
+import traceback
 from typing import NoReturn
 
 from espalier.space import EspalierError
 
 BAD_INPUT, INTERRUPTED = 2, 130
+TRACEBACK = "--traceback"  # of every command: where an error came from, before its line
 
 
 def main() -> None:
+    shown = TRACEBACK in sys.argv[1:]
+    if shown:
+        sys.argv = [word for word in sys.argv if word != TRACEBACK]
     try:
         from espalier.cli.app import app
     except KeyboardInterrupt:
@@ -23,6 +28,8 @@ def main() -> None:
     try:
         code = app(prog_name="espalier", standalone_mode=False)  # so that errors come here, and not in three lines
     except EspalierError as error:
+        if shown:
+            traceback.print_exception(error)
         _end(error.strerror if isinstance(error, OSError) and error.strerror else error)
     except KeyboardInterrupt:
         _end("stopped", INTERRUPTED)

@@ -64,7 +64,7 @@ def save(small: nn.Module, folder: str | Path) -> None:
     }
     # Both are complete beside the old ones before either takes its place: what fails on the way changes nothing. Until
     # the new plan is there the old tensors stay under a second name, by which a process that is killed leaves them.
-    written, older = list[Path](), list(folder.glob(f"{TENSORS}.*{PARTIAL}"))
+    written, older = list[Path](), [old for name in (TENSORS, PLAN) for old in folder.glob(f"{name}.*{PARTIAL}")]
     try:
         for name, data in ((TENSORS, tensors_as_bytes(stored)), (PLAN, schema.sealed(index, indent=1).encode())):
             written.append(write_beside(folder / name, data))

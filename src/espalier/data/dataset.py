@@ -6,6 +6,7 @@ A split, a held-out part or stratified folds, is by seed: the same on every mach
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -179,6 +180,10 @@ def from_arrays(
             raise BadType(
                 f"{part} is a pair (inputs, labels), not {type(given).__name__}: from_arrays((x, y), (test_x, test_y))"
             )
+    if classes is not None and not (isinstance(classes, Sequence) and all(isinstance(name, str) for name in classes)):
+        raise BadType(f"classes are the names of the classes, not {classes!r}")
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):
+        raise BadType(f"scale is a finite number, not {scale!r}")
     parts = [_part("training", *train), _part("test", *test)]
     most = max(int(labels.max()) for _, labels in parts)
     if classes is None and most >= CLASSES:
@@ -194,8 +199,12 @@ def from_arrays(
 
 
 def _part(part: str, inputs: Array, labels: Array) -> tuple[Tensor, Tensor]:
-    x = inputs if isinstance(inputs, Tensor) else torch.as_tensor(np.array(inputs))
-    y = labels if isinstance(labels, Tensor) else torch.as_tensor(np.array(labels))
+    try:
+        x, y = (one if isinstance(one, Tensor) else torch.as_tensor(np.array(one)) for one in (inputs, labels))
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise BadType(f"{part} data are arrays of numbers: {str(error).splitlines()[0]}") from None
+    if x.layout is not torch.strided or y.layout is not torch.strided:
+        raise BadType(f"{part} data are dense tensors; use .to_dense()")
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise BadType(f"{part} labels are integers, not {y.dtype}")
     y = y.to(torch.int64)

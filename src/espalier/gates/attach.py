@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from espalier.gates.blocks import Blocks, RoundTo, rounded
@@ -54,6 +55,8 @@ def attach(
         raise BadType(f"attach takes a torch.nn.Module, not {type(model).__name__}")
     args, kwargs = _arguments(example_inputs)
     for tensor in (*tensors_in(args), *tensors_in(kwargs)):
+        if tensor.layout is not torch.strided:
+            raise BadType("example_inputs are dense tensors; use .to_dense()")
         is_mask = tensor.is_floating_point() and bool(((tensor == 0) | tensor.isneginf()).all())  # an attention mask
         if tensor.is_floating_point() and not is_mask and not bool(tensor.isfinite().all()):
             raise BadInput("example_inputs hold infinite values or NaN, under which nothing can be compared")

@@ -392,6 +392,7 @@ def _theta_of_snapshots(path: Path, space: Any, order: Sequence[str]) -> Theta |
     from safetensors.numpy import load_file
 
     try:
+        records.check(path)
         tensors = load_file(path)
         values, updates = tensors["theta"], tensors["updates"]
         rows = schema.parse(space.encode(), schema.each(schema.each(schema.anything, 3)))

@@ -15,7 +15,7 @@ from espalier import schema
 from espalier.report import packed
 from espalier.report.run_reader import AXES, Run, Setting, from_file, from_folder, number
 from espalier.report.significance import Quartiles, median, quartiles
-from espalier.space import BadInput, Corrupt
+from espalier.space import BadInput, BadType, Corrupt
 
 LABELS = {
     "search": "search",
@@ -230,6 +230,8 @@ def variant_label(variant: str) -> str:
 def read(folder: str | os.PathLike[str]) -> Study:
     """Run files under ``runs/`` as a study writes them, or packed into ``runs.jsonl``, and run directories anywhere:
     the folder itself or below it."""
+    if not isinstance(folder, (str, os.PathLike)):
+        raise BadType(f"a folder of runs is named by its path, not by {folder!r}")
     root = Path(folder)
     if not root.is_dir():
         raise BadInput(f"{root} is not a folder; give the folder of a study or of a run")

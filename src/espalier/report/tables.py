@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from espalier.space import BadInput
 SHARE, ERROR, COUNT, LOSS = ".1%", ".2%", "g", ".4g"
 MARK = "Made from the files under `runs/`; edits are overwritten."
 PAGES = ("README.md", "REPORT.md")
+SIGNED = re.compile(r"[+-][-+0-9.,^ %\[\]]*")  # numbers with their signs and ranges
 Marks = tuple[str, str]
 Column = tuple[str, str, Callable[[Any], Any]]  # heading, format, and the value of an item
 
@@ -55,7 +57,7 @@ class Table:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow([heading for heading, _ in self.columns])
-        writer.writerows([["" if value is None else value for value in row] for row in self.rows])
+        writer.writerows([[_plain(value) for value in row] for row in self.rows])
         return text.getvalue()
 
     def write(self, stem: Path) -> list[Path]:
@@ -69,6 +71,14 @@ def escaped(text: str) -> str:
     for sign, word in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "&#124;")):
         text = text.replace(sign, word)
     return text
+
+
+def _plain(value: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula."""
+    if value is None:
+        return ""
+    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if formula and not SIGNED.fullmatch(value) else value
 
 
 def _cell(value: Any, form: str) -> str:

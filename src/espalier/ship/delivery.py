@@ -102,30 +102,36 @@ def ship(
     model: Factory | str | None = None,
     formats: Sequence[str] = ("torch",),
     inputs: Any = None,
+    trust: bool = False,
 ) -> Shipped:
     """Write the small network of a result or of a run to a folder, check it, time it, and describe it on a card.
 
     result_or_run: what ``fit`` returned, or one result of ``sweep``; or the run directory of one of them, or of
         `espalier train`.
     to: a new or empty folder, or one that an earlier call wrote.
-    model: the factory of the uncut network, also as text such as ``file.py:function``. A run directory of `espalier
-        train` names its own; where that has moved, this one stands in for it. Any other run directory needs it. Of a
+    model: the factory of the uncut network, also as text such as ``file.py:function``. Of a run directory it is needed,
+        unless the run is of a network known by name: code is run because you name it, not because a file does. Of a
         result it is needed for checks, times and sizes.
+    trust: run the code that the run directory of `espalier train` names, and code that has changed since the run.
     formats: names in ``FORMATS``; "torch", which :func:`espalier.load` reads, is always among them. "onnx" writes
         model.onnx, "pt2" what torch.export.load reads, "python" a file of plain torch layers with its weights beside
         it; these three need nothing of Espalier.
     inputs: of a result: some real examples, as the network reads them, on which copies are compared and timed. A run
         directory has its own.
     """
+    if not isinstance(to, (str, os.PathLike)):
+        raise BadType(f"to is the path of a folder, not {to!r}")
+    if not isinstance(formats, Sequence) or isinstance(formats, str):
+        raise BadType(f"formats is a list of names, not {formats!r}")
     folder = Path(to)
-    names = list(dict.fromkeys(("torch", *formats)))
+    names = list(dict.fromkeys(("torch", *map(str, formats))))
     if unknown := [name for name in names if name not in FORMATS]:
         raise BadInput(f"there is no format {unknown[0]!r}; known are {', '.join(FORMATS)}")
     if isinstance(result_or_run, (str, os.PathLike)):
         run = Path(result_or_run)
         _call(run)
         _check_free(folder, run)
-        parcel = _of_run(run, model)
+        parcel = _of_run(run, model, trust)
     elif isinstance(result_or_run, Result):
         _check_free(folder, None)
         parcel = _of_result(result_or_run, model, inputs)
@@ -181,19 +187,17 @@ def _loading(factory: Factory | None) -> Loading:
     return Loading("# factory: what builds the uncut network", "factory()")
 
 
-def _of_run(run: Path, model: Factory | str | None) -> Parcel:
+def _of_run(run: Path, model: Factory | str | None, trust: bool) -> Parcel:
     call, numbers, settings = _call(run), run_parts.numbers_of(run), settings_of(run)
     if call is None:
         return _of_folder(run, numbers, settings, model)
-    network = Network.from_json(call["model"])
+    network, notes = Network.from_json(call["model"]), list[str]()
     if isinstance(model, str):
         network = Network(model, network.arguments, network.shape, network.outputs)
     factory = model if callable(model) else network.build
+    if import_spec.is_reference(network.reference) and not callable(model):
+        notes = _trusted(run, network.reference, call["model"].get("file_sha256"), model is not None, trust)
     probe = run_parts.probe(run)
-    before, now = call["model"].get("file_sha256"), import_spec.fingerprint(network.reference)
-    notes = list[str]()
-    if before and now and before != now:
-        notes.append(f"{network.reference.rpartition(':')[0]} has changed since the run")
     try:
         small = run_parts.small_network(run, factory)
     except BadInput as error:
@@ -211,6 +215,26 @@ def _of_run(run: Path, model: Factory | str | None) -> Parcel:
     checks = {"examples": pytree.count(probe.inputs, "the inputs"), "difference": difference}
     origin = card.origin(call["command"], call["settings"], settings)
     return Parcel(small, factory, probe.inputs, numbers, about, loading, checks, origin, tuple(notes))
+
+
+def _trusted(run: Path, reference: str, before: str | None, named: bool, trust: bool) -> list[str]:
+    """Notes on code that is about to be run; refused unless the user has named it and it is that of the run, or trusts
+    it."""
+    where = reference.rpartition(":")[0]
+    if not named and not trust:
+        raise BadInput(
+            f"the run in {run} names code, {reference!r}; what a file names is not run: say it yourself, by --model "
+            f"{reference}, or trust the file, by --trust"
+        )
+    now = import_spec.fingerprint(reference)
+    if before is None or now is None:
+        return [f"{where} could not be compared with the code of the run"] if now is not None else []
+    if before != now and not trust:
+        raise BadInput(
+            f"{where} has changed since the run (SHA-256 {before[:16]}.. there, {now[:16]}.. here); give the code of "
+            "the run by --model, or run this by --trust"
+        )
+    return [f"{where} has changed since the run"] if before != now else []
 
 
 def _of_folder(run: Path, numbers: dict[str, Any], settings: dict[str, Any], model: Factory | str | None) -> Parcel:

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,17 +49,15 @@ def call(factory: Callable[..., Any], arguments: dict[str, Any], reference: str,
         raise BadInput(f"{what} {reference!r} failed: {_in_a_line(error)}") from error
 
 
-def blamed(error: Exception, given: Sequence[str]) -> str:
-    """In one line, with the place, an error that came through one of these references; "" of any other."""
-    own = dict[str, str]()
-    for reference in filter(is_reference, given):
-        where = reference.rpartition(":")[0]
-        file = where if where.endswith(".py") else getattr(sys.modules.get(where), "__file__", None)
-        if file:
-            own[str(Path(file).resolve())] = reference
+def blamed(error: BaseException) -> str:
+    """In one line, with the place, an error that came through code of the user's own; "" of any other: a file that is
+    neither Espalier's nor installed."""
+    installed = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")]
+    installed.append(Path(__file__).resolve().parents[1])
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if reference := own.get(str(Path(frame.filename).resolve()), ""):
-            return f"{reference!r} failed: {_in_a_line(error, frame)}"
+        path = Path(frame.filename)
+        if path.is_file() and not any(path.resolve().is_relative_to(place) for place in installed):
+            return _in_a_line(error, frame)
     return ""
 
 
@@ -81,12 +80,19 @@ def arguments(words: Sequence[str]) -> dict[str, Any]:
 
 
 def fingerprint(reference: str) -> str | None:
-    """A hash of the file that is named; None for modules and names."""
+    """A hash of the file that is named, or of the module's; None of names, and of modules without a file.
+
+    Nothing but the packages above a module is imported for it.
+    """
     where = reference.rpartition(":")[0]
     path = Path(where)
-    if not where.endswith(".py") or not path.is_file():
-        return None
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    if not where.endswith(".py"):
+        try:
+            found = getattr(sys.modules.get(where) or importlib.util.find_spec(where), "__spec__", None)
+            path = Path(str((found or importlib.util.find_spec(where)).origin))  # type: ignore[union-attr]
+        except (ImportError, ValueError, AttributeError):
+            return None
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 def _module(where: str, what: str) -> ModuleType:
@@ -132,7 +138,7 @@ def _loaded(path: Path, what: str) -> ModuleType:
     return module
 
 
-def _in_a_line(error: Exception, frame: traceback.FrameSummary | None = None) -> str:
+def _in_a_line(error: BaseException, frame: traceback.FrameSummary | None = None) -> str:
     """The error and where it came from, in one line. frame: that place, if it is not the last."""
     last = [frame] if frame else traceback.extract_tb(error.__traceback__)[-1:]
     if isinstance(error, SyntaxError):

@@ -64,7 +64,7 @@ def numbers_of(folder: Path) -> dict[str, Any]:
 
 def probe(folder: Path) -> Probe:
     try:
-        header, tensors = unpack((folder / PROBE).read_bytes())
+        header, tensors = unpack(schema.content(folder / PROBE, most=1 << 34))
         state = state_codec.join(header["state"], tensors)
         return Probe(state["inputs"], state["outputs"])
     except OSError as error:

@@ -25,6 +25,8 @@ def whole_number(value: object, what: str, least: int, hint: str = "") -> int:
         raise BadType(f"{what} is an integer, not {value!r}")
     if value < least:
         raise BadInput(f"{what} is at least {least}, not {value}{hint}")
+    if value >= 1 << 63:
+        raise BadInput(f"{what} is {value}, more than torch counts to; use a smaller number")
     return value
 
 

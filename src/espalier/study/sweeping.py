@@ -21,7 +21,7 @@ from espalier.ship import import_spec
 from espalier.ship.factories import Network
 from espalier.space import BadInput
 from espalier.study import sources
-from espalier.study.training import Task, loss_of
+from espalier.study.training import Task, loss_of, multiple
 from espalier.train import Result, feed, pytree, sweep
 from espalier.train.batched import Compute, Run
 from espalier.train.recipes import Recipe
@@ -101,6 +101,7 @@ def run(
                 epochs=sweeping.epochs,
                 batch_size=sweeping.batch_size,
                 samples=sweeping.samples,
+                round_to=multiple(sweeping.round_to),
                 cost=sweeping.cost,
                 optimizer=descent,
                 schedule=schedule,
@@ -116,7 +117,7 @@ def run(
                 **own,
             )
         except Exception as error:  # the network, the loss and the data may be the user's own
-            why = import_spec.blamed(error, (sweeping.model, sweeping.loss, sweeping.data))
+            why = import_spec.blamed(error)
             if not why:
                 raise
             raise BadInput(f"{why}. What was saved in {out} is intact") from error

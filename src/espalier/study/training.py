@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from espalier import files
 from espalier.gates import attach
 from espalier.ship import import_spec, run_parts
 from espalier.ship.factories import Network
@@ -34,6 +36,7 @@ from espalier.train.setting import check, declared, number, one_of, setting, sha
 from espalier.train.targets import kinds_of
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+LOG = "error.log"
 PRECISIONS = ("float32", "tf32", "bf16")
 SCHEDULES = ("steps", "cosine", "constant")
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -197,7 +200,20 @@ def loss_of(task: Task, source: Source, model: nn.Module, reading: feed.Feed) ->
     return loss
 
 
-def run(
+def run(training: Training, out: Path, *given: Any, **more: Any) -> tuple[Result, dict[str, Any]]:
+    """As :func:`_run`; where code of the user's own fails, its traceback is in the run's log."""
+    try:
+        return _run(training, out, *given, **more)
+    except EspalierError as error:
+        if error.__cause__ is None or isinstance(error.__cause__, (EspalierError, OSError)):
+            raise
+        if out.is_dir():
+            files.write(out / LOG, "".join(traceback.format_exception(error)))
+            raise BadInput(f"{error} (traceback: {out / LOG})") from error
+        raise BadInput(f"{error} (--traceback prints more)") from error
+
+
+def _run(
     training: Training, out: Path, command: str, *, time_limit: float | None, quiet: bool, force: bool = False
 ) -> tuple[Result, dict[str, Any]]:
     """Train to the end, or as far as time allows; the run directory then holds the small network too.
@@ -219,7 +235,7 @@ def run(
     flags = {one.old or one.name: one.flag for one in declared(Training)}
     if not force:
         run_parts.check_call(out, training.to_json(), flags)
-    gated = attach(model, example, round_to=_multiple(training.round_to))
+    gated = attach(model, example, round_to=multiple(training.round_to))
     if not quiet:
         count, groups = sum(p.numel() for p in model.parameters()), len(gated.space.slices)
         parts = f"{count:,} parameters, {gated.d} gates in {groups} groups"
@@ -254,10 +270,10 @@ def run(
     except EspalierError:
         raise
     except Exception as error:  # the network, the loss and the data may be the user's own
-        why = import_spec.blamed(error, (training.model, training.loss, training.data))
+        why = import_spec.blamed(error)
         if not why:
             raise
-        raise BadInput(f"{why}. What was saved in {out} is intact") from error
+        raise BadInput(f"code of your own failed: {why}. What was saved in {out} is intact") from error
     test = None if source.test is None else evaluate(result.model, source.test, loss=loss)
     scores = {name: getattr(test, name, None) for name in ("loss", "error", "examples")}
     about = {"inputs": source.prepared, "judged_on": source.judged_on}
@@ -265,7 +281,8 @@ def run(
     return result, RunDirectory(out).add(about | scored, run_parts.origin(out))
 
 
-def _multiple(word: str) -> int | str | None:
+def multiple(word: str) -> int | str | None:
+    """What --round-to says: a number, auto, or nothing."""
     return int(word) if word.isdigit() else word or None
 
 

@@ -174,7 +174,7 @@ def fit(
     if optimizer is None:
         optimizer = descent.usual(recipe, module, feed.some_targets(feeding))
     rates = schedules.read(schedule, recipe.schedule, optimizer)
-    inner = built(optimizer or recipe.optimizer, module)
+    inner = built(recipe.optimizer if optimizer is None else optimizer, module)
     directory = None if folder is None else RunDirectory(folder)
     known_blocks = {} if directory is None or round_to is None else directory.recorded().get("blocks", {})
     with _attached(model, module, feeding, where, known_blocks or round_to) as gated, rng.seeded(seed, where):

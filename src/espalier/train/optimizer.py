@@ -146,6 +146,9 @@ class StructureOptimizer(torch.optim.Optimizer):
             raise BadInput(
                 "LBFGS calls the closure by itself, as often as it likes; use SGD, Adam or another first-order one"
             )
+        if not isinstance(search, Search) or not hasattr(gated, "space"):
+            wrong = search if not isinstance(search, Search) else gated
+            raise BadType(f"after the optimizer come a Search and a gated model, not {type(wrong).__name__}")
         if search.batch:
             raise BadInput(f"this search holds a batch of runs {search.batch}; one optimiser trains one run")
         if search.space != gated.space:

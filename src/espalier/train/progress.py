@@ -7,6 +7,7 @@ import time
 from statistics import median
 from typing import Any, Protocol, TextIO
 
+from espalier.space import BadType
 from espalier.train.callbacks import Callback
 from espalier.train.loop import Loop
 from espalier.train.metrics import Row
@@ -233,6 +234,8 @@ def _median(rows: list[Row], key: str) -> float | None:
 
 def choose(quiet: bool) -> Progress:
     """Silent, a bar on a terminal where rich is installed, or plain lines."""
+    if not isinstance(quiet, (bool, int)):
+        raise BadType(f"quiet is True or False, not {type(quiet).__name__}")
     if quiet:
         return Silent()
     if sys.stderr.isatty():

@@ -30,7 +30,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from espalier import files
+from espalier import files, schema
 from espalier.compact import save
 from espalier.records import COUNTED, METRICS, RESULT, SETTINGS, result_of, settings_of
 from espalier.records import DIRECTORY_FORMAT as FORMAT
@@ -147,8 +147,8 @@ class RunDirectory:
     def left_with(self, weights: str) -> bool:
         """Whether the run was left with weights of this hash."""
         try:
-            return (self.folder / LEFT).read_text(encoding="utf-8").strip() == weights
-        except OSError:
+            return schema.content(self.folder / LEFT, most=1 << 10).strip() == weights.encode()
+        except (OSError, Corrupt):
             return False
 
 

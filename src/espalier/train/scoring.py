@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.search.distribution import Distribution
-from espalier.space import BadInput
+from espalier.space import BadInput, BadType, whole_number
 from espalier.train import checks, pytree
 from espalier.train import feed as feeds
 from espalier.train.feed import Batch, Batches, Tensors
@@ -48,6 +48,10 @@ def evaluate(model: nn.Module, data: object, *, loss: Loss, batch_size: int = 51
     Of a Dataset, its test part. Tensors are given to the model as they are: the stored uint8 of ``dataset.test`` are
     refused by most; give the Dataset, or ``dataset.as_floats().test``.
     """
+    module = isinstance(model, nn.Module)
+    if not module or not callable(loss):
+        raise BadType(f"loss is a function, not {loss!r}" if module else f"model is a torch module, not {model!r}")
+    batch_size = whole_number(batch_size, "batch_size", 1)
     batches = _batches(model, data, batch_size)
     return _score(model, batches, loss, lambda inputs: pytree.call(model, inputs), metrics)
 

@@ -109,6 +109,8 @@ class Setting:
                 raise BadInput(f"{name} is a finite number from {self.least} up, not {one!r}")
             if one < self.least:
                 raise BadInput(f"{name} is at least {self.least}, not {one}")
+            if isinstance(one, int) and one >= 1 << 63:
+                raise BadInput(f"{name} is {one}, more than torch counts to; use a smaller number")
 
 
 def setting(default: Any = MISSING, help: str = "", **more: Any) -> Any:

@@ -1,0 +1,629 @@
+"""A campaign of faults: kills, failing disks, damaged files, two processes, changed inputs, odd arguments.
+
+    python benchmarks/faults.py --minutes 10 --out results/faults/campaign.json
+    python benchmarks/faults.py --short
+
+Every case runs in a process of its own, forked from one that has imported everything, with tiny networks and data. It
+may end well, with what an undisturbed run gives, or be refused in one of Espalier's errors (exit code 2). Counted as
+failures: a wrong result, a file outside of the case's folder, a traceback, more than 10 s, more than 2 GB.
+``--short`` is a seeded part of it, for `make test`. Linux.
+"""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import contextlib
+import errno
+import functools
+import hashlib
+import io
+import itertools
+import json
+import os
+import platform
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import espalier
+from espalier.cli import main as command
+from espalier.data import from_arrays
+from espalier.report import read as read_report
+from espalier.ship import delivery
+from espalier.space import EspalierError
+from espalier.study.grid import Grid
+from espalier.study.settings import GridSettings
+from espalier.train import loop
+from espalier.train.checkpoint import Checkpoint
+from espalier.train.progress import Silent
+from espalier.train.stop import Stop
+from fault_inputs import X, Y, mutate, net, odd_call
+
+SECONDS, MEMORY = 10, 2 << 30
+CLOCK = ("seconds", "calls", "finished_at", "setup")  # what differs between two runs of the same thing
+ERRNOS = (errno.ENOSPC, errno.EIO, errno.EACCES)
+Outcome = Any
+
+
+# ---- what is disturbed -----------------------------------------------------------------------------------------------
+
+
+def fit(folder: Path, **changes: Any) -> None:
+    given: dict[str, Any] = {"epochs": 2, "batch_size": 16, "target": 0.5, "quiet": True, "validation": (X, Y)}
+    given |= changes
+    espalier.fit(given.pop("model", None) or net(), given.pop("data", (X, Y)), checkpoint=folder / "run", **given)
+
+
+def train(folder: Path) -> None:
+    np.savez(folder.parent / "data.npz", x=X.numpy(), y=Y.numpy())
+    words = ["--model", "mlp", "--model-arg", "hidden=[6]", "--data", str(folder.parent / "data.npz"), "--quiet"]
+    words += ["--target", "0.5", "--epochs", "2", "--batch-size", "16", "--device", "cpu", "--out", str(folder / "run")]
+    espal("train", *words)
+
+
+def sweep(folder: Path) -> None:
+    given: dict[str, Any] = {"targets": [0.5], "seeds": [0, 1], "epochs": 2, "batch_size": 16, "device": "cpu"}
+    espalier.sweep(net, (X, Y), checkpoint=folder / "run", quiet=True, **given)
+
+
+def grid(folder: Path) -> None:
+    settings = GridSettings(
+        hidden=(5, 4), epochs=1, trials=2, targets=(0.5,), points=2, batch_size=8, methods=("search", "found")
+    )
+    data = from_arrays((X.numpy(), Y.numpy()), (X.numpy(), Y.numpy()))
+    Grid(settings, folder / "run", data=data, commit="abc", command="espalier study").run(Stop(None), Silent())
+
+
+def save(folder: Path) -> None:
+    espalier.save(cut(0.3), folder / "run")
+
+
+def compact(folder: Path) -> None:
+    espal("compact", str(folder.parent / "trained" / "run"), "--to", str(folder / "run"))
+
+
+def report(folder: Path) -> None:
+    espal("report", str(folder / "run"), "--no-figures", "--no-page")
+
+
+COMMANDS: dict[str, Callable[[Path], None]] = {
+    "fit": fit, "train": train, "sweep": sweep, "grid": grid, "save": save, "compact": compact, "report": report,
+}  # fmt: skip
+
+
+def cut(share: float) -> nn.Module:
+    gated = espalier.attach(net(), X[:4])
+    mask = (torch.rand(gated.d, generator=torch.Generator().manual_seed(int(100 * share))) < share + 0.3).float()
+    return gated.compact(gated.canonical(mask))
+
+
+class Exit(Exception):
+    """A command ended with this code."""
+
+
+def espal(*words: str) -> None:
+    """A command in this process. Its exit code 2 is a refusal; another, or a traceback, is for the caller to see."""
+    sys.argv = ["espalier", *words]
+    try:
+        command()
+    except SystemExit as end:
+        if end.code not in (0, None, 2):
+            raise Exit(f"exit code {end.code}") from None
+        if end.code == 2:
+            raise EspalierError("exit code 2") from None
+
+
+# ---- what came out, read by plain json -------------------------------------------------------------------------------
+
+
+def outcome(folder: Path) -> Outcome:
+    """What runs and models in a folder say, without clocks; read without Espalier."""
+    found = dict[str, Any]()
+    for path in sorted((folder / "run").rglob("*")):
+        place = path.relative_to(folder).as_posix()
+        if path.name == "result.json":
+            found[place] = unclocked(json.loads(path.read_text()))
+        elif path.name == "metrics.jsonl":
+            found[place] = [unclocked(json.loads(line)) for line in path.read_text().splitlines()]
+        elif path.name in ("model.safetensors", "theta.safetensors") or path.suffix == ".csv":
+            found[place] = hashlib.sha256(path.read_bytes()).hexdigest()
+        elif "runs" in path.parts and path.suffix == ".jsonl":
+            found[place] = [unclocked(json.loads(line)) for line in path.read_text().splitlines()[1:]]
+        elif "state" in path.parts and path.is_file():
+            found[place] = "left over"
+    return found
+
+
+def unclocked(value: dict[str, Any]) -> dict[str, Any]:
+    return {key: item for key, item in value.items() if key not in CLOCK}
+
+
+def tensors(model: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode() + tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+# ---- faults at the n-th call -----------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    pass
+
+
+@contextlib.contextmanager
+def faulty(root: Path, at: int, how: int | None) -> Iterator[list[int]]:
+    """At the at-th call that writes below root: the process ends (how None), or the call fails with this errno.
+
+    Yields a list whose only number counts the calls.
+    """
+    count = [0]
+
+    def strike(half: Callable[[], Any] = lambda: None) -> None:
+        count[0] += 1
+        if count[0] == at:
+            half()
+            if how is None:
+                os._exit(9)
+            raise OSError(how, os.strerror(how), str(root))
+
+    def ours(path: Any) -> bool:
+        return isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith(str(root))
+
+    class Writer(io.FileIO):
+        def write(self, data: Any) -> int:
+            strike(lambda: super(Writer, self).write(bytes(data)[: len(data) // 2]))
+            return super().write(data)
+
+    kept = {name: getattr(os, name) for name in ("open", "replace", "fsync", "mkdir", "unlink", "rmdir", "link")}
+    plain = builtins.open
+
+    def wrapped(name: str) -> Callable[..., Any]:
+        def call(*given: Any, **more: Any) -> Any:
+            if name == "fsync" or (ours(given[0]) and (name != "open" or given[1] & (os.O_WRONLY | os.O_RDWR))):
+                strike()
+            return kept[name](*given, **more)
+
+        return call
+
+    def opened(file: Any, mode: str = "r", *given: Any, **more: Any) -> Any:
+        if mode in ("wb", "ab") and (isinstance(file, int) or ours(file)):
+            if not isinstance(file, int):
+                strike()
+            return Writer(file, mode.replace("b", ""))
+        return plain(file, mode, *given, **more)
+
+    for name in kept:
+        setattr(os, name, wrapped(name))
+    builtins.open = opened  # type: ignore[assignment]
+    try:
+        yield count
+    finally:
+        builtins.open = plain
+        for name, function in kept.items():
+            setattr(os, name, function)
+
+
+# ---- one case in a process of its own --------------------------------------------------------------------------------
+
+
+def forked(case: Callable[[], str], seconds: int = SECONDS) -> str:
+    """What the case says; "killed", "hang" or "memory" where it could not. The case runs within limits."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, now + MEMORY))
+        signal.alarm(seconds)
+        try:
+            said = case()
+        except MemoryError:
+            said = "memory"
+        except BaseException:
+            said = "traceback: " + traceback.format_exc()[-1500:]
+        os.write(writing, said.encode()[:60000])
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read().decode()
+    status = os.waitpid(pid, 0)[1]
+    if os.WIFSIGNALED(status):
+        return "hang" if os.WTERMSIG(status) == signal.SIGALRM else f"died of signal {os.WTERMSIG(status)}"
+    return "killed" if os.WEXITSTATUS(status) == 9 else said
+
+
+def tried(action: Callable[[], Any]) -> str:
+    """ "done", "refused", or what went wrong."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            action()
+    except (EspalierError, OSError):
+        return "refused"
+    except MemoryError:
+        return "memory"
+    except Exception:
+        return "traceback: " + traceback.format_exc()[-1500:]
+    return "done"
+
+
+class Campaign:
+    """Counts, and the first failures of each kind. place: a folder for everything."""
+
+    def __init__(self, place: Path, seed: int) -> None:
+        self.place, self.random = place, random.Random(seed)
+        self.counts, self.failures = Counter[str](), list[dict[str, str]]()
+        self.number = itertools.count()
+        delivery.milliseconds = lambda models, inputs: dict.fromkeys(models, 1.0)  # type: ignore[assignment]
+        loop.LOOK, loop.SAVING = 0.0, 1e9  # type: ignore[misc]  # a look, and a checkpoint, after every update
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Whole runs of everything, and what they say."""
+        self.whole, self.points = dict[str, Outcome](), dict[str, int]()
+        os.makedirs(self.place / "trained")
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            train(self.place / "trained")
+            for name in ("fit", "sweep", "grid", "compact"):  # so that all is imported before processes are forked
+                COMMANDS[name](self.fresh(name))
+        for name in COMMANDS:
+            folder = self.fresh(name)
+            points = self.place / "points"
+
+            def case(name: str = name, folder: Path = folder, points: Path = points) -> str:
+                with faulty(folder, -1, None) as count:
+                    said = tried(lambda: COMMANDS[name](folder))
+                points.write_text(str(count[0]))
+                return said
+
+            said = forked(case, 60)
+            assert said == "done", f"{name}: {said}"
+            self.whole[name], self.points[name] = outcome(folder), int(points.read_text())
+            os.rename(folder, self.place / f"whole-{name}")
+
+    def fresh(self, name: str) -> Path:
+        """A new folder for a case, with what the command finds there."""
+        folder = self.place / f"case-{next(self.number)}" / "inside"
+        folder.mkdir(parents=True)
+        if name in ("report",):
+            shutil.copytree(self.place / "whole-sweep" / "run", folder / "run")
+        if name == "save":
+            espalier.save(cut(0.6), folder / "run")
+        if name == "compact":
+            os.symlink(self.place / "trained", folder.parent / "trained")
+        return folder
+
+    def count(self, kind: str, said: str, about: str) -> None:
+        self.counts[f"{kind}: cases"] += 1
+        first = said.split(":")[0] if said.startswith("traceback") else said
+        good = said in ("done", "refused", "killed")
+        self.counts[f"{kind}: {first if good else 'FAILED ' + first[:60]}"] += 1
+        if not good:
+            print(kind, about, said[-800:], file=sys.stderr, flush=True)
+        if not good and len(self.failures) < 200:
+            self.failures.append({"kind": kind, "case": about, "said": said[-1500:]})
+
+    def clear(self, folder: Path) -> str:
+        """Remove a case's folder. Returns what was wrong beside it."""
+        beside = {path.name for path in folder.parent.iterdir()} - {"inside", "trained", "data.npz"}
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        return f"outside: {sorted(beside)}" if beside else ""
+
+    # ---- kinds ------------------------------------------------------------------------------------------------------
+
+    def disturb(self, name: str, at: int, how: int | None) -> None:
+        """A command with a fault at its at-th write; then the same command, which is to give what a whole run gives."""
+        folder = self.fresh(name)
+        kind = "kills" if how is None else "errors"
+
+        def first() -> str:
+            with faulty(folder, at, how):
+                return tried(lambda: COMMANDS[name](folder))
+
+        said = forked(first)
+        if name == "save" and said in ("killed", "refused", "done"):
+            loaded = forked(lambda: tensors(espalier.load(folder / "run", net)))
+            if loaded not in self.models():
+                said = f"wrong: after it the model is neither the old one nor the new one: {loaded[-300:]}"
+        if said in ("killed", "refused", "done"):
+            again = forked(lambda: tried(lambda: COMMANDS[name](folder)))
+            if again != "done":
+                said = f"the same command again: {again}"
+            elif outcome(folder) != self.whole[name]:
+                said = f"wrong: {difference(outcome(folder), self.whole[name])}"
+        self.count(kind, self.clear(folder) or said, f"{name}, write {at}, {how and errno.errorcode[how]}")
+
+    def models(self) -> list[str]:
+        if not hasattr(self, "_models"):
+            self._models = [tensors(cut(share)) for share in (0.6, 0.3)]
+        return self._models
+
+    def damage(self, cases: int) -> None:
+        """So many damaged files, read by everything that reads them, in one process until it fails."""
+        seeds = [self.random.getrandbits(32) for _ in range(cases)]
+        progress = self.place / "damaged.jsonl"
+        while seeds:
+            progress.write_text("")
+
+            def case(todo: list[int] = seeds) -> str:
+                with progress.open("a") as file:
+                    for seed in todo:
+                        signal.alarm(SECONDS)
+                        said, about = self.damaged(seed)
+                        file.write(json.dumps([seed, said, about]) + "\n")
+                        file.flush()
+                return "done"
+
+            end = forked(case)
+            lines = [json.loads(line) for line in progress.read_text().splitlines()]
+            for _, said, about in lines:
+                self.count("damaged files", said, about)
+            done = len(lines)
+            if done < len(seeds):
+                self.count("damaged files", end, f"seed {seeds[done]}")
+                done += 1
+            seeds = seeds[done:]
+
+    def damaged(self, seed: int) -> tuple[str, str]:
+        draw = random.Random(seed)
+        source = draw.choice(["fit", "train", "sweep", "grid", "save"])
+        folder = self.place / f"damaged-{os.getpid()}" / "inside"
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        folder.mkdir(parents=True)
+        shutil.copytree(self.place / f"whole-{source}" / "run", folder / "run")
+        sealed = draw.random() < 0.7
+        if not sealed:
+            for path in (folder / "run").rglob("manifest.json"):
+                path.unlink()
+        files = [path for path in sorted((folder / "run").rglob("*")) if path.is_file() and path.name != "lock"]
+        path = draw.choice(files)
+        how = mutate(path, draw)
+        about = f"seed {seed}: {source}{'' if sealed else ', unsealed'}, {path.relative_to(folder)}: {how}"
+        said = self.readers(source, folder, path, sealed, draw)
+        beside = {one.name for place in (folder, folder.parent) for one in place.iterdir()} - {"inside", "run", "small"}
+        if beside or (self.place / "canary").exists():
+            said = f"outside: {sorted(beside)}"
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        return said, about
+
+    def readers(self, source: str, folder: Path, path: Path, sealed: bool, draw: random.Random) -> str:
+        """The worst that readers say of a folder; a result that differs from the whole one's is wrong, if the folder
+        has checksums."""
+        run, said = folder / "run", list[str]()
+        if source == "save" or "small" in path.parts:
+            model = run if source == "save" else path.parent
+            name = f"{model.relative_to(folder)}/model.safetensors"
+
+            def load() -> None:
+                found = tensors(espalier.load(model, net))
+                kept = tensors(espalier.load(self.place / f"whole-{source}" / Path(name).parent, net))
+                assert found == kept, "WRONG model"
+
+            said.append(tried(load))
+        if source in ("fit", "train", "sweep", "grid"):
+            whole = self.reported_whole(source)
+
+            def report() -> None:
+                for key, numbers in self.reported(run).items():
+                    assert not sealed or numbers == whole.get(key), f"WRONG report {key}"
+                espalier_report(run)
+
+            said.append(tried(report))
+        if source == "train":
+            to = folder / "small"
+            said.append(tried(lambda: espalier.ship(run, to)))
+            if said[-1] == "done" and sealed:
+                one, other = (
+                    (place / "model.safetensors").read_bytes() for place in (to, self.place / "whole-compact" / "run")
+                )
+                said[-1] = "done" if one == other else "wrong: another model ships"
+        if source == "fit" and draw.random() < 0.1:
+
+            def go_on() -> None:
+                fit(folder)
+                if not sealed:
+                    return
+                ours = {key: value for key, value in outcome(folder).items() if not key.endswith(".csv")}
+                wrong = difference(ours, self.whole["fit"])
+                assert not wrong, f"WRONG outcome of a resumed run: {wrong}"
+
+            said.append(tried(go_on))
+        if path.name.startswith("checkpoint"):
+            said.append(tried(lambda: Checkpoint(path.parent, {}, anyway=True).load()))
+        bad = [one for one in said if one not in ("done", "refused")]
+        return bad[0] if bad else "refused" if "refused" in said else "done"
+
+    @functools.cache  # noqa: B019 (one campaign to a process)
+    def reported_whole(self, source: str) -> dict[str, Any]:
+        return self.reported(self.place / f"whole-{source}" / "run")
+
+    def reported(self, run: Path) -> dict[str, Any]:
+        return {
+            one.name: [one.error, one.loss, one.shares, one.kept, one.updates, one.seconds, one.curve, one.seed]
+            for one in read_report(run).runs
+        }
+
+    def pair(self, name: str) -> None:
+        """Two processes at once in one folder: the result is that of one, whoever was refused."""
+        folder = self.fresh(name)
+        pids = []
+        for _ in range(2):
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0 if forked(lambda: tried(lambda: COMMANDS[name](folder)), 30) in ("done", "refused") else 1)
+            pids.append(pid)
+        codes = [os.waitpid(pid, 0)[1] for pid in pids]
+        said = forked(lambda: tried(lambda: COMMANDS[name](folder)), 30)
+        if any(codes):
+            said = f"traceback: exit statuses {codes}"
+        elif said == "done" and outcome(folder) != self.whole[name]:
+            said = f"wrong: {difference(outcome(folder), self.whole[name])}"
+        self.count("two processes", self.clear(folder) or said, name)
+
+    def changed(self) -> None:
+        """Each change of a call between its two halves is refused."""
+        other = X.clone()
+        other[31, 5] += 1e-6
+        labels = Y.clone()
+        labels[17] = (labels[17] + 1) % 3
+        changes: dict[str, dict[str, Any]] = {
+            "one number of the inputs": {"data": (other, Y)},
+            "one label": {"data": (X, labels)},
+            "order of the examples": {"data": (X.flip(0), Y.flip(0))},
+            "type of the inputs": {"data": (X.double(), Y), "model": net().double()},
+            "scale": {"data": from_arrays((X, Y), (X, Y), scale=2.0)},
+            "validation": {"validation": (other, Y)},
+            "width": {"model": net(7)},
+            "optimizer": {"optimizer": lambda p: torch.optim.SGD(p, 0.05)},
+            "weight decay": {"optimizer": lambda p: torch.optim.SGD(p, 0.05, weight_decay=0.1)},
+            "scheduler": {"scheduler": lambda o: torch.optim.lr_scheduler.StepLR(o, 3)},
+            "schedule": {"schedule": "cosine"},
+            "loss": {"loss": lambda o, t: 2 * F.cross_entropy(o, t)},
+            **{key: {key: value} for key, value in {
+                "target": 0.4, "seed": 1, "epochs": 3, "batch_size": 12, "samples": 3, "cost": "macs", "settle": 0.4,
+                "recipe": "ranked", "precision": "bf16",
+            }.items()},
+        }  # fmt: skip
+        for about, change in changes.items():
+            folder = self.place / f"case-{next(self.number)}" / "inside"
+            folder.mkdir(parents=True)
+            shutil.copytree(self.place / "whole-fit" / "run", folder / "run")
+            said = forked(lambda change=change, folder=folder: tried(lambda: fit(folder, **change)))
+            said = "wrong: it went on" if said == "done" else said
+            self.count("changed inputs", self.clear(folder) or said, about)
+
+    def calls(self, cases: int) -> None:
+        """Calls of the public functions with odd arguments, a thousand in a process."""
+        while cases > 0:
+            seed, some = self.random.getrandbits(32), min(cases, 1000)
+            progress = self.place / "calls.jsonl"
+            progress.write_text("")
+
+            def case(seed: int = seed, some: int = some, progress: Path = progress) -> str:
+                draw, folder = random.Random(seed), self.place / f"calls-{os.getpid()}"
+                folder.mkdir()
+                os.chdir(folder)
+                with progress.open("a") as file:
+                    for _ in range(some):
+                        signal.alarm(SECONDS)
+                        about, action = odd_call(draw, folder)
+                        file.write(json.dumps([about, ""]) + "\n")
+                        file.flush()
+                        if (said := tried(action)) not in ("done", "refused"):
+                            file.write(json.dumps([about, said]) + "\n")
+                shutil.rmtree(folder, ignore_errors=True)
+                return "done"
+
+            end = forked(case)
+            lines = [json.loads(line) for line in progress.read_text().splitlines()]
+            begun = sum(not said for _, said in lines)
+            self.counts["odd calls: cases"] += begun
+            for about, said in lines:
+                if said:
+                    self.count("odd calls", said, about)
+                    self.counts["odd calls: cases"] -= 1
+            if end != "done":
+                self.count("odd calls", end, lines[-1][0])
+                self.counts["odd calls: cases"] -= 1
+            cases -= max(begun, 1)
+
+
+def espalier_report(run: Path) -> None:
+    from espalier.report import write
+
+    write(run, figures=False, page=False)
+
+
+def difference(ours: Outcome, whole: Outcome) -> str:
+    keys = [key for key in sorted({*ours, *whole}) if ours.get(key) != whole.get(key)]
+    return f"{keys[:3]}: {str(ours.get(keys[0]))[:300]} instead of {str(whole.get(keys[0]))[:300]}" if keys else ""
+
+
+# ---- the campaign ----------------------------------------------------------------------------------------------------
+
+
+def run(minutes: float, seed: int, short: bool) -> Campaign:
+    """Kinds in turn until the time is over; short: a fixed part."""
+    with tempfile.TemporaryDirectory() as place:
+        campaign = Campaign(Path(place), seed)
+        end = time.monotonic() + 60 * minutes
+        points = [(name, at) for name in COMMANDS for at in range(1, campaign.points[name] + 1)]
+        campaign.counts["write points"] = len(points)
+        draw = campaign.random
+        if short:
+            for name, at in draw.sample(points, 16):
+                campaign.disturb(name, at, draw.choice([None, *ERRNOS]))
+            campaign.damage(150)
+            campaign.pair("fit")
+            campaign.changed()
+            campaign.calls(300)
+            return campaign
+        campaign.changed()
+        kills, errors = (
+            itertools.cycle(draw.sample(points, len(points))),
+            itertools.cycle(draw.sample(points, len(points))),
+        )
+        for turn in itertools.count():
+            if time.monotonic() > end:
+                break
+            campaign.disturb(*next(kills), None)
+            if turn % 6 == 0:
+                campaign.disturb(*next(errors), draw.choice(ERRNOS))
+            if turn % 5 == 0:
+                campaign.damage(100)
+                campaign.calls(500)
+            if turn % 50 == 0:
+                campaign.pair(draw.choice(["fit", "train", "sweep", "grid"]))
+        return campaign
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--short", action="store_true", help="a fixed, seeded part of about half a minute")
+    parser.add_argument("--out", type=Path, help="a JSON file of the figures")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    campaign = run(given.minutes, given.seed, given.short)
+    failed = sum(count for name, count in campaign.counts.items() if "FAILED" in name)
+    words = "--short" if given.short else f"--minutes {given.minutes:g}"
+    story = {
+        "command": f"python benchmarks/faults.py {words} --seed {given.seed}",
+        "seconds": round(time.monotonic() - began, 1),
+        "versions": {"espalier": espalier.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "counts": dict(sorted(campaign.counts.items())),
+        "failed": failed,
+        "failures": campaign.failures,
+    }
+    print(json.dumps(story, indent=1))
+    if given.out is not None:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(json.dumps(story, indent=1) + "\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

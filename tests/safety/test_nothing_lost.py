@@ -1,0 +1,313 @@
+"""What an attack once broke, a test for each: files, runs and models that are damaged, changed, killed or hostile."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn import functional as F
+
+import espalier
+from espalier import schema
+from espalier.compact import Plan, store
+from espalier.compact.apply import apply_plan
+from espalier.data import from_arrays
+from espalier.report import read
+from espalier.report.tables import Table
+from espalier.space import BadInput, BadType, Corrupt
+from espalier.study import sources
+from espalier.train import evaluate
+from espalier.train.lock import LOCK, locked
+
+X = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long()
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 12), nn.GroupNorm(4, 12), nn.ReLU(), nn.Linear(12, 2))
+
+
+def fit(folder: Path, **changes: Any) -> espalier.Result:
+    given: dict[str, Any] = {"epochs": 2, "batch_size": 16, "target": 0.5, "quiet": True, "validation": (X, Y)}
+    given |= changes
+    return espalier.fit(net(), given.pop("data", (X, Y)), checkpoint=folder, **given)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "run"
+    fit(folder)
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def flipped(path: Path, at: int, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1 << bit
+    path.write_bytes(data)
+
+
+# ---- row 2: changed data ---------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_on_changed_data_is_refused_and_shown(tmp_path: Path) -> None:
+    def sweep(data: Any, **more: Any) -> Any:
+        given = {
+            "targets": [0.5],
+            "epochs": 1,
+            "batch_size": 16,
+            "device": "cpu",
+            "quiet": True,
+            "checkpoint": tmp_path,
+        }
+        return espalier.sweep(net, data, **given | more)
+
+    other = X.clone()
+    other[40, 3] += 1e-6
+    sweep((X, Y))
+    with pytest.raises(BadInput, match=r"data: .*there.*here"):
+        sweep((other, Y))
+    assert sweep((X, Y))[0].finished
+    assert sweep((other, Y), resume="anyway")[0].finished
+
+
+# ---- row 3: two processes, and another host --------------------------------------------------------------------------
+
+
+def test_a_lock_of_another_host_is_passed_over_by_force_alone(tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_text("process 7 on elsewhere, since 2026-01-01 00:00:00\n")
+    with pytest.raises(BadInput, match=r"process 7 on elsewhere, since 2026.*--force"), locked(tmp_path):
+        pass
+    with locked(tmp_path, force=True):
+        assert f"process {os.getpid()} on" in (tmp_path / LOCK).read_text()
+    assert (tmp_path / LOCK).read_text() == ""
+
+
+def test_a_lock_of_a_dead_process_of_this_host_is_taken_over(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        left = (tmp_path / LOCK).read_text()
+    (tmp_path / LOCK).write_text(left)  # as a kill leaves it
+    with locked(tmp_path):
+        pass
+
+
+# ---- rows 4 and 5: saved models --------------------------------------------------------------------------------------
+
+
+def small(seed: int) -> nn.Module:
+    gated = espalier.attach(net(), X[:4])
+    mask = (torch.rand(gated.d, generator=torch.Generator().manual_seed(seed)) < 0.6).float()
+    return gated.compact(gated.canonical(mask))
+
+
+def test_killed_between_its_two_files_a_save_leaves_the_old_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = small(1), small(2)
+    espalier.save(old, tmp_path)
+    plain = store.put_in_place
+
+    def killing(partial: Path, path: Path) -> None:
+        if path.name == "plan.json":
+            raise KeyboardInterrupt
+        plain(partial, path)
+
+    monkeypatch.setattr(store, "put_in_place", killing)
+    with pytest.raises(KeyboardInterrupt):
+        espalier.save(new, tmp_path)
+    monkeypatch.undo()
+    assert torch.equal(espalier.load(tmp_path, net)(X), old(X))
+    espalier.save(new, tmp_path)
+    assert torch.equal(espalier.load(tmp_path, net)(X), new(X))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.safetensors", "plan.json"]
+
+
+def test_every_flipped_bit_of_a_plan_is_seen(tmp_path: Path) -> None:
+    espalier.save(small(1), tmp_path)
+    path = tmp_path / "plan.json"
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 7):
+        flipped(path, at, at % 8)
+        with pytest.raises(Corrupt, match=r"plan\.json"):
+            espalier.load(tmp_path, net)
+        path.write_bytes(whole)
+
+
+def test_another_type_in_the_header_of_the_tensors_is_seen(tmp_path: Path) -> None:
+    espalier.save(small(1).to(torch.bfloat16), tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes().replace(b'"BF16"', b'"F16" ', 1))
+    with pytest.raises(Corrupt, match="not the one that was saved"):
+        espalier.load(tmp_path, net)
+
+
+# ---- row 6: memory ---------------------------------------------------------------------------------------------------
+
+
+def test_numbers_are_bounded_before_anything_is_built(tmp_path: Path) -> None:
+    plan = small(1).espalier_plan
+    name, dims = next(iter(plan["tensors"].items()))
+    bomb = json.loads(json.dumps(plan))
+    bomb["tensors"][name] = {dim: [[0, 1000000000000]] for dim in dims}
+    with pytest.raises(Corrupt, match="from 0 to"):
+        Plan.from_dict(bomb)
+    bomb["tensors"][name] = {dim: [[0, 1 << 31]] for dim in dims}
+    with pytest.raises(BadInput, match="it is not the model the plan was made for"):
+        apply_plan(net(), Plan.from_dict(bomb))
+    with pytest.raises(BadInput, match="label 1700000000"):
+        from_arrays((X, Y), (X, torch.full_like(Y, 1_700_000_000)))
+    path = tmp_path / "packed.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file, file.open("x.npy", "w", force_zip64=True) as part:
+        np.lib.format.write_array_header_1_0(part, {"descr": "|u1", "fortran_order": False, "shape": (1 << 31,)})
+        for _ in range(1 << 7):
+            part.write(bytes(1 << 24))
+    with pytest.raises(BadInput, match="unpacks to 2147483"):
+        sources.read(str(path))
+
+
+def test_a_download_without_end_is_ended() -> None:
+    from espalier.data.load import _Bar
+
+    bar = _Bar("file", lambda *_: None, 1000)
+    bar.update(900)
+    with pytest.raises(Corrupt, match="more than 1000 bytes"):
+        bar.update(200)
+
+
+# ---- row 7: one decoder ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[" * 100_000, b"{}", b'{"format": 3}', b'{"format": 1}', b'{"format": ' + b"9" * 9999 + b"}", b"\xff",
+     b"null", b'{"format": 1, "a": 1e999}', b'{"format": 1, "a": NaN}', b'{"format": 1, "a": "\\ud800"}',
+     b'{"format": true}', b'{"format": 1, "a": ' + b"[" * 99 + b"]" * 99 + b"}"],
+)  # fmt: skip
+def test_what_is_not_the_format_is_corrupt_with_the_name_and_the_way_out(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(data)
+    with pytest.raises(Corrupt, match=r"a\.json is damaged: .*\. Do this"):
+        schema.read(path, schema.record({"a": schema.number()}), newest=2, way_out="Do this")
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(Corrupt, match="pipe is not a file"):
+        schema.read(tmp_path / "pipe", schema.anything)
+
+
+# ---- row 10: odd arguments -------------------------------------------------------------------------------------------
+
+
+def test_odd_arguments_are_named() -> None:
+    with pytest.raises(BadInput, match="seed is 1000"):
+        fit(None, seed=10**23)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="meta"):
+        fit(None, device="meta")  # type: ignore[arg-type]
+    with pytest.raises(BadType, match="model is a torch module"):
+        evaluate(None, (X, Y), loss=F.cross_entropy)  # type: ignore[arg-type]
+    inner = torch.optim.SGD(net().parameters(), 0.1)
+    with pytest.raises(BadType, match="come a Search and a gated model, not NoneType"):
+        espalier.StructureOptimizer(inner, None, None)  # type: ignore[arg-type]
+
+
+def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    pytest.importorskip("typer")
+    from espalier.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    for words in (["--out", ""], ["--out="], ["--out", "r", "--seed", "1e23"], ["--out", "r", "--device", "meta"]):
+        monkeypatch.setattr("sys.argv", ["espalier", "train", "--model", "mlp", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+# ---- row 11: run directories -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["result.json", "metrics.jsonl", "theta.safetensors", "settings.json", "manifest.json"]
+)
+def test_a_changed_digit_is_seen_and_the_same_call_mends_it(run: Path, name: str) -> None:
+    whole = (run / name).read_bytes()
+    digits = [at for at, byte in enumerate(whole) if chr(byte).isdigit()]
+    flipped(run / name, digits[len(digits) // 2], 0)
+    if name == "theta.safetensors":
+        assert read(run).runs[0].theta is None
+    else:
+        with pytest.raises(Corrupt, match=f"{name} is damaged"):
+            read(run)
+    assert fit(run).finished
+    if name == "result.json":
+        ours, theirs = json.loads((run / name).read_text()), json.loads(whole)
+        assert ours | {"seconds": 0} == theirs | {"seconds": 0}
+    assert read(run).notes == ()
+
+
+def test_damaged_settings_do_not_block_what_is_whole(tmp_path: Path) -> None:
+    fit(tmp_path, time_limit=1e-6)
+    (tmp_path / "settings.json").write_text("{")
+    assert fit(tmp_path).finished
+    assert read(tmp_path).notes == ()
+
+
+def test_a_folder_without_a_manifest_is_read_as_before(run: Path) -> None:
+    (run / "manifest.json").unlink()
+    assert read(run).runs[0].finished
+    assert fit(run).finished
+    assert (run / "manifest.json").exists()
+
+
+def test_a_folder_that_is_removed_on_the_way_is_no_dead_end(tmp_path: Path) -> None:
+    class Remove(espalier.Callback):
+        def on_epoch(self, loop: Any, rows: Any) -> None:
+            if loop.update < loop.updates:
+                shutil.rmtree(tmp_path / "run")
+                (tmp_path / "run").mkdir()
+
+    fit(tmp_path / "run", callbacks=[Remove()])
+    assert fit(tmp_path / "run").finished
+    assert read(tmp_path / "run").notes == ()
+
+
+# ---- row 12: modes and cells -----------------------------------------------------------------------------------------
+
+
+def test_files_have_the_mode_that_the_umask_says(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        fit(tmp_path)
+    finally:
+        os.umask(before)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_file()}
+    assert modes == {0o640}
+
+
+def test_no_cell_is_a_formula() -> None:
+    rows = (("=cmd()", -1.5), ("@x", None), ("-1+cmd|x", 2), ("-2.7 [-5.3; 1]", 3), ("-2.7 [-5.3 -1]", 4))
+    table = Table("t", "c", (("a", ""), ("n", "g")), rows)
+    assert table.csv() == "a,n\n'=cmd(),-1.5\n'@x,\n'-1+cmd|x,2\n'-2.7 [-5.3; 1],3\n-2.7 [-5.3 -1],4\n"
+
+
+def test_nothing_here_is_loaded_that_was_not_saved(tmp_path: Path) -> None:
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(Corrupt, match=r"plan\.json is missing"):
+        espalier.load(tmp_path, net)
