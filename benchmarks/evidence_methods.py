@@ -58,7 +58,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pruned-bn": {"like": "pruned", "criterion": "bn", "regularize": 1e-4},
 }
 WARM = 0.05  # the share of a run over which the rate rises, in schedules that fall to 0
-OPTIMISER = ("learning_rate", "momentum", "weight_decay", "drops")  # fields of a recipe that are of the weights
+OPTIMISER = ("weights_learning_rate", "momentum", "weight_decay", "drops")  # fields of a recipe that are of the weights
 
 
 def merged(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ MARKS = ("<!-- generated: optimizers -->", "<!-- end of generated: optimizers --
 UPDATES, BATCH, TARGET = 400, 32, 0.4
 RECIPE = PRESETS["default"]
 OPTIMIZERS: dict[str, Any] = {
-    "SGD 0.1": SGD(RECIPE.learning_rate, RECIPE.momentum, RECIPE.weight_decay, nesterov=True),
+    "SGD 0.1": SGD(RECIPE.weights_learning_rate, RECIPE.momentum, RECIPE.weight_decay, nesterov=True),
     "SGD 0.01": SGD(0.01, RECIPE.momentum, RECIPE.weight_decay, nesterov=True),
     "AdamW 0.001": AdamW(1e-3),
     "AdamW 0.003": AdamW(3e-3),

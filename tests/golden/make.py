@@ -41,12 +41,12 @@ HERE = Path(__file__).parent
 LATER = {"signal": "ranked"}  # fields that a recipe may have some day: what it does today
 DEFAULT: dict[str, Any] = {
     "theta_rate": 1.0, "theta_way": 200.0, "theta_cap": 0.2, "initial": 0.95, "adaptive": False, "begin": 0.35,
-    "ramp": 0.15, "ramp_updates": 2000, "even": 1.0, "settle": 0.5, "learning_rate": 0.05, "momentum": 0.9,
+    "ramp": 0.15, "ramp_updates": 2000, "even": 1.0, "settle": 0.5, "weights_learning_rate": 0.05, "momentum": 0.9,
     "weight_decay": 1e-4, "drops": (0.75, 0.9),
 }  # fmt: skip
 FINETUNE: dict[str, Any] = DEFAULT | {
     "theta_rate": 16.0, "theta_way": 0.0, "theta_cap": 0.2, "initial": 0.98, "begin": 0.0, "ramp": 0.4, "even": 0.0,
-    "settle": 0.5, "learning_rate": 0.03, "drops": (0.6, 0.85),
+    "settle": 0.5, "weights_learning_rate": 0.03, "drops": (0.6, 0.85),
 }  # fmt: skip
 # What differs between two runs of the same thing, by what stands for it in the records that are kept.
 SECONDS = {"batch": 2.0, "per_run": 1.0, "parts": {"first_updates": 0.0, "updates": 1.5, "measuring": 0.5}}

@@ -18,7 +18,7 @@ from espalier.study.networks import Units
 from espalier.study.run_batches import GridBatch
 from espalier.study.settings import GRID_METHODS as METHODS
 from espalier.study.settings import GridRun, GridSettings, even_widths
-from espalier.train import Recipe
+from espalier.train import PRESETS, Recipe
 from espalier.train.batched.batch import Batch
 from espalier.train.batched.mask_sources import Given
 from espalier.train.batched.optimizers import SGD
@@ -112,7 +112,7 @@ def test_a_network_of_given_widths_is_that_small_network() -> None:
     recipe = settings.recipe
     alone = Batch(
         small.gated.call, params, {}, data=data, seeds=[0], source=Given(torch.ones(1, 8), torch.zeros(1)),
-        loss=cross_entropy, optimizer=SGD(recipe.learning_rate, recipe.momentum, recipe.weight_decay),
+        loss=cross_entropy, optimizer=SGD(recipe.weights_learning_rate, recipe.momentum, recipe.weight_decay),
         schedule=Steps(recipe.drops), total=loop.updates, batch_size=32, samples=2,
     )  # fmt: skip
     alone.advance(loop.updates)
@@ -186,7 +186,7 @@ def test_records_of_other_settings_and_damaged_ones_are_refused(tmp_path: Path) 
     other = grid(tmp_path, methods=("scratch",), recipe=Recipe(momentum=0.5))
     with pytest.raises(BadInput, match=r"momentum: 0.9 there, 0.5 here"):
         other.run(Stop(), Silent())
-    assert grid(tmp_path, recipe=Recipe(learning_rate=0.3)).settings.folder == "digits-rate_0.3-2_epochs"
+    assert grid(tmp_path, recipe=Recipe(weights_learning_rate=0.3)).settings.folder == "digits-rate_0.3-2_epochs"
     assert grid(tmp_path, batch_size=16).settings.folder == "digits-batch_16-2_epochs"
     (path,) = tmp_path.rglob("*.jsonl")
     path.write_text("\n".join(path.read_text().splitlines()[:2]) + "\n")
@@ -247,3 +247,10 @@ def test_what_cannot_work_is_said_before_training(
     with pytest.raises(kind, match=said):
         build()
     assert not (tmp_path / "out").exists()
+
+
+def test_the_masks_of_an_update_are_the_study_s_whatever_the_recipe(tmp_path):
+    """A recipe says how many it would draw; a study has its own budget, and records that."""
+    for samples in (2, 4):
+        settings = grid(tmp_path, recipe=PRESETS["default"], samples=samples).settings
+        assert settings.describe("search")["samples"] == samples

@@ -89,7 +89,7 @@ def test_which_one(how: str, what: str, expected: Any, tmp_path: Path) -> None:
         settings["recipe"] = what
         settings |= {"samples": 2}
     if what == "mine":
-        settings["recipe"] = replace(PRESETS["default"], learning_rate=0.02)
+        settings["recipe"] = replace(PRESETS["default"], weights_learning_rate=0.02)
     if what == "loader":
         data = DataLoader(TensorDataset(X, NUMBERS), 32)
     kind, rate = used(how, model, data, tmp_path, **settings)
@@ -99,7 +99,7 @@ def test_which_one(how: str, what: str, expected: Any, tmp_path: Path) -> None:
 def test_an_own_loop_knows_the_network_alone() -> None:
     assert isinstance(shape(networks.mlp(), X[:4], target=0.9, updates=10).inner, torch.optim.SGD)
     assert isinstance(shape(Normed("layer"), X[:4], target=0.9, updates=10).inner, torch.optim.AdamW)
-    own = Recipe(learning_rate=0.3)
+    own = Recipe(weights_learning_rate=0.3)
     assert isinstance(shape(Normed("layer"), X[:4], target=0.9, updates=10, recipe=own).inner, torch.optim.SGD)
 
 

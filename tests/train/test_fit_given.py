@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import networks
@@ -262,7 +263,7 @@ def test_clipping_by_a_hook() -> None:
 
 def test_bf16_autocast_around_fit() -> None:
     """Weights cast once and kept, as an autocast region does, would never learn."""
-    settings = {"epochs": 16, "settle": 0.5, "recipe": Recipe(initial=0.98, learning_rate=0.1)}
+    settings = {"epochs": 16, "settle": 0.5, "recipe": Recipe(initial=0.98, weights_learning_rate=0.1)}
     with torch.autocast("cpu", torch.bfloat16):
         result = short(**settings)
     exact = short(**settings)
@@ -393,3 +394,10 @@ def test_what_cannot_be_compiled_trains_as_it_is(monkeypatch: pytest.MonkeyPatch
         result = fit(networks.mlp(), SMALL, **given, compile=True)
     assert result.finished
     assert result.share_after <= 0.5
+
+
+def test_the_old_name_of_a_recipe_s_rate_is_taken_with_a_warning() -> None:
+    with pytest.warns(FutureWarning, match="weights_learning_rate"):
+        old = Recipe(learning_rate=0.3)
+    assert old == Recipe(weights_learning_rate=0.3)
+    assert replace(old, settle=0.25).weights_learning_rate == 0.3

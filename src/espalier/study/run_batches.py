@@ -128,11 +128,11 @@ class PaperBatch(Callback):
         else:
             canonical = network.gated.canonical(torch.stack(self.masks))
             runs = [Run(s.seed, mask=mask, dropout=s.rate) for s, mask in zip(specs, canonical, strict=True)]
-        own = ("settle", "initial", "adaptive", "learning_rate", "momentum", "weight_decay")
+        own = {name: getattr(settings, name) for name in ("settle", "initial", "adaptive", "momentum", "weight_decay")}
         plan = Plan(
             **budget(settings, updates, samples),
             cost=network.cost(settings.cost),
-            recipe=replace(PAPER, **{name: getattr(settings, name) for name in own}),
+            recipe=replace(PAPER, weights_learning_rate=settings.learning_rate, **own),
             search=None if settings.theta_rate is None else {"learning_rate": settings.theta_rate},
             pad=settings.pad,
             seeded_by=[spec.describe() for spec in specs],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -22,6 +22,7 @@ CONNECTION_METHODS = ("search", "random", "full")
 GRID_METHODS = ("search", "scratch", "found", "permuted", "penalty")
 COSTS = ("weights", "macs", "units", "parameters")
 BATCH_SIZE = 32
+WEIGHTS = ("weights_learning_rate", "momentum", "weight_decay", "drops")  # what a recipe says of the weights
 PAIR = 2  # masks compared in the paper; what "epochs" and "batch_size" are given for, whatever `samples` is
 
 
@@ -399,7 +400,8 @@ class GridSettings(StudySettings):
     def folder(self) -> str:
         """Runs on other data, of another length, batch or rate of the weights are kept apart. The usual is unnamed."""
         held = "-held_out" if self.held_out else ""
-        rate = "" if self.recipe.learning_rate == Recipe().learning_rate else f"-rate_{self.recipe.learning_rate:g}"
+        own = self.recipe.weights_learning_rate
+        rate = "" if own == Recipe().weights_learning_rate else f"-rate_{own:g}"
         batch = "" if self.batch_size == BATCH_SIZE else f"-batch_{self.batch_size}"
         return f"{self.dataset}{held}{rate}{batch}-{self.epochs}_epochs"
 
@@ -420,8 +422,7 @@ class GridSettings(StudySettings):
         own = self.recipe
         if method != "penalty":
             return own
-        weights = {name: getattr(own, name) for name in ("learning_rate", "momentum", "weight_decay", "drops")}
-        return Recipe(**(asdict(PAPER) | weights))
+        return replace(PAPER, **{name: getattr(own, name) for name in WEIGHTS})
 
     def updates(self, examples: int) -> int:
         return self.epochs * (examples // self.batch_size)
@@ -432,12 +433,11 @@ class GridSettings(StudySettings):
         The order counts: the seed of a batch is made of it.
         """
         recipe = asdict(self.recipe_of(method))
-        weights = ("learning_rate", "momentum", "weight_decay", "drops")
         recipe["drops"] = None if recipe["drops"] is None else list(recipe["drops"])
-        record = self.recorded("always") | {name: recipe[name] for name in weights}
+        record = self.recorded("always") | {name.removeprefix("weights_"): recipe[name] for name in WEIGHTS}
         if method not in ("scratch", "found"):
             record |= self.recorded("search")
-            record |= {name: value for name, value in recipe.items() if name not in weights}
+            record |= {name: value for name, value in recipe.items() if name not in (*WEIGHTS, "samples")}
             if recipe["signal"] == "ranked":  # as all earlier runs were
                 del record["signal"]
             if not recipe["begin"]:  # without it there is nothing to begin earlier; and earlier runs are as good

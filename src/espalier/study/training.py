@@ -111,7 +111,8 @@ class Task:
 
     def numbers(self) -> Recipe:
         """The recipe of that name, with what was given of SGD's numbers."""
-        given = {name: getattr(self, name) for name in ("learning_rate", "momentum", "weight_decay")}
+        given = {name: getattr(self, name) for name in ("momentum", "weight_decay")}
+        given["weights_learning_rate"] = self.learning_rate
         return replace(recipes.read(self.recipe), **{name: value for name, value in given.items() if value is not None})
 
     def descent(self) -> Callable[[Iterable[Tensor]], torch.optim.Optimizer] | None:

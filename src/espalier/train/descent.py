@@ -24,12 +24,12 @@ def usual(recipe: Recipe, model: nn.Module, targets: Nested = None) -> Adam | No
         return None
     layers = list(model.modules())
     if any(any(word in type(layer).__name__ for word in WORDS) for layer in layers):
-        return AdamW(round(NORMED * recipe.learning_rate, 12))
+        return AdamW(round(NORMED * recipe.weights_learning_rate, 12))
     numbers = targets is not None and any(tensor.is_floating_point() for tensor in pytree.tensors(targets))
     if numbers or any(isinstance(layer, nn.RNNBase) for layer in layers):
-        return AdamW(round(OTHERS * recipe.learning_rate, 12))
+        return AdamW(round(OTHERS * recipe.weights_learning_rate, 12))
     return None
 
 
 def _weights(recipe: Recipe) -> tuple[object, ...]:
-    return recipe.learning_rate, recipe.momentum, recipe.weight_decay, recipe.drops
+    return recipe.weights_learning_rate, recipe.momentum, recipe.weight_decay, recipe.drops

@@ -6,7 +6,7 @@ import difflib
 import math
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import InitVar, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ class Recipe:
         that read most end as bottlenecks: what a gate costs is known exactly, what it is worth only from noise.
     settle: the share of the run, at its end, in which the structure is fixed. It begins as the ramp ends, while the
         weights' learning rate is still high, so that they can follow.
-    learning_rate, momentum, weight_decay: of the weights (SGD with Nesterov momentum), unless an optimizer is given.
+    weights_learning_rate, momentum, weight_decay: of SGD with Nesterov momentum, unless an optimizer is given.
     drops: the shares of the run after which that rate is divided by ten, unless an optimizer or scheduler is given.
         None: it falls in a straight line to 0, after a warm-up over the first twentieth of the run.
 
@@ -74,12 +74,19 @@ class Recipe:
     ramp_updates: int = 2000
     even: float = 1.0
     settle: float = 0.5
-    learning_rate: float = 0.05
+    weights_learning_rate: float = 0.05
     momentum: float = 0.9
     weight_decay: float = 1e-4
     drops: tuple[float, ...] | None = (0.75, 0.9)
+    learning_rate: InitVar[float | None] = None  # the old name of weights_learning_rate
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, learning_rate: float | None) -> None:
+        if learning_rate is not None:
+            said = (
+                "learning_rate= of a Recipe is the old name of weights_learning_rate=, and goes with the next release"
+            )
+            warnings.warn(said, FutureWarning, stacklevel=3)
+            object.__setattr__(self, "weights_learning_rate", learning_rate)
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in ("adaptive", "signal", "drops"):
@@ -146,7 +153,7 @@ class Recipe:
     def optimizer(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         return torch.optim.SGD(
             parameters,
-            lr=self.learning_rate,
+            lr=self.weights_learning_rate,
             momentum=self.momentum,
             nesterov=self.momentum > 0,
             weight_decay=self.weight_decay,
@@ -168,7 +175,7 @@ PAPER = Recipe(
     settle=0.0,
     ramp=0.5,
     even=0.0,
-    learning_rate=0.01,
+    weights_learning_rate=0.01,
     drops=(0.5, 0.75),
 )
 
@@ -182,14 +189,14 @@ SLOPES = Recipe(
     ramp=0.4,
     ramp_updates=0,
     even=0.5,
-    learning_rate=0.1,
+    weights_learning_rate=0.1,
     weight_decay=5e-4,
     drops=None,
 )
 
 # For a network that is already trained: as above from the first update on, with smaller steps of the weights, to keep
 # what they know.
-FINETUNE = replace(SLOPES, begin=0.0, learning_rate=0.05)
+FINETUNE = replace(SLOPES, begin=0.0, weights_learning_rate=0.05)
 
 PRESETS: dict[str, Recipe] = {"default": SLOPES, "ranked": Recipe(), "paper": PAPER, "finetune": FINETUNE}
 

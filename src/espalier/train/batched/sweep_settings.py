@@ -64,7 +64,7 @@ class Plan:
     @property
     def descent(self) -> Optimizer:
         recipe = self.recipe
-        ready = SGD(recipe.learning_rate, recipe.momentum, recipe.weight_decay, nesterov=recipe.momentum > 0)
+        ready = SGD(recipe.weights_learning_rate, recipe.momentum, recipe.weight_decay, nesterov=recipe.momentum > 0)
         return self.optimizer or ready
 
     @property
