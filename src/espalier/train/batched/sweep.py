@@ -13,7 +13,7 @@ from torch import Tensor
 
 from espalier.cost import Cost
 from espalier.data import Dataset
-from espalier.space import BadInput, BadType
+from espalier.space import BadInput, BadType, whole_number
 from espalier.train import checks, progress, recipes, rng
 from espalier.train import schedule as schedules
 from espalier.train.batched import optimizers
@@ -97,6 +97,7 @@ def sweep(
     callbacks: as in ``fit``; told of each batch of runs, with a row for each run.
     """
     watching, anyway = callbacks_checked(callbacks), checks.resume(resume)
+    at_once = None if at_once is None else whole_number(at_once, "at_once", 1)
     asked = run_list.listed(runs, seeds, penalties, targets, masks, dropouts)
     recipe = recipes.chosen(recipe, preset, settle, any(run.shape == "penalty" for run in asked))
     if search is not None and "ramp" in search:  # so that it is held against what settles
