@@ -14,7 +14,7 @@ from torch import Tensor
 from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.gates.blocks import RoundTo
-from espalier.space import BadInput, BadType
+from espalier.space import BadInput, BadType, whole_number
 from espalier.train import checks, feed, measures, progress, recipes, rng, scoring
 from espalier.train import schedule as schedules
 from espalier.train.batched import optimizers
@@ -107,6 +107,7 @@ def sweep(
     callbacks: as in ``fit``; told of each batch of runs, with a row for each run.
     """
     watching, anyway = callbacks_checked(callbacks), checks.resume(resume)
+    at_once = None if at_once is None else whole_number(at_once, "at_once", 1)
     asked = run_list.listed(runs, seeds, penalties, targets, masks, dropouts)
     recipe = recipes.chosen(recipe, preset, settle, any(run.shape == "penalty" for run in asked))
     if search is not None and "ramp" in search:  # so that it is held against what settles

@@ -56,6 +56,8 @@ class Plan:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise BadInput(f"{name} is an integer of at least {least}, not {value!r}")
+            if value >= 1 << 31 or (name == "points" and value > 1 << 20):
+                raise BadInput(f"{name} is {value}, more than there can be; use a smaller number")
         checks.loss(self.loss)
         known = {"learning_rate", "adaptive", "ramp", "even", "initial", "margin"}
         if unknown := set(self.search or {}) - known:
