@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 import espalier
 from espalier.data import load
@@ -15,9 +17,17 @@ from espalier.train.batched.batch import Batch
 
 pytest.importorskip("typer")
 from espalier.cli import demo as demonstration
-from espalier.cli.demo_sweep import Size, network, uniform, weights
+from espalier.cli.demo_sweep import Size, uniform, weights
 
 WIDTHS = (64, 64, 64, 10)
+
+
+def network(widths):
+    def build():
+        layers = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b), nn.ReLU())]
+        return nn.Sequential(*layers[:-1])
+
+    return build
 
 
 @pytest.fixture

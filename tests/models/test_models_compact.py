@@ -76,6 +76,7 @@ def test_the_benchmark_prints_one_object_for_the_masks_of_run_files(tmp_path):
     folder.mkdir(parents=True)
     for k, mask in enumerate((CASES["unread layer"], torch.zeros(GRAPH.d))):
         story = {"format": 1, "settings": {"depth": GRAPH.depth, "growth": 4}, "result": {"mask": mask_to_hex(mask)}}
+        story |= {"run": {}, "curve": [], "seconds": {}, "hardware": {}, "versions": {}}
         (folder / f"penalty_{k}-seed_0.json").write_text(json.dumps(story))
     beside = folder.with_name("random")
     beside.mkdir()

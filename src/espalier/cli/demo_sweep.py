@@ -6,9 +6,8 @@ Each network becomes a run file as studies write them, so that `espalier report`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -155,14 +154,6 @@ def _story(
         "hardware": hardware(torch.device("cpu")),
         "versions": versions(),
     }
-
-
-def network(widths: Widths) -> Callable[[], nn.Module]:
-    def build() -> nn.Module:
-        layers = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b), nn.ReLU())]
-        return nn.Sequential(*layers[:-1])
-
-    return build
 
 
 def widths_of(model: nn.Module) -> Widths:

@@ -32,7 +32,7 @@ _MODEL = record(
     {"reference": text(), "arguments": table(anything)},
     {"shape": maybe(each(_SIZE, 0, 8)), "outputs": maybe(_SIZE), "file_sha256": maybe(text("[0-9a-f]{64}"))},
 )
-_ASKED = record({"data": text(), "cost": text(), "target": maybe(number()), "penalty": maybe(number())})
+_ASKED = record({"data": text(), "cost": text(), "target": anything, "penalty": maybe(number())})
 _CALL = record({"command": text(), "model": _MODEL, "settings": _ASKED})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -151,7 +150,7 @@ def _score(
 ) -> Score:
     total, examples = torch.zeros((), dtype=torch.float64), 0
     missed, predictions = 0, 0
-    classes, numbers = Counter[int](), list[Tensor]()
+    answers = list[Tensor]()
     meters = Meters(metrics_read(metrics))
     with torch.no_grad(), evaluating(model):
         for batch in batches:
@@ -167,21 +166,23 @@ def _score(
             if counts is not None:
                 missed += int(counts[0])
                 predictions += int(counts[1])
-                values, times = targets[targets >= 0].unique(return_counts=True)
-                classes.update(dict(zip(values.tolist(), times.tolist())))
+                answers.append(targets)
             elif isinstance(outputs, Tensor) and isinstance(targets, Tensor) and targets.is_floating_point():
-                numbers += [targets] if outputs.shape == targets.shape else []
+                answers += [targets] if outputs.shape == targets.shape else []
     if not examples:
         raise BadInput("the data are empty: there is nothing to evaluate on")
     error = missed / predictions if predictions else None
-    guess = _constant(numbers, loss) if error is None else (predictions - max(classes.values())) / predictions
-    return Score(float(total) / examples, error, examples, guess, meters.values())
+    return Score(float(total) / examples, error, examples, best_guess(answers, loss), meters.values())
 
 
-def _constant(parts: list[Tensor], loss: Loss) -> float | None:
-    """The loss of the mean of all targets, or of its logit where that is lower, as in binary cross entropy."""
+def best_guess(parts: list[Tensor], loss: Loss) -> float | None:
+    """The error of always guessing the most frequent class; else the loss of the mean of all targets, or of its logit
+    where that is lower, as in binary cross entropy. parts: of the targets; without any there is no such answer."""
     if not parts:
         return None
+    if not parts[0].is_floating_point():
+        times = torch.bincount(torch.cat([part[part >= 0].flatten() for part in parts]))
+        return int(times.sum() - times.max()) / int(times.sum()) if times.numel() else None
     examples = sum(len(part) for part in parts)
     mean = torch.stack([part.sum(0) for part in parts]).sum(0, keepdim=True) / examples
     constants = [mean, mean.logit()] if ((mean > 0) & (mean < 1)).all() else [mean]

@@ -82,7 +82,7 @@ def shape(
     else:
         not_rounded(round_to)
     asked = target if isinstance(target, Asked) else targets.read(gated, cost, target)
-    with checks.unreachable(gated, cost):
+    with checks.unreachable(gated, asked.name):
         search = Search(
             gated.space,
             cost=asked.cost,

@@ -31,7 +31,7 @@ from espalier.train.measures import Meters, class_dim
 from espalier.train.metrics import Row, Shares, known, rows, structure
 from espalier.train.pytree import Nested
 from espalier.train.result import Result, order_of
-from espalier.train.scoring import Score
+from espalier.train.scoring import Score, best_guess
 from espalier.train.stop import Stop
 from espalier.train.targets import Asked, read
 
@@ -172,7 +172,7 @@ class BatchEngine:
         targets = None if self.runs[0].target is None else [run.target for run in self.runs]
         price: dict[str, Any] = {} if targets else {"penalty": [run.penalty or 0.0 for run in self.runs]}
         space = self.gated.space
-        with checks.unreachable(self.gated, self.plan.cost):
+        with checks.unreachable(self.gated, asked.name):
             return Search(
                 space,
                 cost=asked.cost,
@@ -354,6 +354,13 @@ class BatchEngine:
         predicted = sum(part.numel() for part in pytree.tensors(held.targets))
         return loss / len(held), wrong / predicted, meters.values()
 
+    def _guess(self, error: float | None) -> float | None:
+        """What a constant answer to the validation data is worth."""
+        targets = None if self.validation is None else self.validation.targets
+        if not isinstance(targets, Tensor) or (error is None) != targets.is_floating_point():
+            return None
+        return best_guess([targets], self.plan.loss)
+
     # ---- what comes out --------------------------------------------------------------------------------------------
 
     def results(self, loop: Loop) -> list[Result]:
@@ -369,7 +376,7 @@ class BatchEngine:
             held, score = self.validation, None
             if held is not None:
                 loss, error, more = self._score(model, held)
-                score = Score(loss, known(error), len(held), metrics=more)
+                score = Score(loss, known(error), len(held), self._guess(known(error)), more)
             broken = int(state.broken[i])
             results.append(
                 Result(
