@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import espalier
-from espalier import fit, sweep
-from espalier.train import evaluate
+from espalier import BadInput, attach, fit, shape, sweep
+from espalier.data import from_arrays
+from espalier.train import evaluate, feed
 
 X, Y = networks.digit_vectors(256)[0]
 
@@ -277,3 +278,61 @@ def test_what_cannot_be_read_is_named(data: Any, settings: dict[str, Any], said:
     given = {"model": networks.mlp()} | settings
     with pytest.raises(espalier.EspalierError, match=said):
         short(given.pop("model"), data, **given)
+
+
+@pytest.mark.parametrize("form", ["tensors", "arrays", "dataset", "torch", "numbers", "two targets"])
+def test_a_share_of_the_data_is_held_out(form: str) -> None:
+    """Every example is in one of the two parts; classes are held out in proportion."""
+    x, y = torch.arange(60.0).unsqueeze(1), torch.arange(60) % 3
+    targets: Any = {"numbers": x / 60, "two targets": (y, x)}.get(form, y)
+    data: Any = (x, targets)
+    if form == "arrays":
+        data = (x.numpy(), y.numpy())
+    elif form == "dataset":
+        data = from_arrays((x, y), (x[:2], y[:2]))
+    elif form == "torch":
+        data = torch.utils.data.TensorDataset(x, y)
+    kept, held = feed.split_off(data, 0.25, seed=1)
+    if form == "dataset":
+        assert kept is held
+        kept, held = kept.train, held.test
+    read = [[part[i] for i in range(len(part))] for part in (kept, held)] if form == "torch" else [kept, held]
+    first, second = ([pair[0] for pair in part] if form == "torch" else part[0].flatten() for part in read)
+    assert sorted([*map(float, first), *map(float, second)]) == list(map(float, range(60)))
+    assert len(second) == 15
+    if form in ("tensors", "arrays", "dataset"):
+        assert torch.as_tensor(held[1]).bincount().tolist() == [5, 5, 5]
+    assert feed.split_off(data, None, seed=1) == (data, None)
+
+
+def test_fit_and_sweep_hold_out_a_share_themselves() -> None:
+    result = fit(networks.mlp(), (X, Y), epochs=1, target=0.5, validation=0.25, quiet=True)
+    assert result.validation is not None
+    assert result.validation.examples == len(X) // 4
+    (swept,) = sweep(networks.mlp, (X, Y), targets=[0.5], epochs=1, validation=0.25, quiet=True)
+    assert swept.validation is not None
+    assert swept.validation.examples == len(X) // 4
+    for share in (0.0, 1.0, -0.1):
+        with pytest.raises(BadInput, match="share of the data"):
+            fit(networks.mlp(), (X, Y), epochs=1, validation=share, quiet=True)
+    with pytest.raises(BadInput, match="come in batches"):
+        fit(networks.mlp(), [(X, Y)], epochs=1, validation=0.1, quiet=True)
+
+
+def test_fit_shape_and_sweep_take_what_attach_takes() -> None:
+    whole, some = fit(networks.mlp(), (X, Y), epochs=1, quiet=True), {"kinds": ("units", "inputs"), "ignore": ("0",)}
+    fitted = fit(networks.mlp(), (X, Y), epochs=1, quiet=True, **some)
+    (swept,) = sweep(networks.mlp, (X, Y), penalties=[0.0], epochs=1, quiet=True, **some)
+    shaping = shape(networks.mlp(), X[:4], updates=4, **some)
+    names = list(shaping.gated.space.slices)
+    assert list(fitted.space.slices) == list(swept.space.slices) == names
+    assert "0" in whole.space.slices
+    assert "0" not in names
+    assert any("input" in name for name in names)
+    gated = attach(networks.mlp(), X[:4])
+    with pytest.raises(BadInput, match="give kinds, ignore to espalier"):
+        fit(gated, (X, Y), epochs=1, quiet=True, **some)
+    with pytest.raises(BadInput, match="give kinds, ignore to espalier"):
+        shape(gated, updates=4, **some)
+    with pytest.raises(BadInput, match="give kinds, ignore to espalier"):
+        sweep(lambda: attach(networks.mlp(), X[:4]), (X, Y), penalties=[0.0], epochs=1, quiet=True, **some)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from espalier.gates.blocks import RoundTo
 from espalier.space import BadInput, BadType, Unreachable
 from espalier.train import pytree
 from espalier.train.pytree import Nested
@@ -137,3 +138,14 @@ def unreachable(gated: Any, cost: Any) -> Iterator[None]:
             raise
         shown = [f"{name} ({count:,.0f})" for name, count in gated.held(cost)[:5]]
         raise Unreachable(f"{error}. The {cost} that always stay are of {', '.join(shown)}") from None
+
+
+def attaching(
+    round_to: RoundTo | None, kinds: Collection[str] | None, ignore: Collection[str], attached: bool = False
+) -> dict[str, Any]:
+    """What of these was given, for :func:`espalier.attach`; refused where gates are attached already."""
+    given = {"round_to": round_to, "kinds": kinds, "ignore": ignore or None}
+    how = {name: value for name, value in given.items() if value is not None}
+    if attached and how:
+        raise BadInput(f"this model has gates already; give {', '.join(how)} to espalier.attach, which makes them")
+    return how

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from espalier.data import Dataset, Stream, standardise
+from espalier.data import Dataset, Stream, held_out, standardise
 from espalier.space import BadInput, BadType
 from espalier.train import fingerprint, pytree
 from espalier.train.pytree import Nested
@@ -279,6 +279,52 @@ def _is_pair(data: object) -> bool:
         return True
     several = isinstance(data[1], (tuple, list)) and all(isinstance(t, (Tensor, np.ndarray)) for t in data[1])
     return inputs and several
+
+
+def split_off(data: Any, validation: Any, seed: int, adapt: Adapter | None = None) -> tuple[Any, Any]:
+    """The data and the validation; where that is a share such as 0.1, so much of the data, and the data without it."""
+    if not isinstance(validation, float):
+        return data, validation
+    if not 0 < validation < 1:
+        raise BadInput(f"validation is data, or a share of the data in (0, 1) to hold out, not {validation!r}")
+    if isinstance(data, torch.utils.data.Dataset) and hasattr(data, "__len__"):
+        rest = len(data) - _share_of(len(data), validation)
+        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed)).tolist()
+        return torch.utils.data.Subset(data, order[:rest]), torch.utils.data.Subset(data, order[rest:])
+    if isinstance(data, Dataset):
+        first, second = _halves(data.train_labels, validation, seed)
+        both = {
+            f"{part}_{name}": getattr(data, f"train_{name}")[index]
+            for part, index in (("train", first), ("test", second))
+            for name in ("inputs", "labels")
+        }
+        smaller = replace(data, **both)
+        return smaller, smaller
+    if isinstance(data, Mapping) and LABELS in data:
+        data = (adapt or pair)(data)
+    if not _is_pair(data):
+        raise BadInput(f"a share of {validation:g} cannot be held out of data that come in batches; give validation=")
+    inputs, targets = as_tensors(data)
+    index = _halves(targets, validation, seed)
+    kept, held = (pytree.each(lambda t, own=own: t[own], (inputs, targets)) for own in index)  # type: ignore[misc]
+    return kept, held
+
+
+def _share_of(count: int, share: float) -> int:
+    return min(max(round(share * count), 1), count - 1)
+
+
+def _halves(targets: Nested, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Indices of what is kept and of what is held out, in order; each class by its share."""
+    count = pytree.count(targets, "the targets")
+    if count < 2:
+        raise BadInput("one example cannot be shared by training and validation; give validation=")
+    wanted = _share_of(count, share)
+    if isinstance(targets, Tensor) and targets.ndim == 1 and not targets.is_floating_point():
+        kept, held = held_out(targets.cpu().numpy(), wanted, seed)
+        return torch.from_numpy(kept), torch.from_numpy(held)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return order[wanted:].sort().values, order[:wanted].sort().values
 
 
 def read_held_out(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
@@ -51,7 +51,7 @@ from espalier.train.result import Result
 from espalier.train.run_directory import Records, RunDirectory
 from espalier.train.schedule import Schedule
 from espalier.train.scoring import Loss
-from espalier.train.shaping import built, not_rounded, shape
+from espalier.train.shaping import built, shape
 from espalier.train.stop import Stop
 from espalier.train.targets import Target
 
@@ -69,6 +69,8 @@ def fit(
     batch: Adapter | None = None,
     samples: int | None = None,
     round_to: RoundTo | None = None,
+    kinds: Collection[str] | None = None,
+    ignore: Collection[str] = (),
     optimizer: Optimizer | OptimizerFactory | None = None,
     schedule: str | Schedule | None = None,
     scheduler: SchedulerFactory | None = None,
@@ -112,7 +114,7 @@ def fit(
         losses share one mini-batch of batch_size examples; with slopes each mask has its own. Under one mask, as once
         settled, an update reads samples times batch_size examples.
     round_to: widths in multiples: one gate for each block of so many channels; a number, "auto", or a dict by group, as
-        in :func:`espalier.attach`.
+        in :func:`espalier.attach`. kinds, ignore: which gates to find, and where not, as there.
     optimizer: called with the parameters, gives a torch optimiser; or settings such as ``SGD(lr=0.1)`` of
         espalier.train.batched. Default: the recipe's SGD with Nesterov momentum; AdamW where targets are not classes
         or the network has LayerNorm, attention or recurrent layers (docs/recipe.md).
@@ -129,8 +131,9 @@ def fit(
         they are). None leaves torch's own switches alone. channels_last: images and weights lie so in memory.
     compile: the network by ``torch.compile``, once for each phase of the run. It takes from seconds to a minute, which
         a long run earns back; what cannot be compiled is trained as it is, and a warning says so.
-    validation: data as above, of a Dataset its test part, which is the default where ``data`` is one; evaluated after
-        every epoch under the mask that would ship.
+    validation: data as above, of a Dataset its test part, which is the default where ``data`` is one; or a share of
+        the data to hold out, such as 0.1, each class in proportion. Evaluated after every epoch under the mask that
+        would ship.
     metrics: of the validation, beside the loss: functions of (outputs, targets) by name, objects of torchmetrics, or
         the names of known ones: "accuracy", "auc", "f1", "mae", "r2", "rmse". A row has them as "validation_f1".
     monitor: ship the epoch with the best of this number, of those with a settled structure: a metric, or
@@ -155,6 +158,7 @@ def fit(
     if channels_last:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     adapt = feed.adapter(batch, own_loss=loss is None)
+    data, validation = feed.split_off(data, validation, seed, adapt)
     loss = scoring.own_loss if loss is None else loss
     feeding = feed.read(data, whole(batch_size, "batch_size", 1), seed, pytree.dtype(module), adapt)
     recipe = recipes.chosen(recipe, preset, settle, penalised=target is None)
@@ -177,7 +181,8 @@ def fit(
     inner = built(recipe.optimizer if optimizer is None else optimizer, module)
     directory = None if folder is None else RunDirectory(folder)
     known_blocks = {} if directory is None or round_to is None else directory.recorded().get("blocks", {})
-    with _attached(model, module, feeding, where, known_blocks or round_to) as gated, rng.seeded(seed, where):
+    how = checks.attaching(known_blocks or round_to, kinds, ignore, attached=model is not module)
+    with _attached(model, module, feeding, where, how) as gated, rng.seeded(seed, where):
         asked = targets.read(gated, cost, target)
         structure = shape(
             gated,
@@ -306,17 +311,16 @@ def _place(model: object, device: str | torch.device | None) -> tuple[nn.Module,
 
 @contextmanager
 def _attached(
-    model: object, module: nn.Module, feeding: feed.Feed, device: torch.device, round_to: RoundTo | None
+    model: object, module: nn.Module, feeding: feed.Feed, device: torch.device, how: dict[str, Any]
 ) -> Iterator[Gated]:
     """The gates that were given; else gates of our own, taken off again afterwards."""
     # Gates are tried out on the example; numbers that are not finite are for the first update to name.
     example = pytree.each(lambda t: _finite(t).to(device), feeding.example())
     checks.readable(module, example)
     if model is not module:
-        not_rounded(round_to)
         yield model  # type: ignore[misc]
         return
-    gated = attach(module, example, round_to=round_to)
+    gated = attach(module, example, **how)
     try:
         yield gated
     finally:

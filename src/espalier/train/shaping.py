@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,8 @@ def shape(
     cost: str | Cost | Tensor | Sequence[float] = "weights",
     samples: int | None = None,
     round_to: RoundTo | None = None,
+    kinds: Collection[str] | None = None,
+    ignore: Collection[str] = (),
     schedule: str | Schedule | None = None,
     recipe: str | Recipe | None = None,
     settle: float | None = None,
@@ -73,14 +75,13 @@ def shape(
     own = recipes.chosen(recipe, None, settle, penalised=target is None)
     phases = own.phases(whole(updates, "updates", 1), target)
     gated: Any = model
+    how = checks.attaching(round_to, kinds, ignore, attached=model is not module)
     if model is module:
         if example is None:
             raise BadInput("shape needs some example inputs to attach gates with: shape(model, inputs[:4], ...)")
         example = pytree.each(lambda t: t.to(device), example)
         checks.readable(module, example)
-        gated = attach(module, example, round_to=round_to)
-    else:
-        not_rounded(round_to)
+        gated = attach(module, example, **how)
     asked = target if isinstance(target, Asked) else targets.read(gated, cost, target)
     with checks.unreachable(gated, asked.name):
         search = Search(
@@ -99,12 +100,6 @@ def shape(
     inner = built(optimizer or own.optimizer, module)
     scheduler = None if rates == Constant() else schedules.of_torch(rates, inner, phases.end)
     return StructureOptimizer(inner, search, gated, phases=phases, scheduler=scheduler)
-
-
-def not_rounded(round_to: RoundTo | None) -> None:
-    """Refuse to change gates that are attached already."""
-    if round_to is not None:
-        raise BadInput("this model has gates already; give round_to to espalier.attach, which makes them")
 
 
 def built(given: torch.optim.Optimizer | Optimizer | OptimizerFactory, module: nn.Module) -> torch.optim.Optimizer:

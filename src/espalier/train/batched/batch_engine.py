@@ -71,8 +71,9 @@ class BatchEngine:
         # Gates are found by watching the model compute: what it computes of is to be finite, whatever the data are.
         first = standardise(pytree.each(lambda part: part[:4].cpu(), inputs), gain, shift)
         self.example = pytree.each(lambda part: part.nan_to_num(0.0, 0.0, 0.0), first)
-        self.gated, params, fixed = stack.stacked(factory, self.runs, self.example, device, plan.check, plan.round_to)
+        self.gated, params, fixed = stack.stacked(factory, self.runs, self.example, device, plan.check, plan.how)
         self.blocks = getattr(self.gated, "blocks", None) or None
+        self._how = dict(plan.how) | ({"round_to": self.blocks} if self.blocks else {})
         self._check_classes(params, fixed, targets)
         if plan.optimizer is None:
             plan = self.plan = replace(plan, optimizer=descent.usual(plan.recipe, self.gated.model, targets))
@@ -316,7 +317,7 @@ class BatchEngine:
     def _loaded(self, weights: dict[str, Tensor], run: int) -> tuple[nn.Module, stack.Gated]:
         """A model that keeps running statistics, with the weights of one run."""
         if self.judge is None:
-            self.judge = stack.build(self.factory, self.runs[0], self.example, self.plan.check, self.blocks)
+            self.judge = stack.build(self.factory, self.runs[0], self.example, self.plan.check, self._how)
             self.judge.model.to(self.device)
         stack.load(self.judge, weights, run)
         return self.judge.model, self.judge

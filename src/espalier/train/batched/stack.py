@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from espalier.cost import Cost
 from espalier.gates.attach import attach
-from espalier.gates.blocks import RoundTo
 from espalier.space import BadInput, BadType, Space
 from espalier.train import checks, pytree
 from espalier.train.batched.runs import Run
@@ -21,6 +20,7 @@ from espalier.train.pytree import Nested
 
 # Builds an nn.Module, or a gated model; given the Run if it has a parameter of the name `run`.
 Factory = Callable[..., Any]
+NOTHING: Mapping[str, Any] = {}
 Norm = nn.modules.batchnorm._BatchNorm
 
 
@@ -65,22 +65,24 @@ def module(found: Any) -> nn.Module:
     return found if isinstance(found, nn.Module) else getattr(found, "model", None)  # type: ignore[return-value]
 
 
-def attached(found: Any, example: Nested, check: bool = True, round_to: RoundTo | None = None) -> Gated:
-    """A gated model as it is, or gates attached to a module. example: a few inputs as the network reads them."""
+def attached(found: Any, example: Nested, check: bool = True, how: Mapping[str, Any] = NOTHING) -> Gated:
+    """A gated model as it is, or gates attached to a module. example: a few inputs as the network reads them. how: more
+    for :func:`espalier.attach`."""
     if not isinstance(found, nn.Module):
-        if round_to is not None and round_to != getattr(found, "blocks", None):
-            raise BadInput("the factory gives gates of its own; give round_to to espalier.attach, which makes them")
+        if how and how != {"round_to": getattr(found, "blocks", None)}:
+            names = ", ".join(how)
+            raise BadInput(f"the factory gives gates of its own; give {names} to espalier.attach, which makes them")
         return found  # type: ignore[no-any-return]
     device, dtype = next((p.device for p in found.parameters()), None), pytree.dtype(found)
     example = pytree.each(lambda t: t.to(device, dtype if t.is_floating_point() else t.dtype), example)
     checks.readable(found, example)
-    gated: Gated = attach(found, example, check=check, round_to=round_to)
+    gated: Gated = attach(found, example, check=check, **how)
     return gated
 
 
-def build(factory: Factory, run: Run, example: Nested, check: bool = True, round_to: RoundTo | None = None) -> Gated:
+def build(factory: Factory, run: Run, example: Nested, check: bool = True, how: Mapping[str, Any] = NOTHING) -> Gated:
     """A gated model with the initial weights of this run."""
-    return attached(made(factory, run), example, check, round_to)
+    return attached(made(factory, run), example, check, how)
 
 
 def stacked(
@@ -89,7 +91,7 @@ def stacked(
     example: Nested,
     device: torch.device,
     check: bool = True,
-    round_to: RoundTo | None = None,
+    how: Mapping[str, Any] = NOTHING,
 ) -> tuple[Gated, Named, Named]:
     """A template that computes with any weights, the trained tensors ``(R, ...)`` and the fixed ones, by name.
 
@@ -98,7 +100,7 @@ def stacked(
     """
     keys = list(range(len(runs))) if takes_run(factory) else [run.seed for run in runs]
     each = {key: made(factory, run) for key, run in dict(zip(reversed(keys), reversed(runs))).items()}
-    template = attached(each[keys[0]], example, check, round_to)
+    template = attached(each[keys[0]], example, check, how)
     frozen = [name for name, m in template.model.named_modules() if isinstance(m, Norm) and not m.training]
     if frozen and template.model.training:
         raise BadInput(

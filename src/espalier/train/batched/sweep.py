@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -55,6 +55,8 @@ def sweep(
     batch_size: int = 64,
     samples: int | None = None,
     round_to: RoundTo | None = None,
+    kinds: Collection[str] | None = None,
+    ignore: Collection[str] = (),
     loss: Callable[[Any, Any], Tensor] | None = cross_entropy,
     batch: Adapter | None = None,
     cost: str | Cost | Tensor = "weights",
@@ -91,7 +93,8 @@ def sweep(
     batch_size: what each of the ``samples`` masks of an update reads (default: the recipe's, as in ``fit``): the same
         examples where their losses are ranked, else its own. Under one mask (a given one, or after settling) an update
         reads samples times as many examples.
-    round_to: widths in multiples, as in ``fit``; the first run of a batch says which units make a block.
+    round_to: widths in multiples, as in ``fit``; the first run of a batch says which units make a block. kinds,
+        ignore: as there.
     optimizer: settings such as ``SGD(lr=0.1)``, ``Adam()``, ``AdamW()`` of espalier.train.batched; or a function as in
         ``fit`` that gives torch's SGD, Adam or AdamW. Default: as in ``fit``.
     schedule: "steps" (a tenth at 1/2 and at 3/4), "cosine", "linear", "constant", or one of their classes. Default: the
@@ -124,12 +127,13 @@ def sweep(
         search=search,
         pad=pad,
         points=points,
-        round_to=round_to,
+        how=checks.attaching(round_to, kinds, ignore),
         metrics=measures.read(metrics),
     )
     if metrics and validation is None and not isinstance(data, Dataset):
         raise BadInput("metrics are of held-out data: give validation=")
     adapt = feed.adapter(batch, own_loss=loss is None)
+    data, validation = feed.split_off(data, validation, 0, adapt)
     data = resident(data, "data", adapt)
     if validation is not None:
         validation = resident(validation, "validation", adapt)

@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor
 
 from espalier.cost import Cost
-from espalier.gates.blocks import RoundTo
 from espalier.search.signal import SLOPES
 from espalier.space import BadInput, Space
 from espalier.train import checks, fingerprint
@@ -24,8 +23,8 @@ class Plan:
     """optimizer, schedule: None for the recipe's. search: arguments of :class:`espalier.Search` that replace the
     recipe's. updates: of each run; None for those of its epochs. points: so many measurements, evenly spaced; None for
     one after every epoch. calibrate: examples that BatchNorm's statistics are estimated on in the middle of a run.
-    gradient: how the network computes its own. check: try out every gate. seeded_by: JSON-able, what the seed of the
-    masks is made of. metrics: by name, of the validation.
+    gradient: how the network computes its own. check: try out every gate. how: more for ``attach``. seeded_by:
+    JSON-able, what the seed of the masks is made of. metrics: by name, of the validation.
     """
 
     epochs: int
@@ -43,7 +42,7 @@ class Plan:
     calibrate: int = 1024
     gradient: Own | None = None
     check: bool = True
-    round_to: RoundTo | None = None
+    how: Mapping[str, Any] = field(default_factory=dict)
     seeded_by: Any = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
