@@ -33,6 +33,8 @@ class Dataset:
     >>> data = from_arrays(([[0.0, 2.0], [4.0, 6.0]], [0, 1]), ([[2.0, 4.0]], [1]))
     >>> data.shape, len(data.classes), data.as_floats().train[0].tolist()
     ((2,), 2, [[0.0, 2.0], [4.0, 6.0]])
+    >>> data
+    Dataset('arrays', 2 + 1 of shape (2,), 2 classes)
     """
 
     name: str
@@ -45,6 +47,10 @@ class Dataset:
     mean: Tensor
     std: Tensor
     standard: bool = False
+
+    def __repr__(self) -> str:
+        parts = f"{len(self.train_labels):,} + {len(self.test_labels):,} of shape {tuple(self.shape)}"
+        return f"Dataset({self.name!r}, {parts}, {len(self.classes)} classes)"
 
     def __post_init__(self) -> None:
         for part, (inputs, labels) in (("training", self.train), ("test", self.test)):

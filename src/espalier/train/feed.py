@@ -298,7 +298,7 @@ def split_off(data: Any, validation: Any, seed: int, adapt: Adapter | None = Non
             for part, index in (("train", first), ("test", second))
             for name in ("inputs", "labels")
         }
-        smaller = replace(data, **both)
+        smaller = replace(data, standard=False, **both)  # what is tested on is not the published part
         return smaller, smaller
     if isinstance(data, Mapping) and LABELS in data:
         data = (adapt or pair)(data)
