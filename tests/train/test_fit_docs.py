@@ -46,7 +46,7 @@ def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
         ("begin", "begin"),
         ("ramp", "ramp"),
         ("settle", "settle"),
-        ("weights", "learning_rate"),
+        ("weights", "weights_learning_rate"),
         ("weight decay", "weight_decay"),
         ("divided", "drops"),
     ],

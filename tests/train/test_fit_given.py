@@ -398,6 +398,8 @@ def test_what_cannot_be_compiled_trains_as_it_is(monkeypatch: pytest.MonkeyPatch
 
 def test_the_old_name_of_a_recipe_s_rate_is_taken_with_a_warning() -> None:
     with pytest.warns(FutureWarning, match="weights_learning_rate"):
-        old = Recipe(learning_rate=0.3)
+        old = Recipe(learning_rate=0.3)  # type: ignore[call-arg]
     assert old == Recipe(weights_learning_rate=0.3)
+    with pytest.warns(FutureWarning, match="weights_learning_rate"):
+        assert old.learning_rate == 0.3
     assert replace(old, settle=0.25).weights_learning_rate == 0.3

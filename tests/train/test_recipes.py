@@ -32,7 +32,12 @@ def test_the_paper_is_the_paper() -> None:
             "even": 0.0,
         }
     paper = read("paper")
-    assert (paper.learning_rate, paper.momentum, paper.weight_decay, paper.drops) == (0.01, 0.9, 1e-4, (0.5, 0.75))
+    assert (paper.weights_learning_rate, paper.momentum, paper.weight_decay, paper.drops) == (
+        0.01,
+        0.9,
+        1e-4,
+        (0.5, 0.75),
+    )
     assert paper.settle == 0.0
 
 

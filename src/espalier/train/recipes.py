@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import InitVar, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -78,15 +79,8 @@ class Recipe:
     momentum: float = 0.9
     weight_decay: float = 1e-4
     drops: tuple[float, ...] | None = (0.75, 0.9)
-    learning_rate: InitVar[float | None] = None  # the old name of weights_learning_rate
 
-    def __post_init__(self, learning_rate: float | None) -> None:
-        if learning_rate is not None:
-            said = (
-                "learning_rate= of a Recipe is the old name of weights_learning_rate=, and goes with the next release"
-            )
-            warnings.warn(said, FutureWarning, stacklevel=3)
-            object.__setattr__(self, "weights_learning_rate", learning_rate)
+    def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in ("adaptive", "signal", "drops"):
@@ -160,10 +154,34 @@ class Recipe:
         )
 
     @property
+    def learning_rate(self) -> float:
+        """The old name of ``weights_learning_rate``."""
+        _old_name()
+        return self.weights_learning_rate
+
+    @property
     def schedule(self) -> Schedule:
         """Of the weights' learning rate."""
         return Linear() if self.drops is None else Steps(self.drops)
 
+
+def _old_name() -> None:
+    said = "learning_rate of a Recipe is now weights_learning_rate; the old name goes with the next release"
+    warnings.warn(said, FutureWarning, stacklevel=3)
+
+
+def _taking_the_old_name(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def own(self: Recipe, *args: Any, **kwargs: Any) -> None:
+        if "learning_rate" in kwargs:
+            _old_name()
+            kwargs["weights_learning_rate"] = kwargs.pop("learning_rate")
+        init(self, *args, **kwargs)
+
+    return own
+
+
+Recipe.__init__ = _taking_the_old_name(Recipe.__init__)  # type: ignore[method-assign]
 
 # The paper's own settings. With `samples=2` and `batch_size=32` they are its experiment A; B has a rate of 0.1.
 PAPER = Recipe(
