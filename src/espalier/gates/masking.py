@@ -77,16 +77,6 @@ class Spot:
         self.index = torch.as_tensor(np.ascontiguousarray(entries), dtype=torch.int64)
         self.index_buffer = f"{buffer}_index"
 
-    def add_slopes(self, total: Tensor, gradient: Tensor, module: nn.Module) -> None:
-        """Add the gradient of the buffer to the slopes of its entries. total: ``(*S, d + 1)``, the last of entry -1."""
-        gradient = gradient.reshape(*total.shape[:-1], -1).to(total)
-        if self.run is not None:
-            total[..., self.run[0] : self.run[1]] += gradient
-        else:
-            index = module._buffers[self.index_buffer]
-            assert index is not None
-            total.index_add_(-1, index % total.shape[-1], gradient)
-
     def value(self, mask: Tensor, module: nn.Module) -> Tensor:
         """mask: ``(*S, d)``, on the device of ``module``, which holds this buffer. Returns the buffer's value."""
         several = mask.shape[:-1]
@@ -108,6 +98,20 @@ class Installed:
     copies: Copies
     together: Together
     aside: list[Tensor] = field(default_factory=list)  # the buffers of one mask, while those of several are set
+    tables: dict[torch.device, Tensor] = field(default_factory=dict)  # see readings
+
+    def readings(self, d: int, device: torch.device) -> Tensor:
+        """Where the gradients of an entry lie among those of all buffers side by side ``(d, K)``, K for the entry that
+        is read most; what is left over points one past the last."""
+        if device not in self.tables:
+            entries = torch.cat([spot.index for spot in self.spots]).numpy()
+            order = np.argsort(entries, kind="stable")
+            order = order[entries[order] >= 0]  # the others are always one
+            counts = np.bincount(entries[order], minlength=d)
+            table = np.full((d, max(int(counts.max(initial=0)), 1)), len(entries))
+            table[entries[order], np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)] = order
+            self.tables[device] = torch.as_tensor(table, device=device)
+        return self.tables[device]
 
     def remove(self) -> None:
         for module in self.states:
@@ -395,23 +399,23 @@ def slopes_of(installed: Installed, d: int) -> Tensor:
     """The slopes ``(d)`` that backward passes have left at the buffers since the mask was set.
 
     Of several masks ``(samples, d)``: samples times the derivative of the loss, which is the mean over the masks.
+    A gate that several layers read has a slope from each; those of all gates are gathered and added at once.
     """
     samples = installed.together.samples
-    total: Tensor | None = None
-    for spot, module in zip(installed.spots, installed.modules):
-        buffer = module._buffers[spot.buffer]
-        if buffer is not None and buffer.grad is not None:
-            if total is None:
-                shape = (samples, d + 1) if samples else (d + 1,)
-                dtype = torch.promote_types(buffer.dtype, torch.float32)
-                total = torch.zeros(shape, dtype=dtype, device=buffer.device)
-            spot.add_slopes(total, buffer.grad, module)
-    if total is None:
+    buffers = [module._buffers[spot.buffer] for spot, module in zip(installed.spots, installed.modules)]
+    first = next((b for b in buffers if b is not None and b.grad is not None), None)
+    if first is None:
         raise BadInput(
             "no backward pass has reached a gate under this mask, so there are no slopes: call backward() on a loss of "
             "the masked model before they are read"
         )
-    return total[..., :-1] * samples if samples else total[:-1]
+    zeros = torch.zeros(samples or 1, 1, dtype=torch.promote_types(first.dtype, torch.float32), device=first.device)
+    parts = [
+        zeros.expand(-1, spot.width) if b is None or b.grad is None else b.grad.reshape(len(zeros), -1).to(zeros)
+        for spot, b in zip(installed.spots, buffers)
+    ]
+    total = torch.cat([*parts, zeros], 1)[:, installed.readings(d, first.device)].sum(-1)
+    return total * samples if samples else total[0]
 
 
 def with_mask(installed: Installed, tensors: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
