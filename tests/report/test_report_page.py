@@ -200,7 +200,7 @@ def test_the_headline_names_its_section_where_another_holds_a_lower_error(tmp_pa
 def test_the_headline_saves_nothing_that_it_cannot_show(small, enough):
     """99.99% of the weights are no news beside 100% of them."""
     front = [(small, 0.067, []), (1.0, 0.063, [])]
-    section = SimpleNamespace(axes=["weights"], measure="error", middle="", marks=[1, 2], front=lambda _: front)
+    section = SimpleNamespace(axes=["weights"], measure="error", middle="", marks=[1, 2], front=lambda *_: front)
     described = headline(section)
     assert described.startswith("The lowest error is 6.30%, at 100% of the weights")
     assert ("40.0% of them are enough" in described) == ("are enough" in described) == enough

@@ -95,9 +95,9 @@ def counted(number: int, word: str) -> str:
 
 
 def headline(section: Section) -> str:
-    """The one sentence to read: how small a network may be for an error close to the lowest."""
+    """The one sentence to read: how small a network of the search may be for an error close to its lowest."""
     axis = section.axes[0] if section.axes else ""
-    front = section.front(axis) if section.measure else []
+    front = section.front(axis, "search") if section.measure else []
     if not front:
         return ""
     measure = section.measure or "error"

@@ -193,9 +193,12 @@ class Section:
             return f"{len(runs)} runs"
         return f"{seeds} seed{'s' * (seeds > 1)}" + (f" on {folds} folds" if folds > 1 else "")
 
-    def front(self, axis: str) -> list[tuple[float, float, Point]]:
-        """The Pareto front of the medians: size, error and point of those that no other point beats in both."""
-        curves = [curve for one in self.series for curve in one.curve(axis, self.measure or "error")]
+    def front(self, axis: str, variant: str = "") -> list[tuple[float, float, Point]]:
+        """The Pareto front of the medians: size, error and point of those that no other point beats in both.
+
+        variant: of this one alone, where there are runs of it."""
+        own = [one for one in self.series if one.variant == variant] or self.series
+        curves = [curve for one in own for curve in one.curve(axis, self.measure or "error")]
         front = list[tuple[float, float, Point]]()
         for x, y, point in sorted(((x[1], y[1], point) for point, x, y in curves), key=lambda one: one[:2]):
             if not front or y < front[-1][1]:
