@@ -104,6 +104,17 @@ def test_arrays_in_a_file(espal, tmp_path, monkeypatch):
     assert story(tmp_path / "s", "settings.json")["settings"]["loss"] == "mse_loss"
 
 
+def test_an_optimizer_that_is_named_is_the_one_that_trains(espal, tmp_path):
+    """Numbers to learn train by AdamW where nobody says otherwise."""
+    x = np.random.default_rng(0).random((128, 64), np.float32)
+    np.savez(tmp_path / "numbers.npz", x=x, y=x[:, :1])
+    words = ("train", "--model", "mlp", "--model-arg", "hidden=[8]", "--model-arg", "outputs=1", "--target", 0.5)
+    for name, more in {"AdamW": (), "SGD": ("--optimizer", "sgd"), "Adam": ("--optimizer", "adam")}.items():
+        done = espal(*words, "--data", tmp_path / "numbers.npz", *more, "--out", tmp_path / name, *FAST)
+        assert done.code == 0, done.err
+        assert list(story(tmp_path / name, "settings.json")["settings"]["optimizer"]) == [name]
+
+
 def test_settings_reach_the_training(espal, tmp_path):
     words = [
         "--optimizer",

@@ -85,7 +85,7 @@ def run(
     reading = feed.read(data, sweeping.batch_size, sweeping.first_seed, pytree.dtype(model))
     loss = loss_of(sweeping, source, model, reading)
     descent = sweeping.descent()
-    schedule = sweeping.schedule or (None if descent is None else "linear")
+    schedule = sweeping.schedule or (None if sweeping.optimizer in ("", "sgd") else "linear")
     precision: dict[str, Any] = {"precision": sweeping.precision} if sweeping.precision else {}
     own: dict[str, Any] = {} if loss is F.cross_entropy else {"loss": loss}
     seeds = range(sweeping.first_seed, sweeping.first_seed + sweeping.seeds)

@@ -30,6 +30,7 @@ from espalier.study.settings import COSTS
 from espalier.study.sources import Source
 from espalier.train import Recipe, Result, checks, evaluate, feed, fit, pytree, recipes
 from espalier.train.batched.batch import Precision
+from espalier.train.batched.optimizers import SGD
 from espalier.train.run_directory import RunDirectory
 from espalier.train.scoring import evaluating
 from espalier.train.setting import check, declared, number, one_of, setting, share, usual_device
@@ -76,13 +77,15 @@ class Task:
     round_to: str = setting(
         "", "Widths in multiples of so many channels, such as 8; auto: what suits the device.", metavar="<number>|auto"
     )
-    optimizer: str = setting("", "Of the weights: sgd (default, Nesterov), adam or adamw.", choices=OPTIMIZERS)
+    optimizer: str = setting(
+        "", "Of the weights: sgd (Nesterov), adam or adamw; default: sgd for classes, else adamw.", choices=OPTIMIZERS
+    )
     learning_rate: float | None = setting(
         None, "Of the weights; default: the recipe's, 0.001 for adam.", old="lr", least=0
     )
     momentum: float | None = setting(None, "Of sgd; default: the recipe's.", least=0)
     weight_decay: float | None = setting(None, "Default: the recipe's, or the optimizer's own.", least=0)
-    schedule: str = setting("", "Of that rate: steps (default, the recipe's), cosine or constant.", choices=SCHEDULES)
+    schedule: str = setting("", "Of that rate: steps, cosine or constant; default: the recipe's.", choices=SCHEDULES)
     settle: float | None = setting(None, "The share of the run, at its end, under a fixed structure.")
     recipe: str = setting(
         "default",
@@ -115,10 +118,13 @@ class Task:
         given["weights_learning_rate"] = self.learning_rate
         return replace(recipes.read(self.recipe), **{name: value for name, value in given.items() if value is not None})
 
-    def descent(self) -> Callable[[Iterable[Tensor]], torch.optim.Optimizer] | None:
-        """The optimiser of the weights where it is not the recipe's SGD."""
-        if self.optimizer in ("", "sgd"):
+    def descent(self) -> Callable[[Iterable[Tensor]], torch.optim.Optimizer] | SGD | None:
+        """The optimiser of the weights: the recipe's SGD by its settings; None where nobody chose."""
+        if not self.optimizer:
             return None
+        if self.optimizer == "sgd":
+            recipe = self.numbers()
+            return SGD(recipe.weights_learning_rate, recipe.momentum, recipe.weight_decay, recipe.momentum > 0)
         numbers = {"lr": 1e-3 if self.learning_rate is None else self.learning_rate}
         if self.weight_decay is not None:
             numbers["weight_decay"] = self.weight_decay
@@ -131,7 +137,7 @@ class Task:
             return lambda inner: rates.CosineAnnealingLR(inner, self.epochs)
         if self.schedule == "constant":
             return lambda inner: rates.ConstantLR(inner, factor=1.0)
-        if self.descent() is None:
+        if self.optimizer in ("", "sgd"):
             return None
         drops = self.numbers().drops
         if drops is None:
