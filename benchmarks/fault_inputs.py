@@ -158,15 +158,23 @@ def odd_call(draw: random.Random, folder: Path) -> tuple[str, Callable[[], Any]]
             "model": model, "data": (X, Y), "epochs": 1, "loss": F.cross_entropy, "cost": "weights", "penalty": None,
             "target": 0.5, "batch_size": 24, "batch": None, "samples": 2, "optimizer": None, "schedule": None,
             "scheduler": None, "settle": None, "recipe": None, "seed": 0, "device": "cpu", "precision": None,
+            "kinds": ("units",), "ignore": (), "round_to": None, "metrics": None, "monitor": None,
             "validation": None, "checkpoint": None, "resume": "same", "time_limit": 0.02, "callbacks": (),
             "quiet": True,
         }),
         "sweep": (espalier.sweep, {
             "factory": net, "data": (X, Y), "targets": [0.5], "seeds": (0,), "epochs": 1, "batch_size": 24,
             "samples": 2, "cost": "weights", "settle": None, "validation": None, "at_once": None, "device": "cpu",
-            "time_limit": 0.02, "callbacks": (), "quiet": True, "points": None, "pad": 0,
+            "time_limit": 0.02, "callbacks": (), "quiet": True, "points": None, "pad": 0, "kinds": None, "ignore": (),
+            "round_to": None, "metrics": None, "batch": None,
         }),
-        "attach": (espalier.attach, {"model": model, "example_inputs": X[:4]}),
+        "attach": (espalier.attach, {
+            "model": model, "example_inputs": X[:4], "kinds": ("units",), "ignore": (), "round_to": None,
+        }),
+        "shape": (espalier.shape, {
+            "model": model, "example": X[:4], "updates": 5, "target": 0.5, "samples": None, "round_to": None,
+            "kinds": None, "ignore": (), "optimizer": None, "recipe": None, "seed": 0,
+        }),
         "load": (espalier.load, {"folder": folder / "none", "factory": net}),
         "save": (espalier.save, {"small": model, "folder": folder / "saved"}),
         "ship": (espalier.ship, {
@@ -180,7 +188,16 @@ def odd_call(draw: random.Random, folder: Path) -> tuple[str, Callable[[], Any]]
         "Plan": (Plan.from_dict, {"data": {"format": 1, "tensors": {}, "shapes": {}, "attributes": {}, "layers": {}}}),
         "report": (read_report, {"folder": folder}),
     }  # fmt: skip
-    weights = {"fit": 0.4, "sweep": 0.1, "attach": 0.6, "evaluate": 4, "from_arrays": 8, "Search": 6, "Plan": 8}
+    weights = {
+        "fit": 0.4,
+        "sweep": 0.1,
+        "attach": 0.6,
+        "shape": 0.6,
+        "evaluate": 4,
+        "from_arrays": 8,
+        "Search": 6,
+        "Plan": 8,
+    }
     name = draw.choices(list(usual), [weights.get(key, 4) for key in usual])[0]
     function, given = usual[name]
     odd = {key: odd_values(draw) for key in draw.sample(list(given), min(len(given), draw.choice([1, 1, 2])))}

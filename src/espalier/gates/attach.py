@@ -215,8 +215,9 @@ def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _check_names(model: nn.Module, kinds: Collection[str], ignore: Collection[str]) -> None:
-    if isinstance(kinds, str) or isinstance(ignore, str):
-        raise BadType("kinds and ignore are collections of names, such as ('units', 'channels')")
+    for given in (kinds, ignore):
+        if not isinstance(given, (list, tuple, set, frozenset)) or not all(isinstance(name, str) for name in given):
+            raise BadType("kinds and ignore are collections of names, such as ('units', 'channels')")
     for kind in kinds:
         if kind not in KINDS:
             raise BadInput(f"kinds of gates are {', '.join(KINDS)}, not {kind!r}")

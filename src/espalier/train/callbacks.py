@@ -78,6 +78,8 @@ class EarlyStopping(Callback):
     ) -> None:
         if patience is not None and (isinstance(patience, bool) or not isinstance(patience, int) or patience < 1):
             raise BadInput(f"patience is a number of measurements, at least 1, not {patience!r}")
+        if not isinstance(monitor, str):
+            raise BadType(f"monitor names a number of the rows, such as 'validation_loss', not {monitor!r}")
         largest = monitor.removeprefix("validation_") in LARGER if largest is None else largest
         self.monitor, self.patience, self.sign, self.best = monitor, patience, -1.0 if largest else 1.0, best
         self._weights: dict[str, Any] | None = None

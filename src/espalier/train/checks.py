@@ -37,7 +37,7 @@ def device(given: object) -> torch.device:
 
 def resume(given: object) -> bool:
     """Whether a run is gone on with whatever has changed."""
-    if given not in ("same", "anyway"):
+    if not isinstance(given, str) or given not in ("same", "anyway"):
         raise BadInput(f"resume is 'same', or 'anyway' for a run whose data or settings have changed, not {given!r}")
     return given == "anyway"
 
@@ -144,7 +144,11 @@ def attaching(
     round_to: RoundTo | None, kinds: Collection[str] | None, ignore: Collection[str], attached: bool = False
 ) -> dict[str, Any]:
     """What of these was given, for :func:`espalier.attach`; refused where gates are attached already."""
-    given = {"round_to": round_to, "kinds": kinds, "ignore": ignore or None}
+    given = {
+        "round_to": round_to,
+        "kinds": kinds,
+        "ignore": None if isinstance(ignore, tuple) and not ignore else ignore,
+    }
     how = {name: value for name, value in given.items() if value is not None}
     if attached and how:
         raise BadInput(f"this model has gates already; give {', '.join(how)} to espalier.attach, which makes them")

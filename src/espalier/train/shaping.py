@@ -97,7 +97,7 @@ def shape(
     if optimizer is None:
         optimizer = descent.usual(own, module)
     rates = schedules.read(schedule, own.schedule, optimizer)
-    inner = built(optimizer or own.optimizer, module)
+    inner = built(own.optimizer if optimizer is None else optimizer, module)
     scheduler = None if rates == Constant() else schedules.of_torch(rates, inner, phases.end)
     return StructureOptimizer(inner, search, gated, phases=phases, scheduler=scheduler)
 

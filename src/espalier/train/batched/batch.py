@@ -58,7 +58,7 @@ class Compute:
     updates_at_once: int = AT_ONCE
 
     def __post_init__(self) -> None:
-        if self.precision not in ("float32", "tf32", "bf16"):
+        if not isinstance(self.precision, str) or self.precision not in ("float32", "tf32", "bf16"):
             raise BadInput(f"precision is 'float32', 'tf32' or 'bf16', not {self.precision!r}")
         if self.updates_at_once < 1:
             raise BadInput(f"updates_at_once is at least 1, not {self.updates_at_once}")
