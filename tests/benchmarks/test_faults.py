@@ -26,3 +26,15 @@ def test_a_short_campaign_finds_nothing():
     assert counts["damaged files: refused"] > 50
     assert counts["changed inputs: refused"] == counts["changed inputs: cases"] == 21
     assert counts["odd calls: cases"] == 300
+
+
+def test_the_page_of_the_long_campaign_is_made_of_its_figures():
+    folder = ROOT / "results" / "faults"
+    story = json.loads((folder / "campaign.json").read_text())
+    rows = [line.split("|")[1:-1] for line in (folder / "README.md").read_text().splitlines() if line.startswith("| ")]
+    shown = [int(row[1].replace(",", "")) for row in rows[1:]]
+    kinds = ("kills", "errors", "damaged files", "two processes", "changed inputs", "odd calls")
+    assert shown == [story["counts"][f"{kind}: cases"] for kind in kinds]
+    assert (story["failed"], story["failures"]) == (0, [])
+    assert all(cell.strip() == "0" for row in rows[1:] for cell in row[2:])
+    assert story["command"] in (folder / "README.md").read_text()

@@ -92,7 +92,7 @@ def same(ours: Any, theirs: Any) -> None:
 @pytest.mark.parametrize("how", ["module", "scheduled", "recipe", "ranked"])
 def test_it_is_an_own_loop_to_the_last_bit(how: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {
-        "recipe": {"optimizer": "recipe"}, "ranked": {"recipe": "ranked", "samples": 2, "optimizer": "recipe"},
+        "recipe": {"optimizer": "recipe"}, "ranked": {"recipe": "ranked", "optimizer": "recipe"},
     }.get(how, {})  # fmt: skip
     result = shaped(tmp_path, Digits(scheduled=how == "scheduled"), **settings)
 
@@ -100,7 +100,7 @@ def test_it_is_an_own_loop_to_the_last_bit(how: str, tmp_path: Path) -> None:
     given = model.configure_optimizers()
     optimizer, steps = (given[0][0], given[1]) if how == "scheduled" else (given, [])
     settings["optimizer"] = None if how in ("recipe", "ranked") else optimizer
-    shaping = shape(model, X[:4], updates=40, target=0.4, **{"samples": 1} | settings)
+    shaping = shape(model, X[:4], updates=40, target=0.4, **settings)
 
     def closure(x: Tensor, y: Tensor) -> Tensor:
         loss = F.cross_entropy(shaping.network(x), y)

@@ -134,7 +134,7 @@ def _in_onnxruntime(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
         raise BadInput("this needs onnxruntime: pip install 'espalier[onnx]'") from None
     names = [f"input_{i}" for i in range(len(args))] + list(kwargs)
     data: Any = io.BytesIO()
-    with _quiet():
+    with quiet():
         torch.onnx.export(model.cpu().eval(), args, data, kwargs=kwargs or None, dynamo=False, input_names=names)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
@@ -150,7 +150,8 @@ RUNTIMES: dict[str, Runtime] = {"torch": _in_torch, "onnxruntime": _in_onnxrunti
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
+    """An exporter's notes are about its own inside."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

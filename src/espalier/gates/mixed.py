@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.gates.structure import GateGroup
-from espalier.gates.trace.choices import Options
+from espalier.gates.trace.watch import Options
 from espalier.space import BadInput, BadType
 
 # The mask's buffer: of one dimension where it is installed, of two where a call brings it.

@@ -18,6 +18,7 @@ from espalier.train.batched.optimizers import Optimizer
 from espalier.train.feed import Adapter
 from espalier.train.recipes import OptimizerFactory
 from espalier.train.schedule import Schedule
+from espalier.train.targets import Target
 
 try:
     from lightning.pytorch import Callback, Trainer, strategies
@@ -50,10 +51,10 @@ class Shaping(Callback):  # type: ignore[misc]
     def __init__(
         self,
         *,
-        target: float | None = None,
+        target: Target | None = None,
         penalty: float | None = None,
         cost: str | Cost | Tensor | Sequence[float] = "weights",
-        samples: int = 1,
+        samples: int | None = None,
         recipe: str | Recipe | None = None,
         settle: float | None = None,
         seed: int = 0,

@@ -15,6 +15,7 @@ from espalier.gates import attach
 from espalier.integrations.carried import Carried
 from espalier.space import BadInput
 from espalier.train import Recipe, Result, StructureOptimizer, feed, pytree, shape
+from espalier.train.targets import Target
 
 try:
     from transformers import Trainer
@@ -47,10 +48,10 @@ class ShapingTrainer(Trainer):  # type: ignore[misc]
     def __init__(
         self,
         *args: Any,
-        target: float | None = None,
+        target: Target | None = None,
         penalty: float | None = None,
         cost: str | Cost | Tensor | Sequence[float] = "weights",
-        samples: int = 1,
+        samples: int | None = None,
         recipe: str | Recipe | None = None,
         settle: float | None = None,
         structure_seed: int = 0,

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import os
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from espalier.gates.latency import quiet
 from espalier.ship.parity import apart, random_like, repeated
 from espalier.space import BadInput, EspalierError
 from espalier.train import pytree
@@ -140,19 +138,6 @@ def _needed() -> Any:
                 raise
             raise BadInput(f"ONNX needs {name}: pip install 'espalier[onnx]'") from None
     return module
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """The exporter's notes are about its own inside."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 def first_line(error: BaseException) -> str:

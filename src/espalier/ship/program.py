@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_map
 
-from espalier.ship.onnx import BATCHES, NotExported, first_line, quiet
+from espalier.gates.latency import quiet
+from espalier.ship.onnx import BATCHES, NotExported, first_line
 from espalier.ship.parity import apart, random_like, repeated
 from espalier.train import pytree
 from espalier.train.scoring import answers

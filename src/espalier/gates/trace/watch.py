@@ -18,11 +18,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from espalier.compact.layers import is_attention
 from espalier.gates.gate import Gate
-from espalier.gates.trace.choices import Options
 from espalier.gates.trace.layout import Block, Layout, Propagation
 from espalier.gates.trace.rules import RULES, Call, pointwise
 from espalier.gates.trace.trace_record import Branch, Copy, GateUse, Trace, collect, tensors_in
 from espalier.space import BadInput, EspalierError
+
+
+class Options(nn.Module):
+    """One of several operations. ``tracing``: run all of them and add what they give, which ties their channels."""
+
+    tracing = False
 
 
 def trace(
