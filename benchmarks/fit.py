@@ -1,11 +1,14 @@
 """What shaping a network costs beside training it whole: updates of each phase over plain ones. Prints one JSON object.
 
     PYTHONPATH=src python benchmarks/fit.py [--device cuda] [--networks vgg16,resnet20] [--batch 128] [--rounds 5]
+    PYTHONPATH=src python benchmarks/fit.py --device cuda --compile --networks vgg16,resnet18,resnet56,vit,gpt
 
 Each network in one process: a plain update of the whole network; a search that learns from slopes (one mask) and one
 that ranks losses (two masks of half the batch), one mask at a time and, as ``fit`` does it, both in one pass; the same
 for slopes of two masks; settled, which trains the compact network through our optimiser; and a plain loop on that
-compact network. Rounds of all take turns, and medians are compared. On a CPU the networks are narrow.
+compact network. ``--compile`` adds plain, search, settled and compact with the network compiled, and on a GPU with the
+gradient recorded as a CUDA graph, for plain updates too. Rounds of all take turns, and medians are compared. On a CPU
+the networks are narrow; on a GPU they run under bfloat16 autocast. ViT, GPT and ResNet-18 are those of Transformers.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import argparse
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -25,6 +29,7 @@ from torch.nn import functional as F
 
 import espalier
 from espalier.models import VGG, ResNet
+from espalier.train.compiling import Compiling, Recording
 from espalier.train.together import OnePass
 
 Update = Callable[[], object]
@@ -42,6 +47,18 @@ class Recurrent(nn.Module):
         return out
 
 
+class Logits(nn.Module):
+    """A network of Transformers that gives its logits alone."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.network(x).logits
+        return out
+
+
 def vgg(narrow: int) -> nn.Module:
     widths = [64] * 2 + [128] * 2 + [256] * 3 + [512] * 6
     return VGG([width // narrow for width in widths])
@@ -55,17 +72,52 @@ def resnet(depth: int) -> Callable[[int], nn.Module]:
     return build
 
 
+def resnet18(narrow: int) -> nn.Module:
+    import transformers
+
+    widths = [width // narrow for width in (64, 128, 256, 512)]
+    config = transformers.ResNetConfig(
+        embedding_size=widths[0], hidden_sizes=widths, depths=[2, 2, 2, 2], layer_type="basic", num_labels=10
+    )
+    return Logits(transformers.ResNetForImageClassification(config))
+
+
+def vit(narrow: int) -> nn.Module:
+    import transformers
+
+    width = 256 // narrow
+    config = transformers.ViTConfig(
+        hidden_size=width, num_hidden_layers=6, num_attention_heads=4, intermediate_size=4 * width, image_size=32,
+        patch_size=4, num_labels=10, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    return Logits(transformers.ViTForImageClassification(config))
+
+
+def gpt(narrow: int) -> nn.Module:
+    import transformers
+
+    config = transformers.GPT2Config(
+        n_embd=256 // narrow, n_layer=6, n_head=4, n_positions=128, vocab_size=1024, resid_pdrop=0.0, embd_pdrop=0.0,
+        attn_pdrop=0.0, use_cache=False,
+    )  # fmt: skip
+    return Logits(transformers.GPT2LMHeadModel(config))
+
+
 def mlp(narrow: int) -> nn.Module:
     width = 784 // narrow
     layers = [nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)]
     return nn.Sequential(*layers)
 
 
+IMAGE = (3, 32, 32)
 NETWORKS: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
     "mlp": (mlp, (784,)),
-    "vgg16": (vgg, (3, 32, 32)),
-    "resnet20": (resnet(20), (3, 32, 32)),
-    "resnet56": (resnet(56), (3, 32, 32)),
+    "vgg16": (vgg, IMAGE),
+    "resnet18": (resnet18, IMAGE),
+    "resnet20": (resnet(20), IMAGE),
+    "resnet56": (resnet(56), IMAGE),
+    "vit": (vit, IMAGE),
+    "gpt": (gpt, (64,)),
     "lstm": (lambda narrow: Recurrent(256 // narrow), (32, 64)),
 }
 
@@ -79,6 +131,9 @@ class Bench:
         self.build = lambda: self.place(build(narrow))
         self.x = torch.randn(batch, *shape, device=device)
         self.y = torch.randint(10, (batch,), device=device)
+        if name == "gpt":
+            self.x = torch.randint(1024, (batch, *shape), device=device)
+            self.y = self.x.roll(-1, 1)
 
     def place(self, model: nn.Module) -> nn.Module:
         torch.manual_seed(0)
@@ -90,41 +145,66 @@ class Bench:
     def sgd(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9, nesterov=True)
 
-    def loss(self, model: nn.Module, examples: int) -> Tensor:
+    def loss(self, network: Callable[..., Tensor], x: Tensor, y: Tensor) -> Tensor:
         with self.autocast():
-            return F.cross_entropy(model(self.x[:examples]), self.y[:examples])
+            logits = network(x)
+            return F.cross_entropy(logits.flatten(0, -2), y.flatten())
 
-    def plain(self, model: nn.Module) -> Update:
-        optimizer = self.sgd(model)
+    def closure(self, network: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+        def closure(x: Tensor, y: Tensor) -> Tensor:
+            loss = self.loss(network, x, y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        return closure
+
+    def plain(self, model: nn.Module, *, compile: bool = False) -> Update:
+        optimizer, network = self.sgd(model), Compiling().network(model) if compile else model
 
         def update() -> None:
             optimizer.zero_grad()
-            self.loss(model, self.batch).backward()
+            self.loss(network, self.x, self.y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
         return update
 
-    def shaped(self, signal: str, samples: int) -> tuple[espalier.StructureOptimizer, Update]:
+    def plain_recorded(self, model: nn.Module) -> Update:
+        """The gradient recorded as that of a search is, nothing else of ours."""
+        optimizer, closure = self.sgd(model), self.closure(Compiling().network(model))
+        parameters, recording, no_mask = list(model.parameters()), Recording(), torch.ones(1, device=self.device)
+
+        def gradient(_: Tensor, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, None]:
+            for parameter in parameters:
+                parameter.grad = None
+            return closure(*batch).detach(), None
+
+        def update() -> None:
+            recording(no_mask, (self.x, self.y), parameters, False, gradient)
+            optimizer.step()
+
+        return update
+
+    def structure(self, signal: str, samples: int) -> espalier.StructureOptimizer:
         model = self.build()
         gated = espalier.attach(model, self.x[:4])
         search = espalier.Search(
             gated.space, cost=gated.cost("macs"), target=self.target, horizon=10**6, signal=signal, samples=samples,
             initial=0.9, device=self.device,
         )  # fmt: skip
-        structure = espalier.StructureOptimizer(self.sgd(model), search, gated)
-        return structure, self.stepped(structure, model, self.batch // samples)
+        return espalier.StructureOptimizer(self.sgd(model), search, gated)
 
-    def stepped(self, structure: espalier.StructureOptimizer, model: nn.Module, examples: int) -> Update:
-        def closure() -> Tensor:
-            loss = self.loss(model, examples)
-            loss.backward()
-            return loss
-
-        return lambda: structure.step(closure)
+    def shaped(self, structure: espalier.StructureOptimizer, *, compile: bool = False, record: bool = False) -> Update:
+        """Updates of a structure as it is now: searching, or settled. Ranked losses share one part of the batch."""
+        network = structure.network
+        closure = self.closure(Compiling().network(network) if compile else network)
+        ranked = not structure.search.reads_slopes and not structure.search.settled
+        examples = self.batch // structure.search.samples if ranked else self.batch
+        batch, recording = (self.x[:examples], self.y[:examples]), Recording() if record else None
+        return lambda: structure.step(closure, *batch, together=recording)
 
     def in_one_pass(self, signal: str) -> tuple[Update, str]:
         """An update as ``fit`` makes it, with two masks; and why they run one at a time, if they do."""
-        structure, _ = self.shaped(signal, 2)
+        structure = self.structure(signal, 2)
         model, examples = structure.gated.model, self.batch if signal == "slopes" else self.batch // 2
         batch = (self.x[:examples], self.y[:examples])
 
@@ -133,49 +213,83 @@ class Bench:
                 outputs: Tensor = model(inputs)
             return outputs
 
-        def closure(inputs: Tensor, targets: Tensor) -> Tensor:
-            loss = F.cross_entropy(forward(inputs), targets)
-            loss.backward()
-            return loss
+        def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+            return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
         def update() -> None:
-            together = OnePass(structure.gated, batch, forward, F.cross_entropy)
-            structure.step(closure, *batch, together=together)
+            together = OnePass(structure.gated, forward, loss)
+            structure.step(self.closure(model), *batch, together=together)
 
         update()
         return update, structure.gated.one_at_a_time()
 
-    def two_slopes(self) -> Update:
-        """One mask at a time, each on its own half of the batch."""
-        structure, _ = self.shaped("slopes", 2)
-
-        def closure(inputs: Tensor, targets: Tensor) -> Tensor:
-            with self.autocast():
-                loss = F.cross_entropy(structure.gated.model(inputs), targets)
-            loss.backward()
-            return loss
-
-        return lambda: structure.step(closure, self.x, self.y)
-
-    def updates(self) -> dict[str, Update]:
-        _, slopes = self.shaped("slopes", 1)
-        _, ranked = self.shaped("ranked", 2)
-        (ranked_pass, why), (slopes_pass, _) = self.in_one_pass("ranked"), self.in_one_pass("slopes")
-        self.one_at_a_time = why
-        structure, _ = self.shaped("slopes", 1)
+    def settled(self) -> tuple[espalier.StructureOptimizer, nn.Module]:
+        """Settled on a network of the wanted size; and that network alone."""
+        structure = self.structure("slopes", 1)
         structure.search.settle()
-        small = structure.compact()
-        alone = structure.gated.compact(structure.search.select())
-        return {
+        structure.compact()
+        return structure, structure.gated.compact(structure.search.select())
+
+    def updates(self, *, one_pass: bool, compile: bool) -> dict[str, Update]:
+        settled, alone = self.settled()
+        updates = {
             "plain": self.plain(self.build()),
-            "search, slopes": slopes,
-            "search, ranked": ranked,
-            "search, ranked, one pass": ranked_pass,
-            "search, slopes of two masks": self.two_slopes(),
-            "search, slopes of two masks, one pass": slopes_pass,
-            "settled": self.stepped(structure, small, self.batch),
+            "search, slopes": self.shaped(self.structure("slopes", 1)),
+            "settled": self.shaped(settled),
             "compact, plain": self.plain(alone),
         }
+        if one_pass:
+            (ranked_pass, self.one_at_a_time), (slopes_pass, _) = self.in_one_pass("ranked"), self.in_one_pass("slopes")
+            updates |= {
+                "search, ranked": self.shaped(self.structure("ranked", 2)),
+                "search, ranked, one pass": ranked_pass,
+                "search, slopes of two masks": self.shaped(self.structure("slopes", 2)),
+                "search, slopes of two masks, one pass": slopes_pass,
+            }
+        if compile:
+            settled, alone = self.settled()
+            updates["plain, compiled"] = self.plain(self.build(), compile=True)
+            if self.device.type == "cuda":
+                updates |= {
+                    "plain, recorded": self.plain_recorded(self.build()),
+                    "search, slopes, recorded": self.shaped(self.structure("slopes", 1), compile=True, record=True),
+                    "settled, recorded": self.shaped(settled, compile=True, record=True),
+                    "compact, plain, recorded": self.plain_recorded(alone),
+                }
+            else:
+                updates |= {
+                    "search, slopes, compiled": self.shaped(self.structure("slopes", 1), compile=True),
+                    "settled, compiled": self.shaped(settled, compile=True),
+                    "compact, plain, compiled": self.plain(alone, compile=True),
+                }
+        return updates
+
+
+RATIOS = {
+    "search over plain": ("search, slopes", "plain"),
+    "settled over compact": ("settled", "compact, plain"),
+    "ranked over plain": ("search, ranked", "plain"),
+    "ranked, one pass, over plain": ("search, ranked, one pass", "plain"),
+    "slopes of two masks over plain": ("search, slopes of two masks", "plain"),
+    "slopes of two masks, one pass, over plain": ("search, slopes of two masks, one pass", "plain"),
+    "search over plain, compiled": ("search, slopes, compiled", "plain, compiled"),
+    "settled over compact, compiled": ("settled, compiled", "compact, plain, compiled"),
+    "search over plain, recorded": ("search, slopes, recorded", "plain, recorded"),
+    "settled over compact, recorded": ("settled, recorded", "compact, plain, recorded"),
+}
+
+
+def ratios(times: dict[str, float]) -> dict[str, float]:
+    found = {
+        name: round(times[ours] / times[other], 3)
+        for name, (ours, other) in RATIOS.items()
+        if ours in times and other in times
+    }
+    for kind in ("", ", compiled", ", recorded"):
+        if f"settled{kind}" in times:
+            mean = (times[f"search, slopes{kind}"] + times[f"settled{kind}"]) / 2
+            found[f"half searched, half settled, over plain{kind}"] = round(mean / times[f"plain{kind}"], 3)
+    return found
 
 
 def measured(
@@ -189,7 +303,7 @@ def measured(
 
     counts = {}
     for name, update in updates.items():
-        for _ in range(3):
+        for _ in range(5):
             update()
         wait()
         began = clock()
@@ -217,6 +331,8 @@ def main() -> None:
     parser.add_argument("--target", type=float, default=0.2, help="share of the MACs")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5, help="of each round of each update")
+    parser.add_argument("--one-pass", action=argparse.BooleanOptionalAction, default=True, help="and two masks")
+    parser.add_argument("--compile", action="store_true", help="and compiled; on a GPU recorded, too")
     parser.add_argument(
         "--processor-time", action="store_true", help="on one thread, for a CPU that others use too; not the clock"
     )
@@ -226,25 +342,19 @@ def main() -> None:
     clock = time.process_time if given.processor_time else time.perf_counter
     device = torch.device(given.device)
     narrow = given.narrow or (1 if device.type == "cuda" else 4)
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
     for name in given.networks.split(","):
         bench = Bench(name, device, given.batch, narrow, given.target)
-        times = measured(bench.updates(), device, given.rounds, given.seconds, clock)
-        rows[name] = {
-            "ms": {key: round(value, 3) for key, value in times.items()},
-            "search over plain": round(times["search, slopes"] / times["plain"], 3),
-            "ranked over plain": round(times["search, ranked"] / times["plain"], 3),
-            "ranked, one pass, over plain": round(times["search, ranked, one pass"] / times["plain"], 3),
-            "slopes of two masks over plain": round(times["search, slopes of two masks"] / times["plain"], 3),
-            "slopes of two masks, one pass, over plain": round(
-                times["search, slopes of two masks, one pass"] / times["plain"], 3
-            ),
-            "one mask at a time, because": bench.one_at_a_time,
-            "settled over compact": round(times["settled"] / times["compact, plain"], 3),
-            "half searched, half settled, over plain": round(
-                (times["search, slopes"] + times["settled"]) / 2 / times["plain"], 3
-            ),
-        }
+        try:
+            updates = bench.updates(one_pass=given.one_pass, compile=given.compile)
+            times = measured(updates, device, given.rounds, given.seconds, clock)
+        except Exception as error:  # one network that fails is told of in its place
+            rows[name] = {"failed": f"{type(error).__name__}: {error}"}
+            continue
+        rows[name] = {"ms": {key: round(value, 3) for key, value in times.items()}, **ratios(times)}
+        if given.one_pass:
+            rows[name]["one mask at a time, because"] = bench.one_at_a_time
+        print(name, json.dumps(ratios(times)), file=sys.stderr, flush=True)
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     settings = {"batch": given.batch, "narrow": narrow, "target": given.target, "threads": torch.get_num_threads()}
     settings["times"] = "processor time" if given.processor_time else "by the clock"

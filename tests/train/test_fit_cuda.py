@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from pathlib import Path
 
 import networks
@@ -114,3 +116,74 @@ def test_divergence_is_noticed_on_the_gpu() -> None:
 
     with pytest.raises(espalier.Diverged, match="or shortly before: every loss of an update"):
         fit(networks.resnet(), DATA, device="cuda", **SETTINGS | {"loss": infinite})
+
+
+@pytest.mark.parametrize("signal", ["slopes", "ranked"])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_theta_is_the_same_recorded_or_not(signal: str, adaptive: bool) -> None:
+    """Bit for bit: a recording runs the kernels that it saw."""
+    space = espalier.Space.of(500)
+    thetas = []
+    for recorded in (False, True):
+        search = espalier.Search(
+            space, target=0.3, horizon=40, signal=signal, samples=2, adaptive=adaptive, device="cuda", even=0.5
+        )
+        if recorded:
+            search.record()
+        generator = torch.Generator("cuda").manual_seed(3)
+        for update in range(30):
+            masks = search.ask()
+            losses = torch.rand(2, device="cuda", generator=generator)
+            slopes = torch.randn(2, 500, device="cuda", generator=generator)
+            if update == 20:
+                losses[0] = torch.nan
+            search.tell(masks, losses, slopes)
+            if update == 10:
+                search.load_state_dict(search.state_dict())
+        assert int(search.updates) == 30
+        thetas.append(search.theta)
+    assert thetas[0].equal(thetas[1])
+    twin = copy.deepcopy(search)
+    twin.tell(twin.ask(), losses, slopes)
+    search.tell(search.ask(), losses, slopes)
+    assert twin.theta.equal(search.theta)
+
+
+def dropping() -> torch.nn.Module:
+    return torch.nn.Sequential(networks.resnet(), torch.nn.Dropout(0.1))
+
+
+@pytest.mark.parametrize(("network", "more"), [
+    (networks.resnet, {}), (networks.resnet, {"samples": 2, "recipe": "finetune"}), (dropping, {}),
+    (networks.resnet, {"precision": "bf16", "channels_last": True}),
+])  # fmt: skip
+def test_a_recorded_run_is_like_another(network, more, monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed: list[int] = []
+    original = torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (replayed.append(id(graph)), original(graph)))
+    losses = []
+    for compile in (False, True):
+        torch.manual_seed(0)
+        replayed.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own advice on precision
+            warnings.filterwarnings("error", message="updates are not recorded|this network trains uncompiled")
+            result = fit(network(), DATA, device="cuda", compile=compile, **SETTINGS | {"epochs": 6} | more)
+        losses.append(result.history[-1]["loss"])
+        assert result.share_after <= 0.5
+    assert len(set(replayed)) >= 3  # theta, the whole or the masked network, the compact one
+    assert losses[1] == pytest.approx(losses[0], rel=0.3, abs=0.05)
+
+
+@pytest.mark.filterwarnings("ignore:TensorFloat32")
+def test_what_waits_for_the_gpu_is_compiled_and_not_recorded() -> None:
+    def waiting(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(outputs, targets)
+        return loss if loss.item() > 0 else loss * 1
+
+    with pytest.warns(UserWarning, match="not recorded as a CUDA graph"):
+        result = fit(dropping(), DATA, device="cuda", compile=True, **SETTINGS | {"loss": waiting})
+    assert result.finished
+    assert result.history[-1]["loss"] < result.history[0]["loss"]
+    after = fit(dropping(), DATA, device="cuda", compile=True, **SETTINGS)  # nothing is left broken
+    assert after.finished

@@ -24,10 +24,10 @@ def used(monkeypatch: pytest.MonkeyPatch, allowed: bool = True) -> list[int]:
     passes: list[int] = []
     original = OnePass.__call__
 
-    def call(self, masks, parameters, slopes, one_at_a_time):
+    def call(self, masks, batch, parameters, slopes, one_at_a_time):
         if not allowed:
-            return one_at_a_time()
-        gradient = original(self, masks, parameters, slopes, one_at_a_time)
+            return one_at_a_time(masks, batch)
+        gradient = original(self, masks, batch, parameters, slopes, one_at_a_time)
         if self.seen is not None:
             passes.append(len(masks))
         return gradient
@@ -176,13 +176,13 @@ def test_a_mask_without_a_finite_loss_is_left_out(slopes) -> None:
             value.backward()
             return value
 
-        def alone(closure=closure):
+        def alone(masks, batch, closure=closure):
             return mean_gradient(gated, masks, parameters, closure, slopes)
 
         if one_pass:
-            losses, rows = OnePass(gated, batch, model, loss)(masks, parameters, slopes, alone)
+            losses, rows = OnePass(gated, model, loss)(masks, batch, parameters, slopes, alone)
         else:
-            losses, rows = alone()
+            losses, rows = alone(masks, batch)
         assert losses.isfinite().tolist() == [True, False, True]
         gradients = [p.grad.clone() for p in parameters]
         found.append((losses, rows[[0, 2]] if slopes else losses, gradients, model.state_dict() | {}))

@@ -14,6 +14,7 @@ from espalier.search import arguments, selection
 from espalier.search.adapt import Adaptation
 from espalier.search.distribution import Distribution
 from espalier.search.penalty import FLATTEST, Penalty
+from espalier.search.recorded import Recorded
 from espalier.search.signal import Signal, of_losses
 from espalier.space import BadInput, BadMask, BadMaskType, BadType, Corrupt, Diverged, Space, Unreachable, whole_number
 
@@ -94,6 +95,7 @@ class Search:
         self.generator = torch.Generator(self.device).manual_seed(arguments.read_seed(seed))
         self._asked: weakref.ref[Tensor] | None = None
         self._draw, self._learn = self._distribution.draw, self._update
+        self._recorded: Recorded | None = None
         runs = self._theta.numel() // self.space.d
         width = self.space.d
         if self.device.type == "cpu" and self.space.is_bits:
@@ -263,7 +265,16 @@ class Search:
         """``tell`` without a look at what is told; not once settled. Returns whether a loss was finite ``(*batch)``."""
         if self.reads_slopes and slopes is None:
             raise BadInput(f"signal={self.signal!r} learns from slopes: tell(masks, losses, slopes)")
+        if self._recorded is not None and losses.is_cuda:
+            alive: Tensor = self._recorded(self._learn, masks, losses, slopes, spreads)
+            return alive
         return self._learn(masks, losses, slopes, spreads)
+
+    def record(self) -> None:
+        """On a GPU, replay the update of theta as one CUDA graph, with the same numbers: it is some hundred small
+        operations. Not inside a step that is recorded as a whole; losses, slopes and spreads keep their types."""
+        if self.device.type == "cuda":
+            self._recorded = Recorded()
 
     def compile(self) -> None:
         """Compile the two. It takes seconds, once; on a GPU a search over many gates then takes one pass over theta
@@ -387,8 +398,8 @@ class Search:
         return state
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the memory of what was asked last, which cannot be copied to another process."""
-        return self.__dict__ | {"_asked": None}
+        """Without the memory of what was asked last and what was recorded, which cannot be copied."""
+        return self.__dict__ | {"_asked": None, "_recorded": None if self._recorded is None else Recorded()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of a search of the same space, batch and kind; refused whole if it is of another."""

@@ -1,15 +1,21 @@
-"""What torch compiles: a function for fixed shapes, and a network that falls back to what it is where that fails."""
+"""What torch compiles and records: a function for fixed shapes, a network, an update; as they are where that fails."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from espalier.search.recorded import WARM, Recorded
+from espalier.train import pytree
+from espalier.train.feed import Batch
+from espalier.train.together import Gradient, OneAtATime
+
+SHAPES = 4  # of batches that are recorded: each keeps the memory of one update
 Function = Callable[..., Any]
 
 
@@ -26,11 +32,12 @@ def compiled(body: Function, **settings: Any) -> Function:
 class Compiling:
     """Gives networks in compiled form, each compiled once; as they are, from the first that cannot be compiled on.
 
-    Masks are buffers of a gated network, so that another mask needs no other code.
+    Masks are buffers of a gated network, so that another mask needs no other code. A network is compiled whole; one
+    that torch must break into pieces is not recorded.
     """
 
     def __init__(self, **settings: Any) -> None:
-        self.settings, self.on = settings, True
+        self.settings, self.on, self.whole = settings, True, True
         self.last: tuple[nn.Module, Function] | None = None
 
     def network(self, network: nn.Module) -> Function:
@@ -41,17 +48,62 @@ class Compiling:
             def call(*args: Any, **kwargs: Any) -> Any:
                 return network(*args, **kwargs)
 
-            self.last = network, compiled(call, **self.settings)
+            self.last = network, compiled(call, fullgraph=self.whole, **self.settings)
         return self.last[1]
 
     def tried(self, update: Callable[[], None]) -> None:
-        """An update; if torch cannot compile it, one line says so and it is done without."""
+        """An update; if torch cannot compile it whole, it is compiled in pieces; if it cannot at all, one line says so
+        and it is done without."""
         if not self.on:
             return update()
         try:
             update()
         except torch._dynamo.exc.TorchDynamoException as error:
+            if self.whole:
+                self.whole, self.last = False, None
+                return self.tried(update)
             self.on = False
             reason = str(getattr(error, "inner_exception", error)).strip().splitlines()[0]
             warnings.warn(f"this network trains uncompiled: torch.compile says {reason}", stacklevel=2)
             update()
+
+
+class Recording:
+    """Gradients of updates on a GPU, recorded for each shape of batch and replayed; see ``StructureOptimizer.step``.
+
+    The optimiser itself is not recorded: it may be any, with hooks and schedules of its own.
+    """
+
+    def __init__(self) -> None:
+        self.on = True
+        self.parameters: Sequence[Tensor] = ()
+        self.known: dict[object, tuple[Recorded, list[Tensor | None]]] = {}
+
+    def __call__(
+        self, masks: Tensor, batch: Batch, parameters: Sequence[Tensor], slopes: bool, alone: OneAtATime
+    ) -> Gradient:
+        if not self.on:
+            return alone(masks, batch)
+        if not self.parameters or self.parameters[0] is not parameters[0]:  # another network: the phase has changed
+            self.parameters, self.known = list(parameters), {}
+        shapes = tuple((tensor.shape, tensor.dtype) for tensor in (masks, *pytree.tensors(batch)))
+        if (shapes, slopes) not in self.known:
+            if len(self.known) == SHAPES:
+                return alone(masks, batch)
+            self.known[shapes, slopes] = Recorded(), []
+        recorded, gradients = self.known[shapes, slopes]
+        recording = recorded.graph is None
+        try:
+            losses, rows = recorded(alone, masks, batch)
+        except RuntimeError as error:
+            if recorded.calls <= WARM or isinstance(error, torch.OutOfMemoryError):
+                raise
+            self.on = False
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(f"updates are not recorded as a CUDA graph: {reason}", stacklevel=2)
+            return alone(masks, batch)
+        if recording:
+            gradients[:] = [parameter.grad for parameter in parameters]
+        for parameter, gradient in zip(parameters, gradients):
+            parameter.grad = gradient
+        return losses, rows

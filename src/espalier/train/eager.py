@@ -11,7 +11,7 @@ from torch import Tensor
 from espalier.space import BadInput, Diverged
 from espalier.train import checks, fingerprint, pytree, scoring
 from espalier.train.batchnorm import calibrated
-from espalier.train.compiling import Compiling
+from espalier.train.compiling import Compiling, Recording
 from espalier.train.feed import Batch, Feed
 from espalier.train.loop import Loop
 from espalier.train.metrics import Row, Shares, clean, rows, structure
@@ -63,13 +63,11 @@ class EagerEngine:
         self.began_with, self.known = began_with, known
         self.half, self.channels_last = precision == "bf16", channels_last
         self.compiling = Compiling() if compile else None
+        self.recording = Recording() if compile and device.type == "cuda" else None
+        # Of an epoch: loss, updates, wrong classes, predictions. On the device: reading one would wait for a GPU.
+        self.sums = torch.zeros(4, dtype=torch.float64, device=device)
         self.shares = Shares(self.gated, self.search.cost, self.search.full_cost, device)
         self._batches: Iterator[Batch] | None = None  # of the rest of the epoch
-        self._clear()
-
-    def _clear(self) -> None:
-        """Start the sums of an epoch: loss, updates, wrong classes, predictions."""
-        self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)  # there: reading one would wait for a GPU
 
     @property
     def done(self) -> int:
@@ -130,7 +128,7 @@ class EagerEngine:
             self.compiling.tried(lambda: self._step(batch))
 
     def _step(self, batch: Batch) -> None:
-        seen: list[tuple[Any, Any]] = []  # outputs and targets under the first mask
+        counted: list[bool] = []  # under the first mask: one speaks for all, as each is drawn from theta
         network = self.structure.network if self.compiling is None else self.compiling.network(self.structure.network)
 
         def forward(inputs: Any) -> Any:
@@ -148,24 +146,35 @@ class EagerEngine:
             outputs = forward(inputs)
             loss = loss_of(outputs, targets)
             loss.backward()  # type: ignore[no-untyped-call]
-            if not seen:
-                seen.append((outputs, targets))
+            if not counted:
+                self._count(outputs, targets)
+                counted.append(True)
             return loss
 
+        together = self._together(forward, loss_of)
         try:
-            compiled = self.compiling is not None and self.compiling.on  # what splits a batch by its masks is not
-            together = None if compiled else OnePass(self.gated, batch, forward, loss_of)
             loss = self.structure.step(closure, *batch, together=together)
         except Diverged as error:
             raise Diverged(f"update {self.done + 1} of {self.total}: {error}") from None
-        counts = scoring.wrong(
-            *((together and together.seen) or seen[0])
-        )  # one mask speaks for all: each is drawn from theta
-        missed, predictions = (0, 0) if counts is None else counts
-        for place, value in enumerate((loss, 1, missed, predictions)):
-            self.sums[place] += value
+        if isinstance(together, OnePass) and together.seen is not None:
+            self._count(*together.seen)
+        self.sums[0] += loss
+        self.sums[1] += 1
         if self.done % LOOK == 0 or self.done == self.total:
             self._check_losses()
+
+    def _together(self, forward: Callable[[Any], Any], loss: Loss) -> OnePass | Recording | None:
+        """How an update's gradient is computed: in one pass where it is not compiled, recorded where that is done."""
+        if self.compiling is None or not self.compiling.on:  # what splits a batch by its masks is not compiled
+            return OnePass(self.gated, forward, loss)
+        return self.recording if self.compiling.whole else None
+
+    @torch.no_grad()
+    def _count(self, outputs: Any, targets: Any) -> None:
+        counts = scoring.wrong(outputs, targets)
+        if counts is not None:
+            self.sums[2] += counts[0]
+            self.sums[3] += counts[1]
 
     def _check_losses(self) -> None:
         try:
@@ -213,7 +222,7 @@ class EagerEngine:
                 self.scheduler.step(validation_loss)
             else:
                 self.scheduler.step()
-        self._clear()
+        self.sums.zero_()
         return [clean(row)]
 
     def reads(self, last: bool) -> int:

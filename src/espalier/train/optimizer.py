@@ -162,6 +162,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         self.settled: Settled | None = None
         self.across: Callable[[Tensor], Tensor] | None = None  # the mean over processes that train the same model
         self._lost: Tensor | None = None  # whether an update since the last check had no finite loss
+        search.record()
         self._share()
 
     def _share(self) -> None:
@@ -198,7 +199,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         batch: what the closure is called with: tensors, tuples or dicts with examples first; nothing if it needs none.
         under: a mask ``(d)``; the weights alone take a step, under this mask, and theta rests. To train the whole
         network before the search begins: ``step(closure, under=search.whole())``.
-        together: computes the gradient of several masks at once, as ``fit`` does; see ``OnePass``.
+        together: computes the gradient in another way than one mask at a time, as ``fit`` does; see ``OnePass``.
         """
         if closure is None:
             raise BadInput("step needs a closure that computes the loss, goes backwards and returns it: step(closure)")
@@ -215,17 +216,17 @@ class StructureOptimizer(torch.optim.Optimizer):
         else:
             masks = self.search.ask() if under is None else under.unsqueeze(0)
         reads_slopes = self.search.reads_slopes and not rests
-        parts = itertools.cycle(pytree.split(batch, self.search.samples) if reads_slopes and batch else [batch])
         gated = self.gated if self.settled is None else None
+
+        def one_at_a_time(masks: Tensor, batch: tuple[Any, ...]) -> tuple[Tensor, Tensor | None]:
+            parts = itertools.cycle(pytree.split(batch, self.search.samples) if reads_slopes and batch else [batch])
+            return mean_gradient(gated, masks, parameters, lambda: closure(*next(parts)), reads_slopes)
+
         masks_now = masks[:1] if rests else masks
-
-        def one_at_a_time() -> tuple[Tensor, Tensor | None]:
-            return mean_gradient(gated, masks_now, parameters, lambda: closure(*next(parts)), reads_slopes)
-
-        if together is None or gated is None or len(masks_now) == 1:
-            losses, slopes = one_at_a_time()
+        if together is None:
+            losses, slopes = one_at_a_time(masks_now, batch)
         else:
-            losses, slopes = together(masks_now, parameters, reads_slopes, one_at_a_time)
+            losses, slopes = together(masks_now, batch, parameters, reads_slopes, one_at_a_time)
         if self.across is not None:
             losses, slopes = self.across(losses), None if slopes is None else self.across(slopes)
         if slopes is not None:

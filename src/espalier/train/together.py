@@ -19,6 +19,7 @@ from espalier.train import pytree
 from espalier.train.feed import Batch
 
 Gradient = tuple[Tensor, Tensor | None]  # losses (samples), slopes (samples, d)
+OneAtATime = Callable[[Tensor, Any], Gradient]  # of masks (samples, d) and a batch
 
 
 class OnePass:
@@ -27,22 +28,26 @@ class OnePass:
     forward: outputs of inputs. loss: a scalar tensor of one mask's outputs and targets.
     """
 
-    def __init__(
-        self, gated: Any, batch: Batch, forward: Callable[[Any], Any], loss: Callable[[Any, Any], Tensor]
-    ) -> None:
-        self.gated, self.batch, self.forward, self.loss = gated, batch, forward, loss
+    def __init__(self, gated: Any, forward: Callable[[Any], Any], loss: Callable[[Any, Any], Tensor]) -> None:
+        self.gated, self.forward, self.loss = gated, forward, loss
         self.seen: tuple[Any, Any] | None = None
 
     def __call__(
-        self, masks: Tensor, parameters: Sequence[Tensor], slopes: bool, one_at_a_time: Callable[[], Gradient]
+        self, masks: Tensor, batch: Batch, parameters: Sequence[Tensor], slopes: bool, alone: OneAtATime
     ) -> Gradient:
         """masks: ``(samples, d)``. Leaves the mean gradient over the masks of finite loss in the parameters.
 
-        one_at_a_time: does the same, one mask after the other. On a GPU, which is not waited for, the gradient of an
-        update in which some loss is not finite is 0.
+        alone: does the same, one mask after the other. On a GPU, which is not waited for, the gradient of an update in
+        which some loss is not finite is 0.
         """
         samples = len(masks)
-        parts: list[Batch] = pytree.split(self.batch, samples) if slopes else [self.batch]
+
+        def one_at_a_time() -> Gradient:
+            return alone(masks, batch)
+
+        if samples == 1:
+            return one_at_a_time()
+        parts: list[Batch] = pytree.split(batch, samples) if slopes else [batch]
         uneven = len(parts) > 1 and len({pytree.count(part, "inputs and targets") for part in parts}) > 1
         if uneven or not hasattr(self.gated, "apart"):  # a handle of one's own knows one mask at a time
             return one_at_a_time()
