@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -84,7 +82,10 @@ def recipe_of(setting: dict[str, Any]) -> Any:
     given = setting["recipe"]
     if isinstance(given, str):
         return PRESETS[given]
-    return Recipe(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    if "learning_rate" in fields:  # as lines of an earlier revision have it
+        fields["weights_learning_rate"] = fields.pop("learning_rate")
+    return Recipe(**fields)
 
 
 def complete(setting: dict[str, Any]) -> dict[str, Any]:
@@ -264,8 +265,8 @@ def shaped(case: Case, model: nn.Module | None = None) -> Outcome:
     gated = espalier.attach(start, next(case.images.evaluated(4))[0].cpu().contiguous())
     case.place(gated.model)
     loader = case.loader(samples)
-    named = "recipe" if "recipe" in inspect.signature(espalier.fit).parameters else "preset"
-    with case.autocast(), permuted_searches(case.setting.get("permute"), case.seed):
+    blind = Blind(case.setting["permute"], case.seed) if case.setting.get("permute") else None
+    with case.autocast():
         result = espalier.fit(
             gated,
             loader,
@@ -278,8 +279,11 @@ def shaped(case: Case, model: nn.Module | None = None) -> Outcome:
             optimizer=case.budget.optimizer,
             seed=case.seed,
             quiet=True,
-            **{named: recipe},
+            recipe=recipe,
+            callbacks=[] if blind is None else [blind],
         )
+    if blind is not None and not blind.told:
+        raise RuntimeError("the search was not made blind, so this run is no control")
     if result.updates != case.budget.updates:
         raise RuntimeError(f"fit made {result.updates} updates, not {case.budget.updates}")
     return case.place(result.model), float(result.history[-1]["loss"]), loader.read
@@ -323,22 +327,21 @@ def permuted(search: Any, among: str, seed: int) -> Any:
     return search
 
 
-@contextmanager
-def permuted_searches(among: str | None, seed: int) -> Iterator[None]:
-    """Inside, the searches that ``fit`` makes are blind, unless ``among`` is None.
+class Blind(espalier.Callback):
+    """Makes the search of a run blind before its first update, and counts how often it was told something since."""
 
-    THE PLACE where the control is applied: fit has no seam for it, so the class it calls is replaced meanwhile.
-    """
-    if among is None:
-        yield
-        return
-    module: Any = sys.modules["espalier.train.fit"]  # the attribute of espalier.train by this name is the function
-    search = module.Search
-    module.Search = lambda *args, **named: permuted(search(*args, **named), among, seed)
-    try:
-        yield
-    finally:
-        module.Search = search
+    def __init__(self, among: str, seed: int) -> None:
+        self.among, self.seed, self.told = among, seed, 0
+
+    def on_begin(self, loop: Any) -> None:
+        search = permuted(loop.engine.search, self.among, self.seed)
+        blind = search.tell
+
+        def counted(*args: Any, **named: Any) -> None:
+            self.told += 1
+            blind(*args, **named)
+
+        search.tell = counted
 
 
 def pruned(case: Case) -> Outcome:

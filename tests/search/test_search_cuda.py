@@ -56,6 +56,8 @@ def test_the_same_update_as_on_the_cpu(kind):
         here.tell(masks, losses)
         there.tell(masks.cuda(), losses.cuda())
     torch.testing.assert_close(there.theta.cpu(), here.theta, rtol=0, atol=1e-12)
+    # last digits decide between gates that are worth the same: the selections are compared from equal ones
+    there.load_state_dict(here.state_dict() | {"generator": there.generator.get_state()})
     assert torch.equal(there.select().cpu(), here.select())
 
 

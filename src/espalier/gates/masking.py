@@ -223,7 +223,7 @@ def install(model: nn.Module, structure: Structure) -> Installed:
         elif spot.weight is not None:
             hook = functools.partial(_mask_smaller, *spot.weight)
             handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-            handles.append(module.register_forward_hook(_restore_weights, always_call=True))
+            handles.append(module.register_forward_hook(_restore_smaller, always_call=True))
             if can_group(module):
                 handles.append(module.register_forward_hook(join_groups, prepend=True, always_call=True))
         elif not spot.raw:
@@ -329,6 +329,11 @@ def _mask_weights(places: Places, module: nn.Module, args: tuple[Any, ...], kwar
             flat.append((owner, owner._flat_weights))
             owner._flat_weights = [owner._parameters[n] for n in owner._flat_weights_names]
     module.__dict__["_espalier_saved"] = (saved, flat)
+
+
+def _restore_smaller(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    if not torch.compiler.is_compiling():  # there the input was masked
+        _restore_weights(module, args, output)
 
 
 def _restore_weights(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -438,8 +443,8 @@ def with_mask(installed: Installed, tensors: Mapping[str, Tensor], mask: Tensor)
 
 
 HOOKS = (
-    _mask_input, _mask_smaller, _mask_output, _mask_weights, _restore_weights, _count_examples, mask_norm, mask_pass,
-    split_batch, join_batch, join_groups,
+    _mask_input, _mask_smaller, _mask_output, _mask_weights, _restore_smaller, _restore_weights, _count_examples,
+    mask_norm, mask_pass, split_batch, join_batch, join_groups,
 )  # fmt: skip
 
 

@@ -164,7 +164,7 @@ def group_masks(module: Any, x: Tensor, mask: Tensor, shape: Shape) -> Tensor:
 
 def join_groups(module: Any, args: tuple[Any, ...], output: Tensor | None) -> Tensor | None:
     """After it: the examples as they were."""
-    state = module.__dict__.pop(GROUPS, None)
+    state = None if torch.compiler.is_compiling() else module.__dict__.pop(GROUPS, None)
     if state is None:
         return None
     module._parameters["weight"], module._parameters["bias"], samples = state
@@ -220,7 +220,7 @@ def split_batch(module: Any, args: tuple[Any, ...]) -> Any:
 
 def join_batch(module: Any, args: tuple[Any, ...], output: Tensor | None) -> Tensor | None:
     """After it: the examples as they were; running statistics as if the masks had run one after another."""
-    state = module.__dict__.pop(HELD, None)
+    state = None if torch.compiler.is_compiling() else module.__dict__.pop(HELD, None)
     if state is None:
         return None
     held, momentum, x, rows = state

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from espalier.compact.apply import apply_plan
@@ -115,7 +117,8 @@ class Trial:
                 for training in self.modes:
                     try:
                         small = strip(apply_plan(self.model, plan, share=True))
-                        cut = self.run(small, training)
+                        with _SomeHeads() if _empties(structure, mask) else contextlib.nullcontext():
+                            cut = self.run(small, training)
                     except Exception as error:
                         return f"the cut model does not run: {_short(error)}"
                     apart = distance(self.run(self.model, training), cut)
@@ -402,6 +405,26 @@ def _emptiable(trial: Trial, groups: Sequence[GateGroup], build: Build) -> list[
         free.pop(0)
     names = {group.name for group in free}
     return [replace(g, least=0) if g.name in names else g for g in groups]
+
+
+def _empties(structure: Structure, mask: Array) -> bool:
+    """Whether a mask closes all heads of a group."""
+    where = structure.space.slices
+    return any(not mask[where[group.name]].any() for group in structure.groups if group.kind == "heads")
+
+
+class _SomeHeads(TorchFunctionMode):
+    """Refuses attention without a head: torch before 2.13 divides by their number, which ends the process."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function is F.scaled_dot_product_attention:
+            key = args[1] if len(args) > 1 else kwargs["key"]
+            if key.ndim > 3 and key.shape[-3] == 0:
+                raise BadInput("attention needs one head at least")
+        return function(*args, **kwargs)
 
 
 def _halved(groups: list[GateGroup], runs: Callable[[Sequence[GateGroup]], bool]) -> list[GateGroup]:
