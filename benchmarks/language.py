@@ -1,0 +1,347 @@
+"""A small language model at half and a quarter of its parameters: ours, smaller ones from scratch, Torch-Pruning.
+
+    python benchmarks/language.py --out results/language/gpt.jsonl --device cuda [--updates 4000] [--seeds 0,1,2]
+    python benchmarks/language.py --out results/language/gpt.jsonl --into docs/evidence.md
+
+The text ships with Python: the documentation strings of its standard library, a tenth of the files held out. Tokens are
+bytes. Every method makes as many updates of as many windows, with AdamW, a short warm-up and a straight line to 0.
+ours: heads, units of the feed-forward parts and whole blocks are gates. uniform: all widths scaled alike, heads in the
+same proportion. pruned: Torch-Pruning after half of the run, by group Taylor importance, with heads and units alone
+("inner") or the width of the model, too; then trained on. Perplexity is that of one byte of held-out text. A line for
+each run; lines that are there are not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import functools
+import hashlib
+import json
+import math
+import sysconfig
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import espalier
+from espalier.report.tables import put_between
+from evidence_table import mean
+
+MARKS = ("<!-- generated: language -->", "<!-- end of generated: language -->")
+WINDOW, HEAD, VOCABULARY = 128, 32, 256
+
+
+class Attention(nn.Module):
+    """Of heads of one size; how many there are, its weights say."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, HEAD * heads) for _ in range(3))
+        self.out = nn.Linear(HEAD * heads, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part(x).unflatten(-1, (-1, HEAD)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        y: Tensor = self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return y
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, units: int) -> None:
+        super().__init__()
+        self.norm1, self.attention = nn.LayerNorm(width), Attention(width, heads)
+        self.norm2, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, units), nn.Linear(units, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        y: Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
+        return y
+
+
+class GPT(nn.Module):
+    def __init__(self, width: int, heads: int, units: int, blocks: int) -> None:
+        super().__init__()
+        self.token, self.place = nn.Embedding(VOCABULARY, width), nn.Embedding(WINDOW, width)
+        self.blocks = nn.ModuleList([Block(width, heads, units) for _ in range(blocks)])
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token(tokens) + self.place(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        y: Tensor = self.head(self.norm(x))
+        return y
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@functools.cache
+def documentation(held_out: bool) -> bytes:
+    """The documentation strings of the standard library; of the files held out, or of the others."""
+    parts: dict[str, None] = {}
+    for file in sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py")):
+        if "site-packages" in file.parts or "dist-packages" in file.parts:
+            continue
+        if (hashlib.sha256(file.name.encode()).digest()[0] < 26) is not held_out:
+            continue
+        try:
+            tree = ast.parse(file.read_bytes())
+        except (SyntaxError, ValueError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                parts[ast.get_docstring(node) or ""] = None
+    return "\n\n".join(part for part in parts if part).encode()
+
+
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class Windows:
+    """Windows of a text from places drawn anew for every batch; an epoch is all updates of a run."""
+
+    def __init__(self, text: Tensor, batch: int, updates: int, seed: int) -> None:
+        self.text, self.batch, self.updates = text, batch, updates
+        self.random = torch.Generator().manual_seed(seed)
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        starts = torch.randint(len(self.text) - WINDOW - 1, (self.batch, 1), generator=self.random)
+        there = (starts + torch.arange(WINDOW + 1)).to(self.text.device)
+        tokens = self.text[there].long()
+        return tokens[:, :-1], tokens[:, 1:]
+
+    def __len__(self) -> int:
+        return self.updates
+
+    def __iter__(self) -> Any:
+        return (self.next() for _ in range(self.updates))
+
+
+class Case:
+    """One seed: its texts, whole network and budget."""
+
+    def __init__(self, given: argparse.Namespace, seed: int) -> None:
+        self.given, self.seed, self.device = given, seed, torch.device(given.device)
+        self.text, self.held_out = (
+            torch.frombuffer(bytearray(documentation(held_out)), dtype=torch.uint8).to(self.device)
+            for held_out in (False, True)
+        )
+
+    def network(self, scale: float = 1.0) -> GPT:
+        given = self.given
+        torch.manual_seed(self.seed)
+        heads = max(round(given.heads * scale), 1)
+        return GPT(round(given.width * scale), heads, max(round(4 * given.width * scale), 1), given.blocks)
+
+    def windows(self) -> Windows:
+        return Windows(self.text, self.given.batch, self.given.updates, self.seed)
+
+    def optimizer(self, weights: Any, updates: int, done: int = 0) -> torch.optim.Optimizer:
+        """AdamW whose rate follows the schedule by itself: from ``done`` of so many updates on."""
+        optimizer = torch.optim.AdamW(weights, lr=self.given.lr, betas=(0.9, 0.95), weight_decay=0.1)
+        warm = max(updates // 20, 1)
+
+        def follow(*_: Any) -> None:
+            nonlocal done
+            rate = min((done + 1) / warm, (updates - done) / max(updates - warm, 1))
+            for group in optimizer.param_groups:
+                group["lr"] = self.given.lr * max(rate, 0.0)
+            done += 1
+
+        optimizer.register_step_pre_hook(follow)
+        return optimizer
+
+    def autocast(self) -> Any:
+        return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
+
+    def train(self, model: nn.Module, windows: Windows, optimizer: torch.optim.Optimizer, updates: int) -> None:
+        model.train()
+        for _ in range(updates):
+            tokens, following = windows.next()
+            with self.autocast():
+                loss = loss_of(model(tokens), following)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    @torch.no_grad()
+    def perplexity(self, model: nn.Module) -> float:
+        model.eval()
+        count = (len(self.held_out) - 1) // WINDOW
+        tokens = self.held_out[: count * WINDOW].long().view(count, WINDOW)
+        following = self.held_out[1 : count * WINDOW + 1].long().view(count, WINDOW)
+        total = 0.0
+        for x, y in zip(tokens.split(128), following.split(128)):
+            total += float(loss_of(model(x), y)) * len(x)
+        return math.exp(total / count)
+
+
+def ours(case: Case, target: float) -> nn.Module:
+    model, windows = case.network().to(case.device), case.windows()
+    kinds = ("units", "heads", "blocks")
+    gated = espalier.attach(model, windows.next()[0][:2], kinds=kinds)
+    updates = case.given.updates
+    with case.autocast():
+        result = espalier.fit(
+            gated, windows, loss=loss_of, epochs=1, cost="parameters", target=target, seed=case.seed, quiet=True,
+            optimizer=lambda weights: case.optimizer(weights, updates),
+        )  # fmt: skip
+    if result.updates != updates:
+        raise RuntimeError(f"fit made {result.updates} updates, not {updates}")
+    return result.model
+
+
+def uniform(case: Case, target: float) -> nn.Module:
+    limit = target * parameters(case.network())
+    scales = [step / case.given.width for step in range(1, case.given.width + 1)]
+    scale = max(s for s in scales if parameters(case.network(s)) <= limit)
+    model = case.network(scale).to(case.device)
+    updates = case.given.updates
+    case.train(model, case.windows(), case.optimizer(model.parameters(), updates), updates)
+    return model
+
+
+def dense(case: Case, target: float) -> nn.Module:
+    model, updates = case.network().to(case.device), case.given.updates
+    case.train(model, case.windows(), case.optimizer(model.parameters(), updates), updates)
+    return model
+
+
+def cut(case: Case, model: GPT, batches: list[tuple[Tensor, Tensor]], share: float, inner: bool) -> GPT:
+    """A copy of which Torch-Pruning has taken this share of every width it cuts."""
+    import torch_pruning as tp
+
+    model = copy.deepcopy(model)
+    for tokens, following in batches:
+        loss_of(model(tokens), following).backward()
+    attentions = [block.attention for block in model.blocks]
+    stream = [module for block in model.blocks for module in (block.attention.out, block.down)]
+    kept = [model.head, *([model.token, model.place, *stream] if inner else [])]
+    heads = {part: part.out_features // HEAD for one in attentions for part in (one.q, one.k, one.v)}
+    pruner = tp.pruner.BasePruner(
+        model, batches[0][0][:2], tp.importance.GroupTaylorImportance(), pruning_ratio=share, ignored_layers=kept,
+        num_heads=heads, prune_num_heads=True, prune_head_dims=False, head_pruning_ratio=share,
+    )  # fmt: skip
+    pruner.step()
+    model.zero_grad()
+    return model
+
+
+def pruned(case: Case, target: float, *, inner: bool) -> nn.Module:
+    model, windows, updates = case.network().to(case.device), case.windows(), case.given.updates
+    half = updates // 2
+    case.train(model, windows, case.optimizer(model.parameters(), updates), half)
+    batches = [windows.next() for _ in range(4)]  # not counted in the budget
+    limit, low, high = target * parameters(model), 0.0, 1.0
+    small = None
+    for _ in range(12):
+        middle = (low + high) / 2
+        try:
+            tried = cut(case, model, batches, middle, inner)
+            fits = parameters(tried) <= limit
+        except Exception:  # nothing is left of a layer
+            fits, tried = True, None
+        small, low, high = (tried or small, low, middle) if fits else (small, middle, high)
+    if small is None:
+        raise RuntimeError(f"Torch-Pruning leaves more than {target:g} of the parameters")
+    case.train(small, windows, case.optimizer(small.parameters(), updates, half), updates - half)
+    return small
+
+
+METHODS: dict[str, Callable[[Case, float], nn.Module]] = {
+    "ours": ours,
+    "uniform": uniform,
+    "pruned": functools.partial(pruned, inner=False),
+    "pruned-inner": functools.partial(pruned, inner=True),
+    "dense": dense,
+}
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    targets = sorted({line["target"] for line in lines if line["method"] != "dense"}, reverse=True)
+    first = lines[0]
+    rows = [
+        f"{first['updates']:,} updates of {first['batch']} windows of {WINDOW} bytes; {first['text']:,} bytes of text, "
+        f"{first['held_out']:,} held out; {first['device']}; perplexity of a byte, and parameters of the whole in %.",
+        "",
+        "| method | " + " | ".join(f"{100 * target:g}%" for target in targets) + " |",
+        "|---|" + "---|" * len(targets),
+    ]
+    for method in METHODS:
+        cells = []
+        for target in targets:
+            own = [line for line in lines if line["method"] == method and line["target"] in (target, 1.0)]
+            share = mean([line["share"] for line in own]) if own else 0.0
+            told = (
+                f"{mean([line['perplexity'] for line in own]):.3f} ({100 * share:.1f}%, n = {len(own)})" if own else ""
+            )
+            cells.append(told)
+        if any(cells):
+            rows.append(f"| {method} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--into", type=Path, help="write the table of the file into this page, and train nothing")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--targets", default="0.5,0.25")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--updates", type=int, default=4000)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--blocks", type=int, default=6)
+    given = parser.parse_args()
+    lines = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
+    if given.into:
+        put_between(given.into, [(MARKS, table(lines))])
+        return
+    budget = {name: getattr(given, name) for name in ("updates", "batch", "lr", "width", "heads", "blocks")}
+    there = {json.dumps([line[key] for key in (*budget, "method", "target", "seed")]) for line in lines}
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    for seed in map(int, given.seeds.split(",")):
+        case = Case(given, seed)
+        for method in given.methods.split(","):
+            for target in [1.0] if method == "dense" else list(map(float, given.targets.split(","))):
+                if json.dumps([*budget.values(), method, target, seed]) in there:
+                    continue
+                began = time.perf_counter()
+                model = METHODS[method](case, target)
+                line = budget | {
+                    "method": method,
+                    "target": target,
+                    "seed": seed,
+                    "perplexity": case.perplexity(model),
+                    "share": parameters(model) / parameters(case.network()),
+                    "seconds": round(time.perf_counter() - began, 1),
+                    "text": len(case.text),
+                    "held_out": len(case.held_out),
+                    "sha256": hashlib.sha256(case.text.cpu().numpy().tobytes()).hexdigest()[:16],
+                    "device": torch.cuda.get_device_name() if case.device.type == "cuda" else "CPU",
+                    "torch": torch.__version__,
+                }
+                with given.out.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+                print(f"{method} {target:g} seed {seed}: perplexity {line['perplexity']:.3f}, "
+                      f"{100 * line['share']:.1f}% of the parameters, {line['seconds']:.0f} s", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
