@@ -265,6 +265,13 @@ class ConnectionSettings(PaperSettings):
     )
     epochs: int = changed(StudySettings, "epochs", 300)
     points: int = changed(StudySettings, "points", 12)
+    precision: str = changed(
+        StudySettings,
+        "precision",
+        "float32",
+        help="float32, tf32 or bf16 matrix products; default: bf16 on cuda.",
+        on_cuda="bf16",
+    )
     cost: str = setting(
         "weights",
         "What the penalty counts: weights (the paper's) or macs.",
