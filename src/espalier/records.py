@@ -23,6 +23,7 @@ _OWN: dict[str, Spec] = {  # what each run of a study has for itself
     "curve": each(_NAMED),
 }
 _SHARED: dict[str, Spec] = {"settings": _NAMED, "seconds": anything, "hardware": _NAMED, "versions": _NAMED}
+_MORE: dict[str, Spec] = {"data_sha256": text("[0-9a-f]{64}"), "forced": each(text())}
 _HEAD = record(dict.fromkeys(("settings", "versions", "hardware"), _NAMED), {"command": text(), "dataset": text()})
 _SCORES = [f"{part}_{kind}" for part in ("validation", "test") for kind in ("loss", "error", "examples")]
 _RESULT = record(
@@ -42,7 +43,7 @@ def runs_of(path: Path, parts: list[Any] | None = None) -> list[dict[str, Any]]:
 
     parts: its records as they were read from a file of many; None reads the file itself."""
     many = path.suffix == ".jsonl"
-    head = record({**_SHARED, "runs_in_batch": integer(0)} if many else {**_OWN, **_SHARED})
+    head = record({**_SHARED, "runs_in_batch": integer(0)} if many else {**_OWN, **_SHARED}, _MORE)
     if parts is not None:
         lines = schema.checked(path, parts, head, record(_OWN), newest=FORMAT, way_out=REMOVE)
     elif many:

@@ -26,8 +26,13 @@ from espalier.report import read
 from espalier.report.tables import Table
 from espalier.space import BadInput, BadType, Corrupt
 from espalier.study import sources
+from espalier.study.grid import Grid
+from espalier.study.settings import GridSettings, Settings
+from espalier.study.study import UNIT_SELECTION, Study
 from espalier.train import evaluate
 from espalier.train.lock import LOCK, locked
+from espalier.train.progress import Silent
+from espalier.train.stop import Stop
 
 X = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
@@ -84,6 +89,70 @@ def test_a_sweep_on_changed_data_is_refused_and_shown(tmp_path: Path) -> None:
         sweep((other, Y))
     assert sweep((X, Y))[0].finished
     assert sweep((other, Y), resume="anyway")[0].finished
+
+
+def grid(out: Path, data: torch.Tensor, stop: Stop | None = None, force: bool = False, **changes: Any) -> bool:
+    given = {"hidden": (5, 4), "epochs": 1, "trials": 1, "targets": (0.5,), "batch_size": 8, "methods": ("search",)}
+    own = from_arrays((data, Y), (data, Y))
+    settings = GridSettings(**given | changes)
+    return Grid(settings, out, data=own, commit="abc", force=force).run(stop or Stop(), Silent())
+
+
+def paper(out: Path, data: torch.Tensor, stop: Stop | None = None, force: bool = False, **changes: Any) -> bool:
+    given = {"hidden": (5, 4), "epochs": 1, "trials": 1, "penalties": (0.0,), "batch_size": 8, "methods": ("search",)}
+    own = from_arrays((data, Y), (data, Y))
+    settings = Settings(**given | changes)
+    return Study(UNIT_SELECTION, settings, out, data=own, commit="abc", force=force).run(stop or Stop(), Silent())
+
+
+class AfterOneUpdate(Stop):
+    def now(self, spare: float = 0.0) -> bool:
+        self.looks = getattr(self, "looks", 0) + 1
+        return self.looks > 1
+
+
+@pytest.mark.parametrize("study", [grid, paper])
+def test_a_study_on_changed_data_is_refused_also_where_runs_are_finished(tmp_path: Path, study: Any) -> None:
+    other = X.clone()
+    other[40, 3] += 1e-6
+    assert study(tmp_path, X)
+    file = next(path for path in tmp_path.glob("runs/*/*/*.json*"))
+    whole = file.read_bytes()
+    for more in ({}, {"trials": 2}):  # all runs finished, or some
+        with pytest.raises(BadInput, match=r"data_sha256: [0-9a-f]{64} there, [0-9a-f]{64} here.*--force"):
+            study(tmp_path, other, **more)
+    assert study(tmp_path, other, force=True, trials=2)
+    assert file.read_bytes() == whole  # what is finished stays as it is; what is new says what differed
+    new = next(path for path in tmp_path.glob("runs/*/*/*.json*") if path != file)
+    head = json.loads(new.read_text() if new.suffix == ".json" else new.read_text().splitlines()[0])
+    assert [line.partition(":")[0] for line in head["forced"]] == ["data_sha256"]
+    assert "1 of 2 runs were gone on with by force: data, code or settings had changed" in read(tmp_path).notes
+
+
+@pytest.mark.parametrize("study", [grid, paper])
+def test_a_study_that_is_under_way_goes_on_with_changed_inputs_by_force_alone(tmp_path: Path, study: Any) -> None:
+    other = X.clone()
+    other[40, 3] += 1e-6
+    assert not study(tmp_path, X, AfterOneUpdate())
+    with pytest.raises(BadInput, match=r'data: "[0-9a-f]{64}" there, "[0-9a-f]{64}" here.*--force'):
+        study(tmp_path, other)
+    assert study(tmp_path, other, force=True)
+    file = next(tmp_path.glob("runs/*/*/*.json*"))
+    head = json.loads(file.read_text() if file.suffix == ".json" else file.read_text().splitlines()[0])
+    assert [line.partition(":")[0] for line in head["forced"]] == ["data"]
+    assert study(tmp_path, other)
+    with pytest.raises(BadInput, match="data_sha256"):
+        study(tmp_path, X)
+
+
+def test_run_files_of_earlier_versions_are_gone_on_with(tmp_path: Path) -> None:
+    """They do not say which data they are of."""
+    assert grid(tmp_path, X)
+    file = next(tmp_path.glob("runs/*/*/*.jsonl"))
+    head, *lines = (json.loads(line) for line in file.read_text().splitlines())
+    del head["data_sha256"]
+    file.write_text(schema.sealed(head, lines))
+    assert grid(tmp_path, X + 1)
 
 
 # ---- row 3: two processes, and another host --------------------------------------------------------------------------

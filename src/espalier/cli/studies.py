@@ -43,7 +43,7 @@ class Running:
     report: bool = setting(True, "Write tables and figures of what is in the folder.")
     as_json: bool = setting(False, "The outcome as one JSON object, the last line of stdout.", flag="json")
     quiet: bool = setting(False, "No progress.")
-    force: bool = setting(False, "Go on although another host left its lock in the folder.")
+    force: bool = setting(False, "Go on although data, code or settings have changed, or another host left its lock.")
 
     def origin(self) -> dict[str, Any]:
         """Where the runs are computed, and what their files say of it."""
@@ -107,6 +107,7 @@ class SweepRunning:
     report: bool = changed(Running, "report", True, help="Write the page, tables and figures of what is in the folder.")
     as_json: bool = changed(Running, "as_json", False)
     quiet: bool = changed(Running, "quiet", False)
+    force: bool = changed(Running, "force", False)
 
 
 @dataclass(frozen=True)
@@ -263,6 +264,7 @@ def _own_network(
             updates_at_once=running.updates_at_once,
             time_limit=None if stop.end is None else max(stop.end - time.monotonic(), 1e-3),
             quiet=running.quiet,
+            force=running.force,
         )
         results += [result for some in found.values() for result in some]
         complete = complete and set(found) == set(methods) and all(result.finished for result in results)
@@ -285,6 +287,7 @@ def sweep(*, out: Out, task: Sweeping, running: SweepRunning) -> None:
         updates_at_once=running.updates_at_once,
         time_limit=running.time_limit,
         quiet=running.quiet,
+        force=running.force,
     )
     results = [result for some in found.values() for result in some]
     _end_of_sweep(results, all(result.finished for result in results), out, running)

@@ -58,6 +58,7 @@ class Grid:
         inputs = self.given.train_inputs.shape[1]
         self.widths = (inputs, *(settings.hidden or (inputs,) * 3), len(self.given.classes))
         self.commit, self.command, self.force = commit or run_files.revision(), command, force
+        self.ours = run_files.Ours(self.given.fingerprint(), force)
         self._check()
 
     def _check(self) -> None:
@@ -100,10 +101,10 @@ class Grid:
 
     def missing(self, method: str, fold: int | None) -> list[list[GridRun]]:
         """Batches of the runs of this method that are not on record; a record of other settings is refused."""
-        done = run_files.finished(self.place(method), self.described(method))
+        done = self.ours.finished(self.place(method), self.described(method))
         found: dict[tuple[Any, ...], Sequence[int]] = dict(self._even())
         if method == "found":
-            searched = run_files.finished(self.place("search"), self.described("search"))
+            searched = self.ours.finished(self.place("search"), self.described("search"))
             found = {key: story["result"]["units"] for key, story in searched.items()}
         runs = [run for run in self.settings.runs(method, fold, found) if run.key not in done]
         most = self.at_once or max(len(runs), 1)
@@ -129,16 +130,17 @@ class Grid:
         folder = self._state(runs[0].method, name)
         with locked(folder, self.force):
             batch = self._batch(runs, data)
-            loop = batch.loop(folder, stop, progress)
+            loop = batch.loop(folder, stop, progress, self.force)
             if not train(loop, f"{runs[0].method} {name}", "", progress):
                 return False
-            took = loop.elapsed
+            took, forced = loop.elapsed, () if loop.checkpoint is None else loop.checkpoint.forced
             head = {
                 "study": STUDY,
                 "settings": self.described(runs[0].method),
                 "evaluated_on": self.settings.evaluated_on,
                 "examples": {"train": len(data.train_labels), "test": len(data.test_labels)},
                 "standard_data": self.given.standard,
+                **self.ours.described(*forced),
                 "seconds": {"batch": round(took, 3), "per_run": round(took / len(runs), 4)},
                 "runs_in_batch": len(runs),
                 "calls": loop.calls,

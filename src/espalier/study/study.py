@@ -84,6 +84,7 @@ class Study:
         self.data = _read(settings, experiment.reading, data, data_dir)
         self.network = experiment.network(settings, self.data)
         self.commit, self.command, self.force = commit or run_files.revision(), command, force
+        self.ours = run_files.Ours(self.data.fingerprint(), force)
 
     def path(self, run: RunSpec) -> Path:
         return self.out / "runs" / self.settings.folder / run.variant / f"{run.setting}-seed_{run.seed}.json"
@@ -96,7 +97,7 @@ class Study:
         return self._without_file(self.wanted(methods))
 
     def _without_file(self, runs: list[RunSpec]) -> list[RunSpec]:
-        return [run for run in runs if not run_files.done(self.path(run), self._described(run))]
+        return [run for run in runs if not self.ours.done(self.path(run), self._described(run))]
 
     def parts(self) -> list[Part]:
         """The batches there are to train.
@@ -163,7 +164,7 @@ class Study:
         began, runs = time.monotonic(), part.runs
         write(part.state / RUNS, json.dumps([run.describe() for run in runs]).encode())
         batch = PaperBatch(self.settings, self.network, self.data, runs, self.device, self.compute)
-        loop = batch.loop(part.state, stop, progress)
+        loop = batch.loop(part.state, stop, progress, self.force)
         loop.seconds["setup"] += time.monotonic() - began
         if not train(loop, part.label, which, progress):
             return False
@@ -188,16 +189,18 @@ class Study:
         return self.settings.describe(run.method) | self.network.describe() | {"device": self.device.type}
 
     def _record(self, batch: PaperBatch, loop: Loop) -> None:
+        forced = () if loop.checkpoint is None else loop.checkpoint.forced
         common = {
             "study": self.experiment.name,
             "evaluated_on": self.settings.evaluated_on,
             "examples": {"train": len(self.data.train_labels), "test": len(self.data.test_labels)},
             "standard_data": self.data.standard or self.settings.dataset == "digits",
+            **self.ours.described(*forced),
             **run_files.origin(self.commit, self.command, self.device, batch.engine.batch.compute),
         }
         common["compute"] |= self.network.layout()
         for run, story in zip(batch.specs, batch.results(loop), strict=True):
-            if not run_files.done(self.path(run), self._described(run)):
+            if not self.ours.done(self.path(run), self._described(run)):
                 run_files.save(self.path(run), story | {"settings": self._described(run)} | common)
 
 
