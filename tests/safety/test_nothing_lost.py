@@ -29,7 +29,8 @@ from espalier.study import sources
 from espalier.study.grid import Grid
 from espalier.study.settings import GridSettings, Settings
 from espalier.study.study import UNIT_SELECTION, Study
-from espalier.train import evaluate
+from espalier.train import evaluate, feed, fingerprint, hashes
+from espalier.train.hashes import Hashes
 from espalier.train.lock import LOCK, locked
 from espalier.train.progress import Silent
 from espalier.train.stop import Stop
@@ -155,6 +156,76 @@ def test_run_files_of_earlier_versions_are_gone_on_with(tmp_path: Path) -> None:
     assert grid(tmp_path, X + 1)
 
 
+class OfAFile:
+    """Data in a file, and how often they were hashed."""
+
+    def __init__(self, path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path, self.folder, self.count, plain = path, folder, 0, fingerprint.tensors
+
+        def counted(given: Any) -> str:
+            self.count += 1
+            return plain(given)
+
+        monkeypatch.setattr(fingerprint, "tensors", counted)
+        monkeypatch.setattr(hashes, "RECENT", -1e9)
+        self.write(X)
+
+    def write(self, inputs: torch.Tensor) -> None:
+        np.savez(self.path, x=inputs.numpy(), y=Y.numpy())
+        os.utime(self.path, (1, 1))
+
+    def hashed(self, change: float = 0.0) -> str:
+        part, known = sources.read(str(self.path)).train, Hashes(self.folder)
+        if change:
+            part[0][3, 3] += change
+        said: str = feed.read(part, 8, 0).describe(known)["sha256"]
+        known.keep()
+        return said
+
+
+def test_a_data_file_is_hashed_once_and_again_when_it_or_what_is_known_of_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = OfAFile(tmp_path / "data.npz", tmp_path / "run", monkeypatch)
+    first, kept = data.hashed(), tmp_path / "run" / "hashes.json"
+    whole = kept.read_bytes()
+    assert [data.hashed(), data.hashed()] == [first, first]
+    assert data.count == 1
+    for at in range(len(whole)):
+        flipped(kept, at, at % 8)
+        known = Hashes(tmp_path / "run").known
+        assert known == {}
+        kept.write_bytes(whole)
+    for damage in (b"", b"espalier_sha256", whole[:-5], whole + whole):
+        kept.write_bytes(damage)
+        assert (data.hashed(), kept.read_bytes()) == (first, whole)
+    assert data.count == 5
+    assert data.hashed(change=0.5) not in (first, data.hashed(change=0.25))  # what was read, and then changed
+    other = X.clone()
+    other[40, 3] += 1e-6
+    data.write(other)  # as long as before, its time set back
+    assert data.hashed() != first
+    kept.write_text("of somebody else")
+    data.hashed()
+    assert kept.read_text() == "of somebody else"
+    monkeypatch.setattr(hashes, "RECENT", 60.0)  # a file of this minute may change again at the same time
+    count = data.count
+    assert data.hashed() == data.hashed() != first
+    assert data.count == count + 2
+
+
+def test_a_run_on_a_data_file_that_changed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = OfAFile(tmp_path / "data.npz", tmp_path / "run", monkeypatch)
+    fit(tmp_path / "run", data=sources.read(str(data.path)).train)
+    fit(tmp_path / "run", data=sources.read(str(data.path)).train)
+    assert data.count == 3  # of the validation, which is of no file, each time
+    other = X.clone()
+    other[40, 3] += 1e-6
+    data.write(other)
+    with pytest.raises(BadInput, match=r"data: .*there.*here"):
+        fit(tmp_path / "run", data=sources.read(str(data.path)).train)
+
+
 # ---- row 3: two processes, and another host --------------------------------------------------------------------------
 
 
@@ -228,7 +299,7 @@ def test_another_type_in_the_header_of_the_tensors_is_seen(tmp_path: Path) -> No
 # ---- row 6: memory ---------------------------------------------------------------------------------------------------
 
 
-def test_numbers_are_bounded_before_anything_is_built(tmp_path: Path) -> None:
+def test_numbers_are_bounded_before_anything_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = small(1).espalier_plan
     name, dims = next(iter(plan["tensors"].items()))
     bomb = json.loads(json.dumps(plan))
@@ -241,11 +312,12 @@ def test_numbers_are_bounded_before_anything_is_built(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="label 1700000000"):
         from_arrays((X, Y), (X, torch.full_like(Y, 1_700_000_000)))
     path = tmp_path / "packed.npz"
+    monkeypatch.setattr(sources, "LARGE", 1 << 24)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file, file.open("x.npy", "w", force_zip64=True) as part:
-        np.lib.format.write_array_header_1_0(part, {"descr": "|u1", "fortran_order": False, "shape": (1 << 31,)})
-        for _ in range(1 << 7):
+        np.lib.format.write_array_header_1_0(part, {"descr": "|u1", "fortran_order": False, "shape": (1 << 26,)})
+        for _ in range(1 << 2):
             part.write(bytes(1 << 24))
-    with pytest.raises(BadInput, match="unpacks to 2147483"):
+    with pytest.raises(BadInput, match="unpacks to 671089"):
         sources.read(str(path))
 
 

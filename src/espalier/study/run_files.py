@@ -64,7 +64,7 @@ class Ours:
         """
         settings = json.loads(json.dumps(dict(settings)))  # as a file has them
         known = {DATA: self.data} if DATA in theirs else {}
-        there, here = theirs["settings"] | {key: theirs[key] for key in known}, settings | known
+        there, here = {**theirs["settings"], **{key: theirs[key] for key in known}}, {**settings, **known}
         differ = [
             f"{key}: {there.get(key, 'not set')} there, {here.get(key, 'not set')} here"
             for key in sorted(there.keys() | here.keys())
