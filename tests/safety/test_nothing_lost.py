@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -22,8 +23,8 @@ from espalier import schema
 from espalier.compact import Plan, store
 from espalier.compact.apply import apply_plan
 from espalier.data import from_arrays
-from espalier.report import read
-from espalier.report.tables import Table
+from espalier.report import packed, read, write
+from espalier.report.tables import Table, readme_of
 from espalier.space import BadInput, BadType, Corrupt
 from espalier.study import sources
 from espalier.study.grid import Grid
@@ -350,6 +351,87 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(Corrupt, match="pipe is not a file"):
         schema.read(tmp_path / "pipe", schema.anything)
+
+
+@pytest.mark.parametrize("name", ["README.md", "report.html"])
+@pytest.mark.parametrize("kind", ["pipe", "endless", "folder"])
+def test_a_page_that_is_no_file_is_neither_waited_for_nor_read_to_its_end(run: Path, name: str, kind: str) -> None:
+    pytest.importorskip("jinja2")
+    path = run / name
+    {"pipe": os.mkfifo, "endless": lambda p: p.symlink_to("/dev/zero"), "folder": os.mkdir}[kind](path)
+    if name == "README.md":
+        assert readme_of(run) == run / "REPORT.md"
+    else:
+        with pytest.raises((BadInput, OSError), match=r"report\.html"):
+            write(run, figures=False)
+
+
+def test_packed_runs_do_not_unpack_to_more_than_they_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "VALUES", 1 << 16)
+    lines = [json.dumps({"template": 0, "of": [[0]] * 5000}), json.dumps({"file": "a/b/c.json"})] + ["[0]"] * 5000
+    body = "".join(f"{line}\n" for line in lines).encode()
+    head = {"schema": packed.SCHEMA, "files": 1, "sha256": hashlib.sha256(body).hexdigest()}
+    (tmp_path / packed.NAME).write_bytes(json.dumps(head).encode() + b"\n" + body)
+    with pytest.raises(Corrupt, match="more than 65536 values"):
+        read(tmp_path)
+    for damage in (b"[" * 100_000, b'{"schema": NaN}', b"\xff", b""):
+        (tmp_path / packed.NAME).write_bytes(damage + b"\n" + body)
+        with pytest.raises(Corrupt, match="not a file of packed runs"):
+            read(tmp_path)
+    (tmp_path / packed.NAME).unlink()
+    (tmp_path / packed.NAME).symlink_to("/dev/zero")
+    with pytest.raises((BadInput, Corrupt)):
+        read(tmp_path)
+
+
+# ---- row 8: links ----------------------------------------------------------------------------------------------------
+
+
+def lead_away(folder: Path, outside: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    outside.mkdir()
+    folder.symlink_to(outside)
+
+
+@pytest.mark.parametrize("name", ["tables", "figures"])
+def test_a_report_writes_through_no_link(run: Path, tmp_path: Path, name: str) -> None:
+    lead_away(run / name, tmp_path / "outside")
+    with pytest.raises(BadInput, match=f"{name} is a link, and nothing is written outside of"):
+        write(run, figures=name == "figures", page=False)
+    assert not list((tmp_path / "outside").iterdir())
+
+
+def test_runs_write_through_no_link(tmp_path: Path) -> None:
+    def sweep(out: Path) -> None:
+        espalier.sweep(net, (X, Y), targets=[0.5], epochs=1, device="cpu", quiet=True, checkpoint=out)
+
+    cases = [(fit, ["small"]), (sweep, ["run-000", "batch-000", "run-000/small"])]
+    cases += [(lambda out: grid(out, X), ["runs", "state"]), (lambda out: paper(out, X), ["runs", "state"])]
+    number = 0
+    for call, names in cases:
+        for name in names:
+            number += 1
+            out, outside = tmp_path / f"run-{number}", tmp_path / f"outside-{number}"
+            lead_away(out / name, outside)
+            with pytest.raises(BadInput, match=f"{name} is a link"):
+                call(out)
+            assert not list(outside.iterdir())
+    (tmp_path / "link").symlink_to(tmp_path / "place")  # the folder that is named may be one
+    (tmp_path / "place").mkdir()
+    assert fit(tmp_path / "link").finished
+
+
+def test_what_is_exported_goes_through_no_link(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    from espalier.ship import onnx, program
+
+    (tmp_path / "mine").write_text("mine")
+    for name in ("model.onnx.partial", "partial.model.pt2", "model.onnx", "model.pt2"):
+        (tmp_path / name).symlink_to(tmp_path / "mine")
+    for export, name in ((onnx.export, "model.onnx"), (program.export, "model.pt2")):
+        export(net().eval(), X[:4], tmp_path / name)
+        assert not (tmp_path / name).is_symlink()
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 # ---- row 10: odd arguments -------------------------------------------------------------------------------------------

@@ -11,8 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
+from espalier import schema
 from espalier.cli.command import DataDir, command_line
 from espalier.data import names
+from espalier.files import below
 from espalier.report import packed
 from espalier.space import BadInput
 from espalier.study import sweeping
@@ -256,7 +258,7 @@ def _own_network(
         )
         found = sweeping.run(
             task,
-            out / f"{one.epochs}_epochs",
+            below(out, out / f"{one.epochs}_epochs"),
             methods=methods,
             penalties=one.penalties,
             recipes={method: one.recipe_of(method) for method in methods},
@@ -358,7 +360,7 @@ def _run(
     if complete:
         shown.say(f"every run is in {out}")
     if running.as_json:
-        lines = [len(path.read_text(encoding="utf-8").splitlines()) for path in files["jsonl"]]
+        lines = [len(schema.content(path).splitlines()) for path in files["jsonl"]]
         runs = len(files["json"]) + sum(max(count - 1, 0) for count in lines)  # a head, then a line for each run
         outcome = {"out": str(out), "complete": complete, "runs": runs, "wrote": [str(p) for p in written]}
         typer.echo(json.dumps(outcome | {"notes": notes}))

@@ -33,6 +33,8 @@ def write(
     """
     study = folder if isinstance(folder, Study) else read(folder)
     notes = list(study.notes)
+    for name in ("tables", "figures"):
+        files.below(study.root, study.root / name)
     if own and study.kind in own:
         written = own[study.kind](study, reproduction, figures)
     else:

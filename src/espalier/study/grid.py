@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from espalier import files
 from espalier.data import Dataset, all_digits, folds, load
 from espalier.space import BadInput
 from espalier.study import run_files
@@ -111,10 +112,10 @@ class Grid:
         return [runs[a : a + most] for a in range(0, len(runs), most)]
 
     def place(self, method: str) -> Path:
-        return self.out / "runs" / self.settings.folder / method
+        return files.below(self.out, self.out / "runs" / self.settings.folder / method)
 
     def _state(self, method: str, name: str) -> Path:
-        return self.out / "state" / self.settings.folder / method / name
+        return files.below(self.out, self.out / "state" / self.settings.folder / method / name)
 
     def described(self, method: str) -> dict[str, Any]:
         return self.settings.describe(method) | {"widths": list(self.widths), "device": self.device.type}
@@ -133,14 +134,14 @@ class Grid:
             loop = batch.loop(folder, stop, progress, self.force)
             if not train(loop, f"{runs[0].method} {name}", "", progress):
                 return False
-            took, forced = loop.elapsed, () if loop.checkpoint is None else loop.checkpoint.forced
+            took = loop.elapsed
             head = {
                 "study": STUDY,
                 "settings": self.described(runs[0].method),
                 "evaluated_on": self.settings.evaluated_on,
                 "examples": {"train": len(data.train_labels), "test": len(data.test_labels)},
                 "standard_data": self.given.standard,
-                **self.ours.described(*forced),
+                **self.ours.described(*loop.forced),
                 "seconds": {"batch": round(took, 3), "per_run": round(took / len(runs), 4)},
                 "runs_in_batch": len(runs),
                 "calls": loop.calls,

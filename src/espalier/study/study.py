@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import safetensors.torch
 import torch
 
-from espalier import schema
+from espalier import files, schema
 from espalier.data import Dataset, load
 from espalier.space import BadInput, Corrupt
 from espalier.study import run_files
@@ -87,7 +87,8 @@ class Study:
         self.ours = run_files.Ours(self.data.fingerprint(), force)
 
     def path(self, run: RunSpec) -> Path:
-        return self.out / "runs" / self.settings.folder / run.variant / f"{run.setting}-seed_{run.seed}.json"
+        folder = files.below(self.out, self.out / "runs" / self.settings.folder / run.variant)
+        return folder / f"{run.setting}-seed_{run.seed}.json"
 
     def wanted(self, methods: tuple[str, ...]) -> list[RunSpec]:
         return [run for method in methods if method in self.settings.methods for run in self.settings.runs(method)]
@@ -117,7 +118,7 @@ class Study:
                 if size < len(wanted):
                     label += f"-{near[0].setting}-seed_{near[0].seed}-{len(near)}_runs"
                 asked = zlib.crc32("".join(sorted(json.dumps(run.describe()) for run in near)).encode())
-                state = self.out / "state" / self.settings.folder / f"{label}-{asked:08x}"
+                state = files.below(self.out, self.out / "state" / self.settings.folder / f"{label}-{asked:08x}")
                 if missing:
                     found.append(Part(label, self._begun(state, wanted) or missing, state))
                 elif not self.keep_state:
@@ -178,7 +179,8 @@ class Study:
 
     def weights(self, run: RunSpec) -> Path:
         """Where the weights of a finished run are kept."""
-        return self.out / "state" / self.settings.folder / run.variant / f"{run.setting}-seed_{run.seed}.safetensors"
+        folder = files.below(self.out, self.out / "state" / self.settings.folder / run.variant)
+        return folder / f"{run.setting}-seed_{run.seed}.safetensors"
 
     def _ship(self, batch: PaperBatch) -> None:
         for run, tensors in zip(batch.specs, batch.ships()):
@@ -189,13 +191,12 @@ class Study:
         return self.settings.describe(run.method) | self.network.describe() | {"device": self.device.type}
 
     def _record(self, batch: PaperBatch, loop: Loop) -> None:
-        forced = () if loop.checkpoint is None else loop.checkpoint.forced
         common = {
             "study": self.experiment.name,
             "evaluated_on": self.settings.evaluated_on,
             "examples": {"train": len(self.data.train_labels), "test": len(self.data.test_labels)},
             "standard_data": self.data.standard or self.settings.dataset == "digits",
-            **self.ours.described(*forced),
+            **self.ours.described(*loop.forced),
             **run_files.origin(self.commit, self.command, self.device, batch.engine.batch.compute),
         }
         common["compute"] |= self.network.layout()

@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 from torch.nn import functional as F
 
+from espalier import files
 from espalier.data import Dataset, names
 from espalier.data.dataset import from_arrays
 from espalier.ship import import_spec
@@ -112,7 +113,7 @@ def run(
                 compute=Compute(updates_at_once=updates_at_once, **precision),
                 at_once=at_once,
                 device=sweeping.place(),
-                checkpoint=out / method,
+                checkpoint=files.below(out, out / method),
                 resume="anyway" if force else "same",
                 time_limit=None if stop.end is None else max(stop.end - time.monotonic(), 1e-3),
                 quiet=quiet,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from espalier import files
 from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.gates.blocks import RoundTo
@@ -155,9 +156,10 @@ def sweep(
                 if root is not None:
                     shared, each = engine.settings(hashes), [run.describe() for run in engine.runs]
                     hashes.keep()
-                    records = [Records([root / f"run-{i:03d}" for i in where], [shared | own for own in each])]
+                    folders = [files.below(root, root / f"run-{i:03d}") for i in where]
+                    records = [Records(folders, [shared | own for own in each])]
                     together = shared | {"runs": each}
-                    store = Checkpoint(root / f"batch-{number:03d}", together, anyway)
+                    store = Checkpoint(files.below(root, root / f"batch-{number:03d}"), together, anyway)
                 loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store)
                 with rng.seeded(engine.seed, place):
                     loop.train()
