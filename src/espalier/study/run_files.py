@@ -7,6 +7,7 @@ short runs; a file for each would be mostly repetition, so a batch's file holds 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -79,7 +80,7 @@ class Ours:
 
     def done(self, path: Path, settings: Mapping[str, Any]) -> bool:
         """Whether this run is finished, under these settings."""
-        if not path.exists():
+        if not os.path.lexists(path):
             return False
         self.check(path, runs_of(path)[0], settings)
         return True
