@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
 import espalier
 import espalier.train
+from espalier import schema
 from espalier.compact import Plan
 from espalier.data import from_arrays
 from espalier.report import read as read_report
@@ -31,71 +35,110 @@ def net(width: int = 6) -> nn.Module:
 
 # ---- damage ----------------------------------------------------------------------------------------------------------
 
-ODD = (
+ODD: list[Any] = [
     None, True, -1, 0, 1e308, 1 << 62, "", "x", "../../../canary", "../canary", "\x00", "=cmd()", [], {}, [[]],
-    [0, 1 << 40], [[0, 1000000000000]], {"kind": "zeros", "width": 1 << 40}, 0.5, "\u202e", "a" * 5000,
-)  # fmt: skip
+    [0, 1 << 40], [[0, 1000000000000]], {"kind": "zeros", "width": 1 << 40}, 0.5, "\u202e", "a" * 5000, "\ud800",
+    1e400, float("nan"), 1 << 64,
+]  # fmt: skip
+NAMES = st.text(max_size=6) | st.sampled_from(["__class__", "format", "tensors", "../canary"])
+LEAVES = st.sampled_from(ODD) | st.integers() | st.floats() | st.text(max_size=8)
+JSON = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3))
 
 
-def mutate(path: Path, draw: random.Random) -> str:
-    """Damage a file; returns how."""
-    data = path.read_bytes()
-    ways = ["bit", "bit", "bits", "cut", "insert", "empty", "twice", "link", "pipe", "folder"]
-    if path.suffix in (".json", ".jsonl"):
-        ways += ["value"] * 8 + ["key"] * 4 + ["deep", "huge", "half"]
-    how = draw.choice(ways)
-    if how in ("bit", "bits") and data:
-        changed = bytearray(data)
-        for _ in range(1 if how == "bit" else draw.randint(2, 50)):
-            changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
-        data = bytes(changed)
-    elif how == "cut":
-        data = data[: draw.randrange(len(data) + 1)]
-    elif how == "insert":
-        at = draw.randrange(len(data) + 1)
-        data = data[:at] + bytes(draw.randrange(256) for _ in range(draw.randint(1, 20))) + data[at:]
-    elif how == "empty":
-        data = b""
-    elif how == "twice":
-        data += data
-    elif how in ("value", "key"):
-        lines = data.splitlines() if path.suffix == ".jsonl" else [data]
-        at = draw.randrange(len(lines))
-        value = json.loads(lines[at])
-        spot, name = draw.choice(list(spots(value)))
-        odd = draw.choice(ODD)
-        if how == "value":
-            spot[name] = odd
-        elif isinstance(spot, dict):
-            spot.pop(name)
-            spot[draw.choice(["x", "", "__class__", name + "x" if isinstance(name, str) else "y"])] = odd
-        how = f"{how} {name} {str(odd)[:30]}"
-        lines[at] = json.dumps(value).encode()
-        data = b"\n".join(lines) + b"\n"
-    elif how == "deep":
-        data = b"[" * 100_000
-    elif how == "huge":
-        data = b'{"format": ' + b"9" * 10_000 + b"}"
-    elif how == "half":
-        data = data.replace(b'"', b'"\\ud800', 3)
+def changed(value: Any) -> st.SearchStrategy[Any]:
+    """A JSON value that differs from this one in one place: another value there, one that is near, a part more or less,
+    or with another name."""
+    ways = [JSON, JSON, st.sampled_from(near(value))]
+    if isinstance(value, dict) and value:
+        names = st.sampled_from(list(value))
+        inside = names.flatmap(lambda name: changed(value[name]).map(lambda new: value | {name: new}))
+        ways += [names.map(lambda name: {key: item for key, item in value.items() if key != name})]
+        ways += [st.tuples(names, NAMES).map(lambda pair: {pair[1] if key == pair[0] else key: item
+                                                            for key, item in value.items()})]  # fmt: skip
+        ways += [st.tuples(NAMES, JSON).map(lambda pair: value | {pair[0]: pair[1]}), *[inside] * 12]
+    elif isinstance(value, list) and value:
+        places = st.integers(0, len(value) - 1)
+        inside = places.flatmap(lambda at: changed(value[at]).map(lambda new: [*value[:at], new, *value[at + 1 :]]))
+        ways += [places.map(lambda at: value[:at]), places.map(lambda at: [*value, value[at]]), *[inside] * 8]
+    return st.one_of(ways)
+
+
+def near(value: Any) -> list[Any]:
+    """What a slip would make of it."""
+    if isinstance(value, bool) or value is None:
+        return [not value, str(value), [value]]
+    if isinstance(value, (int, float)):
+        return [value + 1, value - 1, -value, 2 * value, str(value), [value], value * (1 << 40)]
+    if isinstance(value, str):
+        return [value[:-1], value + "x", value.upper(), f"../../../canary/{value}", f"/{value}", [value], value + "\n"]
+    return [[value], len(value)]
+
+
+def bytes_changed(data: bytes) -> st.SearchStrategy[bytes]:
+    """Bits flipped, cut off, something more in it, a piece of it elsewhere too."""
+    places = st.integers(0, len(data))
+    ways = [
+        places.map(lambda end: data[:end]),
+        st.tuples(places, st.binary(min_size=1, max_size=20)).map(lambda p: data[: p[0]] + p[1] + data[p[0] :]),
+        st.tuples(places, places, places).map(lambda p: data[: p[0]] + data[min(p[1:]) : max(p[1:])] + data[p[0] :]),
+        st.sampled_from([b"", data + data, b"[" * 100_000, b'{"format": ' + b"9" * 10_000 + b"}"]),
+        st.just(data.replace(b'"', b'"\\ud800', 3)),
+    ]
+    if data:
+        bits = st.integers(0, 8 * len(data) - 1)
+        ways += [
+            st.lists(bits, min_size=1, max_size=count, unique=True).map(partial(flipped, data)) for count in (1, 50)
+        ]
+    return st.one_of(ways)
+
+
+def flipped(data: bytes, bits: list[int]) -> bytes:
+    there = bytearray(data)
+    for bit in bits:
+        there[bit // 8] ^= 1 << bit % 8
+    return bytes(there)
+
+
+def damaged_json(path: Path, forged: bool) -> st.SearchStrategy[bytes]:
+    """A file of JSON, or of JSON lines, with one place changed. forged: its checksum is that of the new content."""
+    lines = path.read_bytes().splitlines() if path.suffix == ".jsonl" else [path.read_bytes()]
+    values = [json.loads(line) for line in lines]
+
+    def written(given: tuple[int, Any]) -> bytes:
+        now = [*values[: given[0]], given[1], *values[given[0] + 1 :]]
+        seal = forged and isinstance(now[0], dict)
+        if seal and schema.CHECKSUM in now[0]:
+            now[0] = now[0] | {schema.CHECKSUM: schema.BLANK}
+        first, *rest = (json.dumps(value).encode("utf-8", "surrogatepass") for value in now)
+        body = b"".join(line + b"\n" for line in rest)
+        if seal and "schema" in now[0]:  # packed runs
+            first = json.dumps(now[0] | {"sha256": hashlib.sha256(body).hexdigest()}).encode()
+        data = first + b"\n" + body
+        return schema.seal(data.decode().removesuffix("\n")).encode() if seal and schema.CHECKSUM in now[0] else data
+
+    places = st.integers(0, len(lines) - 1)
+    return places.flatmap(lambda at: changed(values[at]).map(lambda new: (at, new))).map(written)
+
+
+def damage(draw: Callable[[st.SearchStrategy[Any]], Any], path: Path, forged: bool) -> str:
+    """Damage a file; returns how. draw: of Hypothesis."""
+    kinds = ["bytes"] * 4 + (["json"] * 12 if path.suffix in (".json", ".jsonl") else [])
+    how: str = draw(st.sampled_from([*kinds, "link to itself", "endless link", "pipe", "folder"]))
+    data = b""
+    if how == "bytes":
+        data = draw(bytes_changed(path.read_bytes()))
+    elif how == "json":
+        data = draw(damaged_json(path, forged))
     path.unlink()
-    if how == "link":
-        path.symlink_to("/dev/zero" if draw.random() < 0.5 else path.name)
-    elif how == "pipe":
+    if how == "pipe":
         os.mkfifo(path)
     elif how == "folder":
         path.mkdir()
+    elif "link" in how:
+        path.symlink_to("/dev/zero" if how == "endless link" else path.name)
     else:
         path.write_bytes(data)
-    return how
-
-
-def spots(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every place in a JSON value that can be set."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for name, item in list(items)[:200]:
-        yield value, name
-        yield from spots(item)
+    return f"{how} {hashlib.sha256(data).hexdigest()[:8]}"
 
 
 # ---- odd calls -------------------------------------------------------------------------------------------------------

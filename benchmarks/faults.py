@@ -33,31 +33,46 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import torch
-from torch import nn
+from hypothesis import strategies as st
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import espalier
 from espalier.cli import main as command
 from espalier.data import from_arrays
+from espalier.paper import write as write_report
+from espalier.report import packed
 from espalier.report import read as read_report
 from espalier.ship import delivery
 from espalier.space import EspalierError
 from espalier.study.grid import Grid
-from espalier.study.settings import GridSettings
-from espalier.train import loop
+from espalier.study.settings import GridSettings, Settings
+from espalier.study.study import UNIT_SELECTION, Study
+from espalier.train import hashes, loop
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.progress import Silent
 from espalier.train.stop import Stop
-from fault_inputs import X, Y, mutate, net, odd_call
+from fault_inputs import X, Y, damage, net, odd_call
 
 SECONDS, MEMORY = 10, 2 << 30
 CLOCK = ("seconds", "calls", "finished_at", "setup")  # what differs between two runs of the same thing
 ERRNOS = (errno.ENOSPC, errno.EIO, errno.EACCES)
+SOURCES = ("fit", "train", "sweep", "grid", "paper", "packed", "save")  # whose files are damaged
+QUIET = hypothesis.settings(
+    database=None,
+    deadline=None,
+    phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+    suppress_health_check=list(hypothesis.HealthCheck),
+    verbosity=hypothesis.Verbosity.quiet,
+    report_multiple_bugs=False,
+)
 Outcome = Any
 
 
@@ -70,24 +85,35 @@ def fit(folder: Path, **changes: Any) -> None:
     espalier.fit(given.pop("model", None) or net(), given.pop("data", (X, Y)), checkpoint=folder / "run", **given)
 
 
-def train(folder: Path) -> None:
-    np.savez(folder.parent / "data.npz", x=X.numpy(), y=Y.numpy())
-    words = ["--model", "mlp", "--model-arg", "hidden=[6]", "--data", str(folder.parent / "data.npz"), "--quiet"]
+def train(folder: Path, inputs: Tensor = X) -> None:
+    np.savez(folder.parent / "data.npz", x=inputs.numpy(), y=Y.numpy())
+    words = ["--model", "mlp", "--model-arg", "hidden=[6]", "--data", "data.npz", "--quiet"]
     words += ["--target", "0.5", "--epochs", "2", "--batch-size", "16", "--device", "cpu", "--out", str(folder / "run")]
-    espal("train", *words)
+    with contextlib.chdir(folder.parent):
+        espal("train", *words)
 
 
-def sweep(folder: Path) -> None:
+def sweep(folder: Path, inputs: Tensor = X) -> None:
     given: dict[str, Any] = {"targets": [0.5], "seeds": [0, 1], "epochs": 2, "batch_size": 16, "device": "cpu"}
-    espalier.sweep(net, (X, Y), checkpoint=folder / "run", quiet=True, **given)
+    espalier.sweep(net, (inputs, Y), checkpoint=folder / "run", quiet=True, **given)
 
 
-def grid(folder: Path) -> None:
+def grid(folder: Path, inputs: Tensor = X) -> None:
     settings = GridSettings(
         hidden=(5, 4), epochs=1, trials=2, targets=(0.5,), points=2, batch_size=8, methods=("search", "found")
     )
-    data = from_arrays((X.numpy(), Y.numpy()), (X.numpy(), Y.numpy()))
+    data = from_arrays((inputs, Y), (inputs, Y))
     Grid(settings, folder / "run", data=data, commit="abc", command="espalier study").run(Stop(None), Silent())
+
+
+def paper(folder: Path, inputs: Tensor = X) -> None:
+    settings = Settings(
+        hidden=(5, 4), epochs=1, trials=2, penalties=(0.0,), sizes=(0.5,), points=2, batch_size=8,
+        methods=("search", "fixed"),
+    )  # fmt: skip
+    data = from_arrays((inputs, Y), (inputs, Y))
+    study = Study(UNIT_SELECTION, settings, folder / "run", data=data, commit="abc", command="espalier paper")
+    study.run(Stop(None), Silent())
 
 
 def save(folder: Path) -> None:
@@ -102,8 +128,9 @@ def report(folder: Path) -> None:
     espal("report", str(folder / "run"), "--no-figures", "--no-page")
 
 
-COMMANDS: dict[str, Callable[[Path], None]] = {
-    "fit": fit, "train": train, "sweep": sweep, "grid": grid, "save": save, "compact": compact, "report": report,
+COMMANDS: dict[str, Callable[..., None]] = {
+    "fit": fit, "train": train, "sweep": sweep, "grid": grid, "paper": paper, "save": save, "compact": compact,
+    "report": report,
 }  # fmt: skip
 
 
@@ -145,6 +172,8 @@ def outcome(folder: Path) -> Outcome:
             found[place] = hashlib.sha256(path.read_bytes()).hexdigest()
         elif "runs" in path.parts and path.suffix == ".jsonl":
             found[place] = [unclocked(json.loads(line)) for line in path.read_text().splitlines()[1:]]
+        elif "runs" in path.parts and path.suffix == ".json":
+            found[place] = {key: item for key, item in json.loads(path.read_text()).items() if key in ("run", "result")}
         elif "state" in path.parts and path.is_file():
             found[place] = "left over"
     return found
@@ -277,6 +306,8 @@ class Campaign:
         self.number = itertools.count()
         delivery.milliseconds = lambda models, inputs: dict.fromkeys(models, 1.0)  # type: ignore[assignment]
         loop.LOOK, loop.SAVING = 0.0, 1e9  # type: ignore[misc]  # a look, and a checkpoint, after every update
+        hashes.RECENT = -1e9  # type: ignore[misc]  # files of this moment are stamped, too
+        hypothesis.configuration.set_hypothesis_home_dir(place / "hypothesis")
         self._prepare()
 
     def _prepare(self) -> None:
@@ -285,7 +316,13 @@ class Campaign:
         os.makedirs(self.place / "trained")
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             train(self.place / "trained")
-            for name in ("fit", "sweep", "grid", "compact"):  # so that all is imported before processes are forked
+            for name in (
+                "fit",
+                "sweep",
+                "grid",
+                "paper",
+                "compact",
+            ):  # so that all is imported before processes are forked
                 COMMANDS[name](self.fresh(name))
         for name in COMMANDS:
             folder = self.fresh(name)
@@ -301,6 +338,9 @@ class Campaign:
             assert said == "done", f"{name}: {said}"
             self.whole[name], self.points[name] = outcome(folder), int(points.read_text())
             os.rename(folder, self.place / f"whole-{name}")
+        shutil.copytree(self.place / "whole-grid", self.place / "whole-packed")
+        packed.pack(self.place / "whole-packed" / "run")
+        shutil.rmtree(self.place / "whole-packed" / "run" / "runs")
 
     def fresh(self, name: str) -> Path:
         """A new folder for a case, with what the command finds there."""
@@ -360,56 +400,70 @@ class Campaign:
         return self._models
 
     def damage(self, cases: int) -> None:
-        """So many damaged files, read by everything that reads them, in one process until it fails."""
-        seeds = [self.random.getrandbits(32) for _ in range(cases)]
-        progress = self.place / "damaged.jsonl"
-        while seeds:
+        """So many damaged files, read by everything that reads them, in one process until it fails. Hypothesis makes
+        them, and looks for the smallest damage that does the same; that one is told of."""
+        while cases > 0:
+            seed, progress, most = self.random.getrandbits(32), self.place / "damaged.jsonl", min(cases, 500)
             progress.write_text("")
 
-            def case(todo: list[int] = seeds) -> str:
+            def case(seed: int = seed, progress: Path = progress, most: int = most) -> str:
                 with progress.open("a") as file:
-                    for seed in todo:
+
+                    @hypothesis.seed(seed)
+                    @hypothesis.settings(QUIET, max_examples=most)
+                    @hypothesis.given(st.data())
+                    def example(data: st.DataObject) -> None:
                         signal.alarm(SECONDS)
-                        said, about = self.damaged(seed)
-                        file.write(json.dumps([seed, said, about]) + "\n")
-                        file.flush()
+                        for said, about in self.damaged(data.draw):
+                            file.write(json.dumps([said, about]) + "\n")
+                            file.flush()
+                        assert said in ("done", "refused")
+
+                    with contextlib.suppress(AssertionError):
+                        example()
                 return "done"
 
             end = forked(case)
             lines = [json.loads(line) for line in progress.read_text().splitlines()]
-            for _, said, about in lines:
-                self.count("damaged files", said, about)
-            done = len(lines)
-            if done < len(seeds):
-                self.count("damaged files", end, f"seed {seeds[done]}")
-                done += 1
-            seeds = seeds[done:]
+            told = [(said, f"seed {seed}: {about}") for said, about in lines if said]
+            for said, about in told:
+                if said in ("done", "refused"):
+                    self.count("damaged files", said, about)
+            if end != "done":  # the process died of it
+                told.append((end, f"seed {seed}: {lines[-1][1] if lines else ''}"))
+            bad = [one for one in told if one[0] not in ("done", "refused")]
+            if bad:
+                self.count("damaged files", *bad[-1])
+            cases -= max(len(told), 1)
 
-    def damaged(self, seed: int) -> tuple[str, str]:
-        draw = random.Random(seed)
-        source = draw.choice(["fit", "train", "sweep", "grid", "save"])
+    def damaged(self, draw: Callable[[st.SearchStrategy[Any]], Any]) -> Iterator[tuple[str, str]]:
+        """Damages a file, says which ("" and words), lets all read it, and says what came of it, and the words."""
+        source: str = draw(st.sampled_from(SOURCES))
         folder = self.place / f"damaged-{os.getpid()}" / "inside"
         shutil.rmtree(folder.parent, ignore_errors=True)
         folder.mkdir(parents=True)
         shutil.copytree(self.place / f"whole-{source}" / "run", folder / "run")
-        sealed = draw.random() < 0.7
+        sealed: bool = draw(st.sampled_from([True, True, False]))
         if not sealed:
             for path in (folder / "run").rglob("manifest.json"):
                 path.unlink()
         files = [path for path in sorted((folder / "run").rglob("*")) if path.is_file() and path.name != "lock"]
-        path = draw.choice(files)
-        how = mutate(path, draw)
-        about = f"seed {seed}: {source}{'' if sealed else ', unsealed'}, {path.relative_to(folder)}: {how}"
-        said = self.readers(source, folder, path, sealed, draw)
-        beside = {one.name for place in (folder, folder.parent) for one in place.iterdir()} - {"inside", "run", "small"}
+        path = draw(st.sampled_from(files))
+        how = damage(draw, path, forged=not sealed)
+        more: int = draw(st.integers(0, 29))  # the dearest readers read some alone
+        about = f"{source}{'' if sealed else ', unsealed'}, {path.relative_to(folder)}: {how}"
+        yield "", about
+        said = self.readers(source, folder, path, sealed, page=more % 5 == 1, again=more == 2)
+        ours = {"inside", "run", "small", "data.npz"}
+        beside = {one.name for place in (folder, folder.parent) for one in place.iterdir()} - ours
         if beside or (self.place / "canary").exists():
             said = f"outside: {sorted(beside)}"
         shutil.rmtree(folder.parent, ignore_errors=True)
-        return said, about
+        yield said, about
 
-    def readers(self, source: str, folder: Path, path: Path, sealed: bool, draw: random.Random) -> str:
+    def readers(self, source: str, folder: Path, path: Path, sealed: bool, page: bool, again: bool) -> str:
         """The worst that readers say of a folder; a result that differs from the whole one's is wrong, if the folder
-        has checksums."""
+        has checksums. page: the report has one. again: the same call is made once more, too."""
         run, said = folder / "run", list[str]()
         if source == "save" or "small" in path.parts:
             model = run if source == "save" else path.parent
@@ -421,13 +475,13 @@ class Campaign:
                 assert found == kept, "WRONG model"
 
             said.append(tried(load))
-        if source in ("fit", "train", "sweep", "grid"):
+        if source != "save":
             whole = self.reported_whole(source)
 
             def report() -> None:
                 for key, numbers in self.reported(run).items():
                     assert not sealed or numbers == whole.get(key), f"WRONG report {key}"
-                espalier_report(run)
+                write_report(run, figures=False, page=page)
 
             said.append(tried(report))
         if source == "train":
@@ -438,14 +492,14 @@ class Campaign:
                     (place / "model.safetensors").read_bytes() for place in (to, self.place / "whole-compact" / "run")
                 )
                 said[-1] = "done" if one == other else "wrong: another model ships"
-        if source == "fit" and draw.random() < 0.1:
+        if again and source not in ("save", "packed"):
 
             def go_on() -> None:
-                fit(folder)
+                COMMANDS[source](folder)
                 if not sealed:
                     return
                 ours = {key: value for key, value in outcome(folder).items() if not key.endswith(".csv")}
-                wrong = difference(ours, self.whole["fit"])
+                wrong = difference(ours, self.whole[source])
                 assert not wrong, f"WRONG outcome of a resumed run: {wrong}"
 
             said.append(tried(go_on))
@@ -487,6 +541,7 @@ class Campaign:
         other[31, 5] += 1e-6
         labels = Y.clone()
         labels[17] = (labels[17] + 1) % 3
+        calls = {name: partial(COMMANDS[name], inputs=other) for name in ("train", "sweep", "grid", "paper")}
         changes: dict[str, dict[str, Any]] = {
             "one number of the inputs": {"data": (other, Y)},
             "one label": {"data": (X, labels)},
@@ -505,11 +560,13 @@ class Campaign:
                 "recipe": "ranked", "precision": "bf16",
             }.items()},
         }  # fmt: skip
-        for about, change in changes.items():
+        cases = [("fit", about, partial(fit, **change)) for about, change in changes.items()]
+        cases += [(name, f"one number of the inputs of {name}", call) for name, call in calls.items()]
+        for name, about, call in cases:
             folder = self.place / f"case-{next(self.number)}" / "inside"
             folder.mkdir(parents=True)
-            shutil.copytree(self.place / "whole-fit" / "run", folder / "run")
-            said = forked(lambda change=change, folder=folder: tried(lambda: fit(folder, **change)))
+            shutil.copytree(self.place / f"whole-{name}" / "run", folder / "run")
+            said = forked(lambda call=call, folder=folder: tried(lambda: call(folder)))
             said = "wrong: it went on" if said == "done" else said
             self.count("changed inputs", self.clear(folder) or said, about)
 
@@ -547,12 +604,6 @@ class Campaign:
                 self.count("odd calls", end, lines[-1][0])
                 self.counts["odd calls: cases"] -= 1
             cases -= max(begun, 1)
-
-
-def espalier_report(run: Path) -> None:
-    from espalier.report import write
-
-    write(run, figures=False, page=False)
 
 
 def difference(ours: Outcome, whole: Outcome) -> str:
@@ -594,7 +645,7 @@ def run(minutes: float, seed: int, short: bool) -> Campaign:
                 campaign.damage(100)
                 campaign.calls(500)
             if turn % 50 == 0:
-                campaign.pair(draw.choice(["fit", "train", "sweep", "grid"]))
+                campaign.pair(draw.choice(["fit", "train", "sweep", "grid", "paper"]))
         return campaign
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier import schema
-from espalier.space.errors import Corrupt, EspalierError
+from espalier.space.errors import BadInput, Corrupt, EspalierError
 
 PARTIAL, MANIFEST = ".partial", "manifest.json"
 _MANIFEST = schema.record({"files": schema.table(schema.text("[0-9a-f]{64}"))})
@@ -34,6 +34,17 @@ def write(path: Path, data: bytes | str) -> Path:
         kept = "What was saved before is intact; make room, or choose another folder, and run the same call again"
         lost = "Choose a folder that can be made and written to"
         raise NotSaved(error.errno, f"{path} could not be written: {why}. {kept if full else lost}") from error
+    return path
+
+
+def below(root: Path, path: Path) -> Path:
+    """The path, which lies below a root that somebody named. Refused where it, or a folder on the way to it, is a link:
+    what is written would lie elsewhere. The root may be one."""
+    for part in (path, *path.parents):
+        if part == root:
+            break
+        if part.is_symlink():
+            raise BadInput(f"{part} is a link, and nothing is written outside of {root}; put a folder in its place")
     return path
 
 

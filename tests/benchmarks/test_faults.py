@@ -22,9 +22,9 @@ def test_a_short_campaign_finds_nothing():
     counts = story["counts"]
     assert counts["kills: cases"] + counts["errors: cases"] == 16
     assert counts["kills: killed"] == counts["kills: cases"]  # a kill that did not happen would prove nothing
-    assert counts["damaged files: cases"] == 150
+    assert counts["damaged files: cases"] >= 150
     assert counts["damaged files: refused"] > 50
-    assert counts["changed inputs: refused"] == counts["changed inputs: cases"] == 21
+    assert counts["changed inputs: refused"] == counts["changed inputs: cases"] == 25
     assert counts["odd calls: cases"] == 300
 
 

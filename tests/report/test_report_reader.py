@@ -274,16 +274,20 @@ def test_seeds_and_folds_are_counted_apart(tmp_path, pairs, trials, over):
     assert f"medians over {over})" in trade_off(section).caption
 
 
-def test_values_of_the_wrong_kind_are_not_known(tmp_path):
+def test_values_of_the_wrong_kind_are_refused_with_their_place(tmp_path):
     path = grid_run(tmp_path, "search", 0.25, 0)
-    record = json.loads(path.read_text())
-    record["result"] |= {"test_error": "0.1", "weight_share": True, "kept": [1, 2], "updates": None}
-    record["run"] |= {"seed": "x"}
-    record["curve"] = [{"update": "never"}]
-    path.write_text(json.dumps(record))
-    (run,) = read(tmp_path).runs
-    assert (run.error, run.kept, run.updates, run.seed, run.curve) == (None, {}, None, None, [{}])
-    assert set(run.shares) == {"MACs", "units"}
+    whole = json.loads(path.read_text())
+    wrong = {"result.test_error": "0.1", "result.weight_share": True, "result.updates": None, "run.seed": "x"}
+    for place, value in (wrong | {"settings.epochs": -1}).items():
+        part, name = place.split(".")
+        path.write_text(json.dumps(whole | {part: whole[part] | {name: value}}))
+        with pytest.raises(Corrupt, match=rf"seed_0\.json is damaged: {place} is"):
+            read(tmp_path)
+    path.write_text(json.dumps(whole | {"curve": [{"update": "never"}]}))
+    with pytest.raises(Corrupt, match=r"curve\.update is a whole number"):
+        read(tmp_path)
+    path.write_text(json.dumps(whole | {"result": whole["result"] | {"kept": [1, 2]}}))  # beyond what is described
+    assert read(tmp_path).runs[0].kept == {}
 
 
 def test_mixed_studies_are_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -22,12 +23,18 @@ from espalier import schema
 from espalier.compact import Plan, store
 from espalier.compact.apply import apply_plan
 from espalier.data import from_arrays
-from espalier.report import read
-from espalier.report.tables import Table
+from espalier.report import packed, read, write
+from espalier.report.tables import Table, readme_of
 from espalier.space import BadInput, BadType, Corrupt
 from espalier.study import sources
-from espalier.train import evaluate
+from espalier.study.grid import Grid
+from espalier.study.settings import GridSettings, Settings
+from espalier.study.study import UNIT_SELECTION, Study
+from espalier.train import evaluate, feed, fingerprint, hashes
+from espalier.train.hashes import Hashes
 from espalier.train.lock import LOCK, locked
+from espalier.train.progress import Silent
+from espalier.train.stop import Stop
 
 X = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
@@ -84,6 +91,140 @@ def test_a_sweep_on_changed_data_is_refused_and_shown(tmp_path: Path) -> None:
         sweep((other, Y))
     assert sweep((X, Y))[0].finished
     assert sweep((other, Y), resume="anyway")[0].finished
+
+
+def grid(out: Path, data: torch.Tensor, stop: Stop | None = None, force: bool = False, **changes: Any) -> bool:
+    given = {"hidden": (5, 4), "epochs": 1, "trials": 1, "targets": (0.5,), "batch_size": 8, "methods": ("search",)}
+    own = from_arrays((data, Y), (data, Y))
+    settings = GridSettings(**given | changes)
+    return Grid(settings, out, data=own, commit="abc", force=force).run(stop or Stop(), Silent())
+
+
+def paper(out: Path, data: torch.Tensor, stop: Stop | None = None, force: bool = False, **changes: Any) -> bool:
+    given = {"hidden": (5, 4), "epochs": 1, "trials": 1, "penalties": (0.0,), "batch_size": 8, "methods": ("search",)}
+    own = from_arrays((data, Y), (data, Y))
+    settings = Settings(**given | changes)
+    return Study(UNIT_SELECTION, settings, out, data=own, commit="abc", force=force).run(stop or Stop(), Silent())
+
+
+class AfterOneUpdate(Stop):
+    def now(self, spare: float = 0.0) -> bool:
+        self.looks = getattr(self, "looks", 0) + 1
+        return self.looks > 1
+
+
+@pytest.mark.parametrize("study", [grid, paper])
+def test_a_study_on_changed_data_is_refused_also_where_runs_are_finished(tmp_path: Path, study: Any) -> None:
+    other = X.clone()
+    other[40, 3] += 1e-6
+    assert study(tmp_path, X)
+    file = next(path for path in tmp_path.glob("runs/*/*/*.json*"))
+    whole = file.read_bytes()
+    for more in ({}, {"trials": 2}):  # all runs finished, or some
+        with pytest.raises(BadInput, match=r"data_sha256: [0-9a-f]{64} there, [0-9a-f]{64} here.*--force"):
+            study(tmp_path, other, **more)
+    assert study(tmp_path, other, force=True, trials=2)
+    assert file.read_bytes() == whole  # what is finished stays as it is; what is new says what differed
+    new = next(path for path in tmp_path.glob("runs/*/*/*.json*") if path != file)
+    head = json.loads(new.read_text() if new.suffix == ".json" else new.read_text().splitlines()[0])
+    assert [line.partition(":")[0] for line in head["forced"]] == ["data_sha256"]
+    assert "1 of 2 runs were gone on with by force: data, code or settings had changed" in read(tmp_path).notes
+
+
+@pytest.mark.parametrize("study", [grid, paper])
+def test_a_study_that_is_under_way_goes_on_with_changed_inputs_by_force_alone(tmp_path: Path, study: Any) -> None:
+    other = X.clone()
+    other[40, 3] += 1e-6
+    assert not study(tmp_path, X, AfterOneUpdate())
+    with pytest.raises(BadInput, match=r'data: "[0-9a-f]{64}" there, "[0-9a-f]{64}" here.*--force'):
+        study(tmp_path, other)
+    assert study(tmp_path, other, force=True)
+    file = next(tmp_path.glob("runs/*/*/*.json*"))
+    head = json.loads(file.read_text() if file.suffix == ".json" else file.read_text().splitlines()[0])
+    assert [line.partition(":")[0] for line in head["forced"]] == ["data"]
+    assert study(tmp_path, other)
+    with pytest.raises(BadInput, match="data_sha256"):
+        study(tmp_path, X)
+
+
+def test_run_files_of_earlier_versions_are_gone_on_with(tmp_path: Path) -> None:
+    """They do not say which data they are of."""
+    assert grid(tmp_path, X)
+    file = next(tmp_path.glob("runs/*/*/*.jsonl"))
+    head, *lines = (json.loads(line) for line in file.read_text().splitlines())
+    del head["data_sha256"]
+    file.write_text(schema.sealed(head, lines))
+    assert grid(tmp_path, X + 1)
+
+
+class OfAFile:
+    """Data in a file, and how often they were hashed."""
+
+    def __init__(self, path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path, self.folder, self.count, plain = path, folder, 0, fingerprint.tensors
+
+        def counted(given: Any) -> str:
+            self.count += 1
+            return plain(given)
+
+        monkeypatch.setattr(fingerprint, "tensors", counted)
+        monkeypatch.setattr(hashes, "RECENT", -1e9)
+        self.write(X)
+
+    def write(self, inputs: torch.Tensor) -> None:
+        np.savez(self.path, x=inputs.numpy(), y=Y.numpy())
+        os.utime(self.path, (1, 1))
+
+    def hashed(self, change: float = 0.0) -> str:
+        part, known = sources.read(str(self.path)).train, Hashes(self.folder)
+        if change:
+            part[0][3, 3] += change
+        said: str = feed.read(part, 8, 0).describe(known)["sha256"]
+        known.keep()
+        return said
+
+
+def test_a_data_file_is_hashed_once_and_again_when_it_or_what_is_known_of_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = OfAFile(tmp_path / "data.npz", tmp_path / "run", monkeypatch)
+    first, kept = data.hashed(), tmp_path / "run" / "hashes.json"
+    whole = kept.read_bytes()
+    assert [data.hashed(), data.hashed()] == [first, first]
+    assert data.count == 1
+    for at in range(len(whole)):
+        flipped(kept, at, at % 8)
+        known = Hashes(tmp_path / "run").known
+        assert known == {}
+        kept.write_bytes(whole)
+    for damage in (b"", b"espalier_sha256", whole[:-5], whole + whole):
+        kept.write_bytes(damage)
+        assert (data.hashed(), kept.read_bytes()) == (first, whole)
+    assert data.count == 5
+    assert data.hashed(change=0.5) not in (first, data.hashed(change=0.25))  # what was read, and then changed
+    other = X.clone()
+    other[40, 3] += 1e-6
+    data.write(other)  # as long as before, its time set back
+    assert data.hashed() != first
+    kept.write_text("of somebody else")
+    data.hashed()
+    assert kept.read_text() == "of somebody else"
+    monkeypatch.setattr(hashes, "RECENT", 60.0)  # a file of this minute may change again at the same time
+    count = data.count
+    assert data.hashed() == data.hashed() != first
+    assert data.count == count + 2
+
+
+def test_a_run_on_a_data_file_that_changed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = OfAFile(tmp_path / "data.npz", tmp_path / "run", monkeypatch)
+    fit(tmp_path / "run", data=sources.read(str(data.path)).train)
+    fit(tmp_path / "run", data=sources.read(str(data.path)).train)
+    assert data.count == 3  # of the validation, which is of no file, each time
+    other = X.clone()
+    other[40, 3] += 1e-6
+    data.write(other)
+    with pytest.raises(BadInput, match=r"data: .*there.*here"):
+        fit(tmp_path / "run", data=sources.read(str(data.path)).train)
 
 
 # ---- row 3: two processes, and another host --------------------------------------------------------------------------
@@ -159,7 +300,7 @@ def test_another_type_in_the_header_of_the_tensors_is_seen(tmp_path: Path) -> No
 # ---- row 6: memory ---------------------------------------------------------------------------------------------------
 
 
-def test_numbers_are_bounded_before_anything_is_built(tmp_path: Path) -> None:
+def test_numbers_are_bounded_before_anything_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = small(1).espalier_plan
     name, dims = next(iter(plan["tensors"].items()))
     bomb = json.loads(json.dumps(plan))
@@ -172,11 +313,12 @@ def test_numbers_are_bounded_before_anything_is_built(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="label 1700000000"):
         from_arrays((X, Y), (X, torch.full_like(Y, 1_700_000_000)))
     path = tmp_path / "packed.npz"
+    monkeypatch.setattr(sources, "LARGE", 1 << 24)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file, file.open("x.npy", "w", force_zip64=True) as part:
-        np.lib.format.write_array_header_1_0(part, {"descr": "|u1", "fortran_order": False, "shape": (1 << 31,)})
-        for _ in range(1 << 7):
+        np.lib.format.write_array_header_1_0(part, {"descr": "|u1", "fortran_order": False, "shape": (1 << 26,)})
+        for _ in range(1 << 2):
             part.write(bytes(1 << 24))
-    with pytest.raises(BadInput, match="unpacks to 2147483"):
+    with pytest.raises(BadInput, match="unpacks to 671089"):
         sources.read(str(path))
 
 
@@ -209,6 +351,87 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(Corrupt, match="pipe is not a file"):
         schema.read(tmp_path / "pipe", schema.anything)
+
+
+@pytest.mark.parametrize("name", ["README.md", "report.html"])
+@pytest.mark.parametrize("kind", ["pipe", "endless", "folder"])
+def test_a_page_that_is_no_file_is_neither_waited_for_nor_read_to_its_end(run: Path, name: str, kind: str) -> None:
+    pytest.importorskip("jinja2")
+    path = run / name
+    {"pipe": os.mkfifo, "endless": lambda p: p.symlink_to("/dev/zero"), "folder": os.mkdir}[kind](path)
+    if name == "README.md":
+        assert readme_of(run) == run / "REPORT.md"
+    else:
+        with pytest.raises((BadInput, OSError), match=r"report\.html"):
+            write(run, figures=False)
+
+
+def test_packed_runs_do_not_unpack_to_more_than_they_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "VALUES", 1 << 16)
+    lines = [json.dumps({"template": 0, "of": [[0]] * 5000}), json.dumps({"file": "a/b/c.json"})] + ["[0]"] * 5000
+    body = "".join(f"{line}\n" for line in lines).encode()
+    head = {"schema": packed.SCHEMA, "files": 1, "sha256": hashlib.sha256(body).hexdigest()}
+    (tmp_path / packed.NAME).write_bytes(json.dumps(head).encode() + b"\n" + body)
+    with pytest.raises(Corrupt, match="more than 65536 values"):
+        read(tmp_path)
+    for damage in (b"[" * 100_000, b'{"schema": NaN}', b"\xff", b""):
+        (tmp_path / packed.NAME).write_bytes(damage + b"\n" + body)
+        with pytest.raises(Corrupt, match="not a file of packed runs"):
+            read(tmp_path)
+    (tmp_path / packed.NAME).unlink()
+    (tmp_path / packed.NAME).symlink_to("/dev/zero")
+    with pytest.raises((BadInput, Corrupt)):
+        read(tmp_path)
+
+
+# ---- row 8: links ----------------------------------------------------------------------------------------------------
+
+
+def lead_away(folder: Path, outside: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    outside.mkdir()
+    folder.symlink_to(outside)
+
+
+@pytest.mark.parametrize("name", ["tables", "figures"])
+def test_a_report_writes_through_no_link(run: Path, tmp_path: Path, name: str) -> None:
+    lead_away(run / name, tmp_path / "outside")
+    with pytest.raises(BadInput, match=f"{name} is a link, and nothing is written outside of"):
+        write(run, figures=name == "figures", page=False)
+    assert not list((tmp_path / "outside").iterdir())
+
+
+def test_runs_write_through_no_link(tmp_path: Path) -> None:
+    def sweep(out: Path) -> None:
+        espalier.sweep(net, (X, Y), targets=[0.5], epochs=1, device="cpu", quiet=True, checkpoint=out)
+
+    cases = [(fit, ["small"]), (sweep, ["run-000", "batch-000", "run-000/small"])]
+    cases += [(lambda out: grid(out, X), ["runs", "state"]), (lambda out: paper(out, X), ["runs", "state"])]
+    number = 0
+    for call, names in cases:
+        for name in names:
+            number += 1
+            out, outside = tmp_path / f"run-{number}", tmp_path / f"outside-{number}"
+            lead_away(out / name, outside)
+            with pytest.raises(BadInput, match=f"{name} is a link"):
+                call(out)
+            assert not list(outside.iterdir())
+    (tmp_path / "link").symlink_to(tmp_path / "place")  # the folder that is named may be one
+    (tmp_path / "place").mkdir()
+    assert fit(tmp_path / "link").finished
+
+
+def test_what_is_exported_goes_through_no_link(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    from espalier.ship import onnx, program
+
+    (tmp_path / "mine").write_text("mine")
+    for name in ("model.onnx.partial", "partial.model.pt2", "model.onnx", "model.pt2"):
+        (tmp_path / name).symlink_to(tmp_path / "mine")
+    for export, name in ((onnx.export, "model.onnx"), (program.export, "model.pt2")):
+        export(net().eval(), X[:4], tmp_path / name)
+        assert not (tmp_path / name).is_symlink()
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 # ---- row 10: odd arguments -------------------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ def _settings(path: Path, ctx: typer.Context) -> dict[str, Any]:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadInput(f"{path} is not TOML: {error}") from None
     known = {_key(parameter): parameter for parameter in _parameters(ctx)}
     old = getattr(ctx.command.callback, OLD)

@@ -19,6 +19,7 @@ from espalier.cli import demo_sweep
 from espalier.cli.command import Quiet, command_line
 from espalier.cli.demo_sweep import Size
 from espalier.data import load
+from espalier.files import below
 from espalier.ship import Shipped, ship
 from espalier.space import BadInput, Corrupt
 from espalier.study import training
@@ -110,6 +111,8 @@ def _singles(epochs: int) -> list[Single]:
 def _prepare(out: Path, settings: dict[str, Any]) -> None:
     """An unfinished demo of the same settings is gone on with; of another, its own folders make room."""
     path = out / STORY
+    for name in FOLDERS:
+        below(out, out / name)
     if path.exists():
         try:
             before = schema.read(path, schema.record({"settings": schema.anything}, {"finished": schema.flag}))

@@ -11,8 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
+from espalier import schema
 from espalier.cli.command import DataDir, command_line
 from espalier.data import names
+from espalier.files import below
 from espalier.report import packed
 from espalier.space import BadInput
 from espalier.study import sweeping
@@ -43,7 +45,7 @@ class Running:
     report: bool = setting(True, "Write tables and figures of what is in the folder.")
     as_json: bool = setting(False, "The outcome as one JSON object, the last line of stdout.", flag="json")
     quiet: bool = setting(False, "No progress.")
-    force: bool = setting(False, "Go on although another host left its lock in the folder.")
+    force: bool = setting(False, "Go on although data, code or settings have changed, or another host left its lock.")
 
     def origin(self) -> dict[str, Any]:
         """Where the runs are computed, and what their files say of it."""
@@ -107,6 +109,7 @@ class SweepRunning:
     report: bool = changed(Running, "report", True, help="Write the page, tables and figures of what is in the folder.")
     as_json: bool = changed(Running, "as_json", False)
     quiet: bool = changed(Running, "quiet", False)
+    force: bool = changed(Running, "force", False)
 
 
 @dataclass(frozen=True)
@@ -255,7 +258,7 @@ def _own_network(
         )
         found = sweeping.run(
             task,
-            out / f"{one.epochs}_epochs",
+            below(out, out / f"{one.epochs}_epochs"),
             methods=methods,
             penalties=one.penalties,
             recipes={method: one.recipe_of(method) for method in methods},
@@ -263,6 +266,7 @@ def _own_network(
             updates_at_once=running.updates_at_once,
             time_limit=None if stop.end is None else max(stop.end - time.monotonic(), 1e-3),
             quiet=running.quiet,
+            force=running.force,
         )
         results += [result for some in found.values() for result in some]
         complete = complete and set(found) == set(methods) and all(result.finished for result in results)
@@ -285,6 +289,7 @@ def sweep(*, out: Out, task: Sweeping, running: SweepRunning) -> None:
         updates_at_once=running.updates_at_once,
         time_limit=running.time_limit,
         quiet=running.quiet,
+        force=running.force,
     )
     results = [result for some in found.values() for result in some]
     _end_of_sweep(results, all(result.finished for result in results), out, running)
@@ -355,7 +360,7 @@ def _run(
     if complete:
         shown.say(f"every run is in {out}")
     if running.as_json:
-        lines = [len(path.read_text(encoding="utf-8").splitlines()) for path in files["jsonl"]]
+        lines = [len(schema.content(path).splitlines()) for path in files["jsonl"]]
         runs = len(files["json"]) + sum(max(count - 1, 0) for count in lines)  # a head, then a line for each run
         outcome = {"out": str(out), "complete": complete, "runs": runs, "wrote": [str(p) for p in written]}
         typer.echo(json.dumps(outcome | {"notes": notes}))

@@ -160,7 +160,7 @@ class Dataset:
         digest = hashlib.sha256()
         for tensor in (*self.train, *self.test, self.mean, self.std):
             digest.update(f"{tuple(tensor.shape)} {tensor.dtype} ".encode())
-            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         digest.update(f"{self.scale!r} {len(self.classes)}".encode())
         return digest.hexdigest()
 

@@ -30,15 +30,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from espalier import schema
 from espalier.cost import Cost, Form
 from espalier.files import write
 from espalier.gates.costs import elements, form_of
-from espalier.space import BadInput, Bits
+from espalier.space import BadInput, Bits, Corrupt
 
 if TYPE_CHECKING:
     from espalier.gates.gated import Gated
 
-FORMAT = 1
+FORMAT = 2
+_NUMBER = schema.number(0)
+_KEPT = schema.record(
+    {
+        schema.CHECKSUM: schema.text(),
+        "weights": schema.each(_NUMBER),
+        **dict.fromkeys(("constant", "full", "residual", "worst"), _NUMBER),
+        **dict.fromkeys(("tile", "variants"), schema.integer(1, 1 << 31)),
+    }
+)
 TILES = (1, 4, 8, 16, 32)
 SHARES = (1.0, 0.85, 0.7, 0.55, 0.42, 0.32, 0.24, 0.16)
 VARIABLE = "ESPALIER_CACHE"
@@ -91,7 +101,7 @@ def latency_of(gated: Gated, runtime: str = "torch", device: str = "cpu", batch:
     kept = _kept(path)
     if kept is None:
         kept = _measured(gated, runtime, device, args, kwargs)
-        write(path, json.dumps(kept, indent=1) + "\n")
+        write(path, schema.sealed(kept, indent=1))
     columns = [column for _, column in _columns(gated, kept["tile"])]
     cost = Cost.product([Form((), 1.0)], d=gated.d, scale=max(kept["constant"], 1e-9))
     for weight, column in zip(kept["weights"], columns, strict=True):
@@ -377,8 +387,6 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 def _kept(path: Path) -> dict[str, Any] | None:
     """What was kept, None where there is nothing that can be read: it is then measured again."""
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return schema.read(path, _KEPT, newest=FORMAT)  # type: ignore[no-any-return]
+    except (OSError, Corrupt):
         return None
-    wanted = {"format", "tile", "constant", "weights", "full", "residual", "worst", "variants"}
-    return kept if isinstance(kept, dict) and wanted <= kept.keys() and kept["format"] == FORMAT else None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
+from espalier import files
 from espalier.picture.describe import Drawing
 from espalier.picture.shapes import Box, Curve, Scene, Text, lay_out, rounded
 from espalier.space import BadInput
@@ -82,9 +83,7 @@ def save(drawing: Drawing, path: str | os.PathLike[str], *, dark: bool = False) 
     path = Path(path)
     if path.suffix not in (".svg", ".png"):
         raise BadInput(f"a picture is written as .svg or .png, not as {path.name!r}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(encoded(drawing, path.suffix[1:], dark=dark))
-    return path
+    return files.write(path, encoded(drawing, path.suffix[1:], dark=dark))
 
 
 def encoded(drawing: Drawing, kind: str, *, dark: bool = False) -> bytes:

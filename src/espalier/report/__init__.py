@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from espalier import files
+from espalier.records import REMOVE
 from espalier.report import grid_tables, tables
 from espalier.report.run_reader import Run, Setting
 from espalier.report.study_reader import Point, Section, Series, Study, read
+from espalier.space import Corrupt, EspalierError
 
 __all__ = ["Point", "Run", "Section", "Series", "Setting", "Study", "read", "write"]
 Own = Callable[[Study, "str | os.PathLike[str] | None", bool], list[Path]]
@@ -33,10 +37,11 @@ def write(
     """
     study = folder if isinstance(folder, Study) else read(folder)
     notes = list(study.notes)
-    if own and study.kind in own:
-        written = own[study.kind](study, reproduction, figures)
-    else:
-        written = _general(study, reproduction, figures, notes)
+    for name in ("tables", "figures"):
+        files.below(study.root, study.root / name)
+    make = own[study.kind] if own and study.kind in own else partial(_general, notes=notes)
+    with _fitting(study):
+        written = make(study, reproduction, figures)
     if page:
         if importlib.util.find_spec("jinja2") is None:
             notes.append("there is no page, for jinja2 is not installed: pip install 'espalier[report]'")
@@ -45,8 +50,22 @@ def write(
 
             pages.check_place(study.root / pages.NAME)
             beside = [path for path in written if path.is_relative_to(study.root)]
-            written.append(files.write(study.root / pages.NAME, pages.render(study, beside)))
+            with _fitting(study):
+                text = pages.render(study, beside)
+            written.append(files.write(study.root / pages.NAME, text))
     return written, notes
+
+
+@contextmanager
+def _fitting(study: Study) -> Iterator[None]:
+    """Each file may be as its format says, and yet they do not make one study: other layers, a part left out."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        if isinstance(error, EspalierError):
+            raise
+        what = f"{type(error).__name__}: {error}".splitlines()[0][:120]
+        raise Corrupt(f"the runs in {study.root} do not make a report together ({what}). {REMOVE}") from error
 
 
 def _general(study: Study, reproduction: str | os.PathLike[str] | None, figures: bool, notes: list[str]) -> list[Path]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from espalier.space import BadInput, Corrupt
 NAME = "runs.jsonl"
 SCHEMA = "espalier.runs/1"
 HOLE = "?"
+VALUES = 1 << 22  # of all records together: a template may stand for many
+_HEAD = schema.record(
+    {"schema": schema.text(re.escape(SCHEMA)), "files": schema.integer(0), "sha256": schema.text("[0-9a-f]{64}")}
+)
 
 
 def pack(folder: Path) -> Path:
@@ -60,7 +65,7 @@ def unpack(folder: Path) -> list[Path]:
     """The files under ``folder/runs`` again, those that are not there; their content is the same, spaces may differ."""
     written = list[Path]()
     for name, records in read(folder / NAME):
-        path = folder / "runs" / name
+        path = files.below(folder, (folder / "runs" / name).parent) / Path(name).name
         if not path.exists():
             text = "".join(f"{_line(record)}\n" for record in records)
             if records[0].get("format", 1) > 1:
@@ -72,23 +77,25 @@ def unpack(folder: Path) -> list[Path]:
 def read(path: Path) -> Iterator[tuple[str, list[Any]]]:
     """Name and records of each file; refused where a line is not of the schema, or a byte is not what was written."""
     try:
-        head, _, body = path.read_bytes().partition(b"\n")
-        told = json.loads(head)
-        if not isinstance(told, dict) or told.get("schema") != SCHEMA:
-            raise ValueError(f"its first line does not say that it is of the schema {SCHEMA}")
-        if hashlib.sha256(body).hexdigest() != told.get("sha256"):
+        head, _, body = schema.content(path).partition(b"\n")
+        told = schema.parse(head, _HEAD)
+        if hashlib.sha256(body).hexdigest() != told["sha256"]:
             raise ValueError("its checksum is of another content")
-        content, templates = dict[str, list[Any]](), list[Any]()
-        for line in map(json.loads, body.decode().splitlines()):
+        content, templates, values = dict[str, list[Any]](), list[tuple[Any, int]](), 0
+        for line in (schema.parse(line) for line in body.splitlines()):
             if isinstance(line, list):
-                content[next(reversed(content))].append(_record(templates[line[0]], line[1:]))
+                template, size = templates[line[0]]
+                values += size
+                if values > VALUES:
+                    raise ValueError(f"its runs are of more than {VALUES} values")
+                content[next(reversed(content))].append(_record(template, line[1:]))
             elif line.keys() == {"template", "of"} and line["template"] == len(templates):
-                templates.append(line["of"])
+                templates.append((line["of"], _count(line["of"])))
             else:
                 content[_inside(line["file"])] = []
-        if len(content) != told.get("files"):
-            raise ValueError(f"it holds {len(content)} files, not {told.get('files')}")
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+        if len(content) != told["files"]:
+            raise ValueError(f"it holds {len(content)} files, not {told['files']}")
+    except (Corrupt, OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
         raise Corrupt(f"{path} is not a file of packed runs: {error}. Take it from a copy that is whole") from None
     yield from content.items()
 
@@ -128,6 +135,12 @@ def _leaves(value: Any) -> Iterator[Any]:
             yield from _leaves(part)
     else:
         yield value
+
+
+def _count(value: Any) -> int:
+    """Of all values in it, containers too."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(_count, parts))
 
 
 def _filled(shape: Any, leaves: Sequence[Any], holes: dict[int, Any]) -> Any:

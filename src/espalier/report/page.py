@@ -12,7 +12,7 @@ from typing import Any
 
 import jinja2
 
-from espalier import picture
+from espalier import picture, schema
 from espalier.picture import raised
 from espalier.report import charts, tables
 from espalier.report.charts import Chart
@@ -20,7 +20,7 @@ from espalier.report.phrases import amount, duration, headline, layer, listed, m
 from espalier.report.run_reader import Run
 from espalier.report.study_reader import Section, Study, grouped, variant_label
 from espalier.report.tables import Table
-from espalier.space import BadInput
+from espalier.space import BadInput, Corrupt
 
 NAME = "report.html"
 MARK = '<meta name="generator" content="espalier report">'
@@ -95,10 +95,11 @@ def _pooled(traces: Iterable[dict[str, Any]]) -> list[str]:
 def check_place(path: Path) -> None:
     """Refuse to write over a page that no report has made."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            own = MARK in file.read(4096)
+        own = MARK.encode() in schema.content(path)[:4096]
     except OSError:  # nothing there, or nothing to be read: writing will say so
         return
+    except Corrupt:
+        own = False
     if not own:
         raise BadInput(f"{path} was not written by a report and would be overwritten; move it away")
 

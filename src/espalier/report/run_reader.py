@@ -157,7 +157,9 @@ class Run:
             return 1.0 if self.error is None else self.error
         value: Any = self.result
         for key in name.split("."):
-            value = value[key]
+            value = value.get(key) if isinstance(value, dict) else None
+        if not isinstance(value, (int, float)):
+            raise Corrupt(f"{self.path} has no {name}, as runs of its study have. {records.REMOVE}")
         return float(value)
 
     @cached_property

@@ -262,6 +262,9 @@ def read(folder: str | os.PathLike[str]) -> Study:
     others = sum(run.record.get("standard_data") is False for run in runs)
     if others:
         notes.append(f"{others} of {len(runs)} runs read files of other content than the published data sets")
+    forced = sum(bool(run.record.get("forced")) for run in runs)
+    if forced:
+        notes.append(f"{forced} of {len(runs)} runs were gone on with by force: data, code or settings had changed")
     _check_one({json.dumps(run.study): run.path for run in runs if run.study}, "study")
     kind = next((run.study for run in runs if run.study), "")
     called = root.resolve().name if kind in ("", "grid") else kind

@@ -5,20 +5,22 @@ A page is generated completely, or between two marks: what people have written i
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from espalier import files
+from espalier import files, schema
 from espalier.report.phrases import counted, kept
 from espalier.report.run_reader import AXES
 from espalier.report.significance import median, quartiles
 from espalier.report.study_reader import Section, Study, variant_label
-from espalier.space import BadInput
+from espalier.space import BadInput, Corrupt
 
 SHARE, ERROR, COUNT, LOSS = ".1%", ".2%", "g", ".4g"
 MARK = "Made from the files under `runs/`; edits are overwritten."
@@ -94,8 +96,11 @@ def _line(cells: list[str]) -> str:
 def readme_of(root: Path) -> Path:
     """Where the page of a folder goes: README.md, or REPORT.md beside a README.md that somebody else has written."""
     for page in (root / name for name in PAGES):
-        if not page.exists() or MARK in page.read_text(encoding="utf-8", errors="replace").splitlines()[:5]:
+        if not os.path.lexists(page):
             return page
+        with contextlib.suppress(OSError, Corrupt):
+            if MARK.encode() in schema.content(page).splitlines()[:5]:
+                return page
     raise BadInput(
         f"{root} has a README.md and a REPORT.md that no report has made (their first lines would say so); move one of "
         "them away"

@@ -164,11 +164,11 @@ def origin(command: str, asked: Mapping[str, Any], settings: Mapping[str, Any]) 
     given = {key: value for key, value in asked.items() if json.dumps(value) not in UNSET}
     shown = f"```console\n$ {command}\n```\n\n" if command else ""
     machine, versions = settings["hardware"], settings["versions"]
-    device = machine.get("gpu") or machine["cpu"]
+    device = machine.get("gpu") or machine.get("cpu", "unknown hardware")
     return (
         f"## How it was made\n\n{shown}"
         f"```json\n{json.dumps(given, indent=2)}\n```\n\n"
-        f"On {device} ({machine['system']}), with "
+        f"On {device} ({machine.get('system', 'unknown system')}), with "
         + ", ".join(f"{name} {version}" for name, version in versions.items())
         + "."
     )

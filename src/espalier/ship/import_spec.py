@@ -74,7 +74,7 @@ def arguments(words: Sequence[str]) -> dict[str, Any]:
             raise BadInput(f"{word!r} is not an argument; write name=value, such as width=64 or hidden=[64, 64]")
         try:
             values[name.strip()] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             values[name.strip()] = value.strip()
     return values
 

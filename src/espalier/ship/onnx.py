@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from espalier.files import put_in_place, write_beside
 from espalier.gates.latency import quiet
 from espalier.ship.parity import apart, random_like, repeated
 from espalier.space import BadInput, EspalierError
@@ -49,13 +50,16 @@ def export(model: nn.Module, inputs: Any, path: str | os.PathLike[str], *, toler
     _needed()
     path, model = Path(path), deepcopy(model).cpu().eval()
     inputs = pytree.each(lambda t: t.detach().cpu(), inputs)
-    partial = path.with_name(path.name + ".partial")
     program = _program(model, repeated(inputs, 3))  # a batch of one would be taken for a constant
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        program.save(partial)
+        data = program.model_proto.SerializeToString()
+    except Exception as error:  # of protobuf, whose messages end at 2 GB
+        raise NotExported(f"this network cannot be written as one ONNX file: {first_line(error)}") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = write_beside(path, data)
+    try:
         checked = verify(partial, model, inputs, tolerance=tolerance)
-        os.replace(partial, path)
+        put_in_place(partial, path)
     finally:
         partial.unlink(missing_ok=True)
     return checked

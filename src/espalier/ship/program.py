@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_map
 
+from espalier.files import put_in_place, write_beside
 from espalier.gates.latency import quiet
 from espalier.ship.onnx import BATCHES, NotExported, first_line
 from espalier.ship.parity import apart, random_like, repeated
@@ -87,15 +89,13 @@ def export(model: nn.Module, inputs: Any, path: str | os.PathLike[str]) -> Compa
     for node in program.graph.nodes:  # notes on the way here: our file names among them
         for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "custom"):
             node.meta.pop(key, None)
-    partial = path.with_name("partial." + path.name)  # torch wants its own ending
-    try:
-        with quiet():
-            torch.export.save(program, partial)
-            again = torch.export.load(partial).module()
-        compared = compare(lambda given: pytree.call(again, given), plain, inputs, path)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    data = io.BytesIO()
+    with quiet():
+        torch.export.save(program, data)
+        data.seek(0)
+        again = torch.export.load(data).module()
+    compared = compare(lambda given: pytree.call(again, given), plain, inputs, path)
+    put_in_place(write_beside(path, data.getvalue()), path)
     return compared
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from espalier import files
 from espalier.data import Dataset, all_digits, folds, load
 from espalier.space import BadInput
 from espalier.study import run_files
@@ -58,6 +59,7 @@ class Grid:
         inputs = self.given.train_inputs.shape[1]
         self.widths = (inputs, *(settings.hidden or (inputs,) * 3), len(self.given.classes))
         self.commit, self.command, self.force = commit or run_files.revision(), command, force
+        self.ours = run_files.Ours(self.given.fingerprint(), force)
         self._check()
 
     def _check(self) -> None:
@@ -100,20 +102,20 @@ class Grid:
 
     def missing(self, method: str, fold: int | None) -> list[list[GridRun]]:
         """Batches of the runs of this method that are not on record; a record of other settings is refused."""
-        done = run_files.finished(self.place(method), self.described(method))
+        done = self.ours.finished(self.place(method), self.described(method))
         found: dict[tuple[Any, ...], Sequence[int]] = dict(self._even())
         if method == "found":
-            searched = run_files.finished(self.place("search"), self.described("search"))
+            searched = self.ours.finished(self.place("search"), self.described("search"))
             found = {key: story["result"]["units"] for key, story in searched.items()}
         runs = [run for run in self.settings.runs(method, fold, found) if run.key not in done]
         most = self.at_once or max(len(runs), 1)
         return [runs[a : a + most] for a in range(0, len(runs), most)]
 
     def place(self, method: str) -> Path:
-        return self.out / "runs" / self.settings.folder / method
+        return files.below(self.out, self.out / "runs" / self.settings.folder / method)
 
     def _state(self, method: str, name: str) -> Path:
-        return self.out / "state" / self.settings.folder / method / name
+        return files.below(self.out, self.out / "state" / self.settings.folder / method / name)
 
     def described(self, method: str) -> dict[str, Any]:
         return self.settings.describe(method) | {"widths": list(self.widths), "device": self.device.type}
@@ -129,7 +131,7 @@ class Grid:
         folder = self._state(runs[0].method, name)
         with locked(folder, self.force):
             batch = self._batch(runs, data)
-            loop = batch.loop(folder, stop, progress)
+            loop = batch.loop(folder, stop, progress, self.force)
             if not train(loop, f"{runs[0].method} {name}", "", progress):
                 return False
             took = loop.elapsed
@@ -139,6 +141,7 @@ class Grid:
                 "evaluated_on": self.settings.evaluated_on,
                 "examples": {"train": len(data.train_labels), "test": len(data.test_labels)},
                 "standard_data": self.given.standard,
+                **self.ours.described(*loop.forced),
                 "seconds": {"batch": round(took, 3), "per_run": round(took / len(runs), 4)},
                 "runs_in_batch": len(runs),
                 "calls": loop.calls,

@@ -141,14 +141,15 @@ class PaperBatch(Callback):
         compute = compute or Compute(precision=cast(Precision, settings.precision))
         self.engine = BatchEngine(network.build, data, None, runs, plan, device, compute)
 
-    def loop(self, folder: Path | None, stop: Stop, progress: Progress) -> Loop:
-        """folder: of the checkpoints, None for none. The same settings and folder go on where the last call stopped."""
+    def loop(self, folder: Path | None, stop: Stop, progress: Progress, anyway: bool = False) -> Loop:
+        """folder: of the checkpoints, None for none. The same settings and folder go on where the last call stopped;
+        others too with anyway, see Checkpoint."""
         methods = dict.fromkeys(spec.method for spec in self.specs)
         together: Row = {method: self.settings.describe(method) for method in methods}
         together |= {"runs": [spec.describe() for spec in self.specs], "data": self.data.fingerprint()}
         together |= self.network.describe() | self.network.layout() | {"device": self.engine.device.type}
         names = [f"{spec.method} {spec.setting.replace('_', ' ')}" for spec in self.specs]
-        store = None if folder is None else Checkpoint(folder, together)
+        store = None if folder is None else Checkpoint(folder, together, anyway)
         return Loop(self.engine, stop, [self, Lines(progress, names, self.network.share)], store)
 
     def selected(self) -> Tensor:
@@ -266,13 +267,13 @@ class GridBatch:
         price = {"penalty": spec.penalty} if spec.target is None else {"target": spec.target}
         return Run(spec.seed, permuted=self.method == "permuted", **price)
 
-    def loop(self, folder: Path | None, stop: Stop, progress: Progress) -> Loop:
-        """folder: of the checkpoints, None for none."""
+    def loop(self, folder: Path | None, stop: Stop, progress: Progress, anyway: bool = False) -> Loop:
+        """folder: of the checkpoints, None for none. anyway: see Checkpoint."""
         together = self.settings.describe(self.method) | {"widths": list(self.full.widths)}
         together |= {"runs": [spec.describe() for spec in self.specs], "data": self.data.fingerprint()}
         together["device"] = self.engine.device.type
         names = [f"{s.method} {f'penalty {s.penalty}' if s.target is None else f'{s.target:.0%}'}" for s in self.specs]
-        store = None if folder is None else Checkpoint(folder, together)
+        store = None if folder is None else Checkpoint(folder, together, anyway)
         return Loop(self.engine, stop, [Lines(progress, names, "expected_share")], store)
 
     def results(self, loop: Loop) -> list[Row]:

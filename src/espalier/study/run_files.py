@@ -7,10 +7,11 @@ short runs; a file for each would be mostly repetition, so a batch's file holds 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -28,6 +29,7 @@ from espalier.train.batched.batch import Compute
 from espalier.train.run_directory import hardware, versions
 
 Record = dict[str, Any]
+DATA = "data_sha256"  # of a run file
 
 
 def save(path: Path, record: Mapping[str, Any]) -> None:
@@ -40,26 +42,62 @@ def save(path: Path, record: Mapping[str, Any]) -> None:
     write(path, schema.seal(text.replace('{"update":', '\n{"update":')))
 
 
-def done(path: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether this run is finished, under these settings; a file of other settings is refused."""
-    if not path.exists():
-        return False
-    refuse_others(path, "a run", runs_of(path)[0]["settings"], settings)
-    return True
+@dataclass
+class Ours:
+    """What a study goes on with: files of runs on these data (a hash of all of them), and of the settings asked for.
 
+    anyway: files of other data or settings count as finished too, and what differs is kept in ``forced``.
+    """
 
-def refuse_others(path: Path, content: str, theirs: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """A file of other settings, unless it is of these; the error names each that differs."""
-    ours = json.loads(json.dumps(dict(settings)))  # as a file has them
-    differ = [
-        f"{key}: {theirs.get(key, 'not set')} there, {ours.get(key, 'not set')} here"
-        for key in sorted(theirs.keys() | ours.keys())
-        if theirs.get(key, ...) != ours.get(key, ...)
-    ]
-    if differ:
-        raise BadInput(
-            f"{path} is of {content} with other settings: {'; '.join(differ)}. Use the same settings, or another folder"
-        )
+    data: str
+    anyway: bool = False
+    forced: list[str] = field(default_factory=list)
+
+    def described(self, *more: str) -> Record:
+        """What the file of a new run says of it. more: in what its checkpoint differed."""
+        forced = list(dict.fromkeys([*self.forced, *more]))
+        return {DATA: self.data} | ({"forced": forced} if forced else {})
+
+    def check(self, path: Path, theirs: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+        """Refuse a file (theirs: its first record) of other settings or data; the error shows each that differs.
+
+        Files of earlier versions do not say which data they are of.
+        """
+        settings = json.loads(json.dumps(dict(settings)))  # as a file has them
+        known = {DATA: self.data} if DATA in theirs else {}
+        there, here = {**theirs["settings"], **{key: theirs[key] for key in known}}, {**settings, **known}
+        differ = [
+            f"{key}: {there.get(key, 'not set')} there, {here.get(key, 'not set')} here"
+            for key in sorted(there.keys() | here.keys())
+            if there.get(key, ...) != here.get(key, ...)
+        ]
+        if differ and not self.anyway:
+            raise BadInput(
+                f"{path} is of other settings or data: {'; '.join(differ)}. Use the same, or another folder (--force "
+                "goes on all the same; the runs to come then record what differed)"
+            )
+        self.forced = list(dict.fromkeys([*self.forced, *differ]))
+
+    def done(self, path: Path, settings: Mapping[str, Any]) -> bool:
+        """Whether this run is finished, under these settings."""
+        if not os.path.lexists(path):
+            return False
+        self.check(path, runs_of(path)[0], settings)
+        return True
+
+    def finished(self, folder: Path, settings: Mapping[str, Any]) -> dict[tuple[Any, ...], Record]:
+        """The finished runs of a grid in a folder by their key."""
+        records = dict[tuple[Any, ...], Record]()
+        for path in sorted(folder.glob("*.jsonl")):
+            head, *batch = runs_of(path)
+            self.check(path, head, settings)
+            for record in batch:
+                run = record["run"]
+                key = tuple(run.get(name) for name in ("method", "fold", "target", "penalty", "seed"))
+                if not all(isinstance(part, (str, int, float, NoneType)) for part in key):
+                    raise Corrupt(f"{path} has a run that no grid has: {str(key)[:80]}. Remove it to run them again")
+                records[key] = record
+        return records
 
 
 def batch_name(runs: Sequence[GridRun]) -> str:
@@ -81,21 +119,6 @@ def save_batch(path: Path, head: Mapping[str, Any], records: Sequence[Mapping[st
     """The file of a batch of a grid, complete or not at all."""
     first, *lines = [clean(line, digits=6) for line in ({"format": FORMAT} | dict(head), *records)]
     write(path, schema.sealed(first, lines, separators=(",", ":")))
-
-
-def finished(folder: Path, settings: Mapping[str, Any]) -> dict[tuple[Any, ...], Record]:
-    """The finished runs of a grid in a folder by their key; a file of other settings is refused."""
-    records = dict[tuple[Any, ...], Record]()
-    for path in sorted(folder.glob("*.jsonl")):
-        head, *batch = runs_of(path)
-        refuse_others(path, "runs", head["settings"], settings)
-        for record in batch:
-            run = record["run"]
-            key = tuple(run.get(name) for name in ("method", "fold", "target", "penalty", "seed"))
-            if not all(isinstance(part, (str, int, float, NoneType)) for part in key):
-                raise Corrupt(f"{path} has a run that no grid has: {str(key)[:80]}. Remove it to run them again")
-            records[key] = record
-    return records
 
 
 def origin(commit: str, command: str, device: torch.device, compute: Compute) -> Record:

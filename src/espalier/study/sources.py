@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import zipfile
 import zlib
@@ -19,6 +20,8 @@ from espalier.data import Dataset, load, names
 from espalier.data.dataset import CLASSES
 from espalier.ship import import_spec
 from espalier.space import BadInput, EspalierError
+from espalier.train import hashes
+from espalier.train.run_directory import versions
 
 PART = tuple[Any, Any]  # inputs, targets
 WORDS = {  # of an .npz file: the arrays of its parts, by the names in use
@@ -92,6 +95,7 @@ def read(
     """given: a name, a file, or a reference. validation: "" (the test part, or else a tenth), "test", "none", or a
     share of the training part. flatten: every input a vector. scale: what uint8 inputs of a file are multiplied by."""
     factor, arrays = 1.0, given.endswith(".npz") and not import_spec.is_reference(Path(given).name)
+    before = _stamp(given) if arrays else None
     if scale is not None and not arrays:
         raise BadInput(f"--scale {scale:g} is for the inputs of a file.npz; {given} is read by a scale of its own")
     if scale is not None and not 0 < abs(scale) < math.inf:
@@ -112,7 +116,20 @@ def read(
         )
     if flatten:
         train, test = (_flat(part, given) for part in (train, test))
-    return replace(_judged(train, test, validation), factor=factor)
+    source = replace(_judged(train, test, validation), factor=factor)
+    if before is not None and _stamp(given) == before:  # nobody wrote to it while it was read
+        for name, part in (("train", source.train), ("validation", source.validation)):
+            for number, tensor in enumerate(part or ()):
+                how = [validation, flatten, scale, name, number, versions()]
+                hashes.mark(tensor, json.dumps([before, *how]))
+    return source
+
+
+def _stamp(given: str) -> str | None:
+    try:
+        return hashes.stamp(Path(given))
+    except (OSError, ValueError):
+        return None
 
 
 def _judged(train: Any, test: Any, validation: str) -> Source:

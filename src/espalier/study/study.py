@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import safetensors.torch
 import torch
 
-from espalier import schema
+from espalier import files, schema
 from espalier.data import Dataset, load
 from espalier.space import BadInput, Corrupt
 from espalier.study import run_files
@@ -84,9 +84,11 @@ class Study:
         self.data = _read(settings, experiment.reading, data, data_dir)
         self.network = experiment.network(settings, self.data)
         self.commit, self.command, self.force = commit or run_files.revision(), command, force
+        self.ours = run_files.Ours(self.data.fingerprint(), force)
 
     def path(self, run: RunSpec) -> Path:
-        return self.out / "runs" / self.settings.folder / run.variant / f"{run.setting}-seed_{run.seed}.json"
+        folder = files.below(self.out, self.out / "runs" / self.settings.folder / run.variant)
+        return folder / f"{run.setting}-seed_{run.seed}.json"
 
     def wanted(self, methods: tuple[str, ...]) -> list[RunSpec]:
         return [run for method in methods if method in self.settings.methods for run in self.settings.runs(method)]
@@ -96,7 +98,7 @@ class Study:
         return self._without_file(self.wanted(methods))
 
     def _without_file(self, runs: list[RunSpec]) -> list[RunSpec]:
-        return [run for run in runs if not run_files.done(self.path(run), self._described(run))]
+        return [run for run in runs if not self.ours.done(self.path(run), self._described(run))]
 
     def parts(self) -> list[Part]:
         """The batches there are to train.
@@ -116,7 +118,7 @@ class Study:
                 if size < len(wanted):
                     label += f"-{near[0].setting}-seed_{near[0].seed}-{len(near)}_runs"
                 asked = zlib.crc32("".join(sorted(json.dumps(run.describe()) for run in near)).encode())
-                state = self.out / "state" / self.settings.folder / f"{label}-{asked:08x}"
+                state = files.below(self.out, self.out / "state" / self.settings.folder / f"{label}-{asked:08x}")
                 if missing:
                     found.append(Part(label, self._begun(state, wanted) or missing, state))
                 elif not self.keep_state:
@@ -163,7 +165,7 @@ class Study:
         began, runs = time.monotonic(), part.runs
         write(part.state / RUNS, json.dumps([run.describe() for run in runs]).encode())
         batch = PaperBatch(self.settings, self.network, self.data, runs, self.device, self.compute)
-        loop = batch.loop(part.state, stop, progress)
+        loop = batch.loop(part.state, stop, progress, self.force)
         loop.seconds["setup"] += time.monotonic() - began
         if not train(loop, part.label, which, progress):
             return False
@@ -177,7 +179,8 @@ class Study:
 
     def weights(self, run: RunSpec) -> Path:
         """Where the weights of a finished run are kept."""
-        return self.out / "state" / self.settings.folder / run.variant / f"{run.setting}-seed_{run.seed}.safetensors"
+        folder = files.below(self.out, self.out / "state" / self.settings.folder / run.variant)
+        return folder / f"{run.setting}-seed_{run.seed}.safetensors"
 
     def _ship(self, batch: PaperBatch) -> None:
         for run, tensors in zip(batch.specs, batch.ships()):
@@ -193,11 +196,12 @@ class Study:
             "evaluated_on": self.settings.evaluated_on,
             "examples": {"train": len(self.data.train_labels), "test": len(self.data.test_labels)},
             "standard_data": self.data.standard or self.settings.dataset == "digits",
+            **self.ours.described(*loop.forced),
             **run_files.origin(self.commit, self.command, self.device, batch.engine.batch.compute),
         }
         common["compute"] |= self.network.layout()
         for run, story in zip(batch.specs, batch.results(loop), strict=True):
-            if not run_files.done(self.path(run), self._described(run)):
+            if not self.ours.done(self.path(run), self._described(run)):
                 run_files.save(self.path(run), story | {"settings": self._described(run)} | common)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 from torch.nn import functional as F
 
+from espalier import files
 from espalier.data import Dataset, names
 from espalier.data.dataset import from_arrays
 from espalier.ship import import_spec
@@ -64,12 +65,13 @@ def run(
     updates_at_once: int = 50,
     time_limit: float | None = None,
     quiet: bool = False,
+    force: bool = False,
 ) -> dict[str, list[Result]]:
     """Train each method as one sweep into ``out/METHOD/run-000`` and so on; the same call goes on with what is there.
 
     methods: "search"; "found", the structures of the search from scratch; "permuted", the control, a search that is
     told its signal in random order; "penalty", every one of ``penalties``. recipes: by method, where it is not that of
-    the task.
+    the task. force: go on with what is there although it is of other data, code or settings, which the runs record.
     Returns the results by method; those that follow one that was stopped by the time limit are not begun.
     """
     source = sweeping.source()
@@ -111,7 +113,8 @@ def run(
                 compute=Compute(updates_at_once=updates_at_once, **precision),
                 at_once=at_once,
                 device=sweeping.place(),
-                checkpoint=out / method,
+                checkpoint=files.below(out, out / method),
+                resume="anyway" if force else "same",
                 time_limit=None if stop.end is None else max(stop.end - time.monotonic(), 1e-3),
                 quiet=quiet,
                 **own,

@@ -19,6 +19,7 @@ from torch import Tensor
 from espalier.data import Dataset, Stream, held_out, standardise
 from espalier.space import BadInput, BadType
 from espalier.train import fingerprint, pytree
+from espalier.train.hashes import Hashes
 from espalier.train.pytree import Nested
 
 Batch = tuple[Nested, Nested]  # inputs, targets
@@ -46,7 +47,7 @@ class Feed(Protocol):
         """A few inputs, to attach gates with."""
         ...
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, hashes: Hashes) -> dict[str, Any]:
         """What a checkpoint compares to know that the data are the same: a hash of all of them, where they are at hand;
         else what is unchecked."""
         ...
@@ -95,11 +96,11 @@ class Tensors:
     def example(self) -> Nested:
         return self._take(torch.arange(min(4, self.n)))[0]
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, hashes: Hashes) -> dict[str, Any]:
         both = list(pytree.tensors((self.inputs, self.targets)))
         shapes = [[str(tensor.dtype), *tensor.shape] for tensor in both]
         scale = {} if self.affine is None else {"scale": fingerprint.tensors(self.affine)}
-        return {"examples": self.n, "tensors": shapes, "sha256": fingerprint.tensors(both)} | scale
+        return {"examples": self.n, "tensors": shapes, "sha256": hashes.tensors(both)} | scale
 
     def _take(self, index: Tensor) -> Batch:
         inputs, targets = pytree.each(lambda t: t[index.to(t.device)], (self.inputs, self.targets))
@@ -162,13 +163,13 @@ class Batches:
             inputs, _ = next(batches)
         return pytree.each(lambda t: t[:4], inputs)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, hashes: Hashes) -> dict[str, Any]:
         about: dict[str, Any] = {"batches": self.updates}
         dataset = getattr(self.source, "dataset", None)
         if isinstance(self.source, (list, tuple)):
             return about | {"sha256": fingerprint.tensors(pytree.tensors([self.adapt(item) for item in self.source]))}
         if type(dataset) is torch.utils.data.TensorDataset:
-            return about | {"sha256": fingerprint.tensors(dataset.tensors)}
+            return about | {"sha256": hashes.tensors(dataset.tensors)}
         return about | {"unchecked": f"the contents of a {type(self.source).__name__}"}
 
     def _pass(self) -> Iterator[Batch]:

@@ -43,6 +43,7 @@ from espalier.train.callbacks import check as callbacks_checked
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.eager import EagerEngine, Scheduler
 from espalier.train.feed import Adapter
+from espalier.train.hashes import Hashes
 from espalier.train.lock import locked
 from espalier.train.loop import Loop, OutOfMemory
 from espalier.train.optimizer import Gated
@@ -198,7 +199,9 @@ def fit(
         search, phases = structure.search, structure.phases
         assert phases is not None
         # Data are hashed only where there is something to resume.
-        read = {} if folder is None else {"data": feeding.describe(), "validation": held_out and held_out.describe()}
+        hashes = Hashes(folder)
+        parts = {} if folder is None else {"data": feeding, "validation": held_out}
+        read = {name: part and part.describe(hashes) for name, part in parts.items()}
         settings = {
             **_settings(module, gated, inner, search),
             **read,
@@ -233,7 +236,7 @@ def fit(
             known=lambda weights: anyway or (directory is not None and directory.left_with(weights)),
         )
         with nullcontext() if precision is None else Compute(precision).applied():
-            result = _carry_out(engine, settings, directory, stop, watching, progress.choose(quiet), anyway)
+            result = _carry_out(engine, settings, directory, hashes, stop, watching, progress.choose(quiet), anyway)
     return result if model is not module else replace(result, gated=None)
 
 
@@ -241,6 +244,7 @@ def _carry_out(
     engine: EagerEngine,
     settings: dict[str, Any],
     directory: RunDirectory | None,
+    hashes: Hashes,
     stop: Stop,
     watching: list[Callback],
     shown: progress.Progress,
@@ -253,6 +257,7 @@ def _carry_out(
     loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store)
     model = engine.gated.model
     with nullcontext() if folder is None else locked(folder, anyway), batchnorm.training(model):
+        hashes.keep()
         try:
             with out_of_memory():
                 finished = loop.train()

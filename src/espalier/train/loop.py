@@ -138,6 +138,11 @@ class Loop:
         return bool(self.stopped) or (self.engine.done >= self.engine.total and not self._due)
 
     @property
+    def forced(self) -> Sequence[str]:
+        """In what the runs were gone on with although it differed."""
+        return () if self.checkpoint is None else self.checkpoint.forced
+
+    @property
     def elapsed(self) -> float:
         """Seconds spent on these runs, in all calls together."""
         return sum(self.seconds.values())

@@ -78,6 +78,7 @@ class RunDirectory:
 
         What can be written anew is no reason to refuse: a folder with a manifest, or a checkpoint, is a run's.
         """
+        files.below(self.folder, self.folder / SMALL)
         with contextlib.suppress(OSError, Corrupt):
             settings_of(self.folder)
             return
@@ -92,9 +93,8 @@ class RunDirectory:
     def recorded(self) -> dict[str, Any]:
         """The settings of the run in this folder; empty where there is none."""
         try:
-            head = json.loads((self.folder / "settings.json").read_text(encoding="utf-8"))
-            return dict(head["settings"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return dict(settings_of(self.folder)["settings"])
+        except (OSError, Corrupt):
             return {}
 
     def complete(self) -> bool:
@@ -165,8 +165,7 @@ class Records(Callback):
         self.written = loop.finished and all(directory.complete() for directory in self.directories)
         if not self.written:
             for directory, settings, history in zip(self.directories, self.settings, loop.histories, strict=True):
-                forced = () if loop.checkpoint is None else loop.checkpoint.forced
-                directory.start(settings, loop.engine.device, history, forced)
+                directory.start(settings, loop.engine.device, history, loop.forced)
 
     def on_epoch(self, loop: Loop, rows: list[Row]) -> None:
         for directory, row in zip(self.directories, rows, strict=True):
@@ -179,7 +178,7 @@ class Records(Callback):
         else:
             for i, (directory, result) in enumerate(zip(self.directories, results, strict=True)):
                 if not (directory.folder / SETTINGS).exists():  # somebody has removed the folder on the way
-                    directory.start(self.settings[i], loop.engine.device, loop.histories[i])
+                    directory.start(self.settings[i], loop.engine.device, loop.histories[i], loop.forced)
                 directory.finish(result, loop.thetas.table(i), loop.engine.gated, loop.engine.some_inputs(PROBED))
 
 

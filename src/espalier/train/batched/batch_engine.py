@@ -6,7 +6,6 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from espalier.train.batched.resident_data import HeldOut, Pair, held_out, read_d
 from espalier.train.batched.runs import Run
 from espalier.train.batched.step import cross_entropy
 from espalier.train.batched.sweep_settings import Plan
+from espalier.train.hashes import Hashes
 from espalier.train.loop import Loop
 from espalier.train.measures import Meters, class_dim
 from espalier.train.metrics import Row, Shares, known, rows, structure
@@ -117,12 +117,14 @@ class BatchEngine:
         built = [*params.values(), *fixed.values()]
         self.about["model"] = f"{fingerprint.network(self.gated.model)} {fingerprint.weights(built)}"
 
-    @cached_property
-    def settings(self) -> dict[str, Any]:
+    def settings(self, hashes: Hashes) -> dict[str, Any]:
         """What the runs are of, for who may resume them: all data are hashed."""
         held = self.validation
-        read = {"data": _describe(*self._read)} | ({"validation": _describe(held.inputs, held.targets)} if held else {})
-        return self.about | read
+        parts = {"data": self._read} | ({"validation": (held.inputs, held.targets)} if held else {})
+        return self.about | {
+            name: [[str(t.dtype), *t.shape, hashes.tensors([t])] for t in pytree.tensors(part)]
+            for name, part in parts.items()
+        }
 
     def _check_classes(self, params: dict[str, Tensor], fixed: dict[str, Tensor], targets: Nested) -> None:
         """The default loss picks a class by comparison: one that is not there would be trained on in silence."""
@@ -449,7 +451,3 @@ def points(total: int, count: int, stride: int = 50) -> tuple[int, ...]:
     if total >= count * stride:
         exact = [point // stride * stride for point in exact[:-1]] + [total]
     return tuple(sorted({point for point in exact if point > 0}))
-
-
-def _describe(*parts: Nested) -> list[Any]:
-    return [[str(t.dtype), *t.shape, fingerprint.tensors([t])] for t in pytree.tensors(parts)]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from espalier import files
 from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.gates.blocks import RoundTo
@@ -31,6 +32,7 @@ from espalier.train.callbacks import Callback
 from espalier.train.callbacks import check as callbacks_checked
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.feed import Adapter
+from espalier.train.hashes import Hashes
 from espalier.train.lock import locked
 from espalier.train.loop import Loop, OutOfMemory
 from espalier.train.recipes import OptimizerFactory, Recipe
@@ -143,6 +145,7 @@ def sweep(
         raise BadType(f"compute is settings such as Compute(precision='bf16'), not {compute!r}")
     stop, shown = Stop(time_limit), progress.choose(quiet)
     results: dict[int, Result] = {}
+    hashes = Hashes(root)
     with nullcontext() if root is None else locked(root, anyway):
         for number, where in enumerate(run_list.batches(asked, at_once)):
             with explained(len(where), place):
@@ -151,10 +154,12 @@ def sweep(
                 )
                 records, store = list[Callback](), None
                 if root is not None:
-                    settings = [engine.settings | run.describe() for run in engine.runs]
-                    records = [Records([root / f"run-{i:03d}" for i in where], settings)]
-                    together = engine.settings | {"runs": [run.describe() for run in engine.runs]}
-                    store = Checkpoint(root / f"batch-{number:03d}", together, anyway)
+                    shared, each = engine.settings(hashes), [run.describe() for run in engine.runs]
+                    hashes.keep()
+                    folders = [files.below(root, root / f"run-{i:03d}") for i in where]
+                    records = [Records(folders, [shared | own for own in each])]
+                    together = shared | {"runs": each}
+                    store = Checkpoint(files.below(root, root / f"batch-{number:03d}"), together, anyway)
                 loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store)
                 with rng.seeded(engine.seed, place):
                     loop.train()
