@@ -25,7 +25,8 @@ from espalier.records import FORMAT, runs_of
 from espalier.space import BadInput, Corrupt
 from espalier.study.settings import GridRun
 from espalier.train.batched.batch import Compute
-from espalier.train.run_directory import hardware, versions
+from espalier.train.fingerprint import versions
+from espalier.train.run_directory import hardware
 
 Record = dict[str, Any]
 

@@ -27,26 +27,30 @@ class OnePass:
     forward: outputs of inputs. loss: a scalar tensor of one mask's outputs and targets.
     """
 
-    def __init__(
-        self, gated: Any, batch: Batch, forward: Callable[[Any], Any], loss: Callable[[Any, Any], Tensor]
-    ) -> None:
-        self.gated, self.batch, self.forward, self.loss = gated, batch, forward, loss
+    def __init__(self, gated: Any, forward: Callable[[Any], Any], loss: Callable[[Any, Any], Tensor]) -> None:
+        self.gated, self.forward, self.loss = gated, forward, loss
         self.seen: tuple[Any, Any] | None = None
 
     def __call__(
-        self, masks: Tensor, parameters: Sequence[Tensor], slopes: bool, one_at_a_time: Callable[[], Gradient]
+        self,
+        parts: Sequence[Batch],
+        masks: Tensor,
+        parameters: Sequence[Tensor],
+        slopes: bool,
+        one_at_a_time: Callable[[], Gradient],
+        across: Callable[[Tensor], Tensor] | None = None,
     ) -> Gradient:
         """masks: ``(samples, d)``. Leaves the mean gradient over the masks of finite loss in the parameters.
 
+        parts: what each mask reads, or one batch for all of them. across: as of ``mean_gradient``.
         one_at_a_time: does the same, one mask after the other. On a GPU, which is not waited for, the gradient of an
         update in which some loss is not finite is 0.
         """
         samples = len(masks)
-        parts: list[Batch] = pytree.split(self.batch, samples) if slopes else [self.batch]
         uneven = len(parts) > 1 and len({pytree.count(part, "inputs and targets") for part in parts}) > 1
         if uneven or not hasattr(self.gated, "apart"):  # a handle of one's own knows one mask at a time
             return one_at_a_time()
-        parts = parts if len(parts) > 1 else parts * samples
+        parts = parts if len(parts) > 1 else [parts[0]] * samples
         inputs = _pytree.tree_map(lambda *leaves: interleaved(leaves), *(part[0] for part in parts))
         if self.gated.one_at_a_time(inputs, samples):
             return one_at_a_time()
@@ -56,7 +60,7 @@ class OnePass:
             with self.gated.masked(masks, slopes=slopes) as read, torch.enable_grad():
                 outputs = self.gated.apart(self.forward(inputs), samples)
                 each = torch.stack([self.loss(o, part[1]).reshape(()) for o, part in zip(outputs, parts)])
-                losses = each.detach()
+                losses = each.detach() if across is None else across(each)
                 finite = losses.isfinite()
                 if losses.is_cuda:
                     torch.where(finite, each, 0.0).mean().backward()  # type: ignore[no-untyped-call]
