@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import traceback
 from typing import NoReturn
@@ -49,6 +50,10 @@ def main() -> None:
 
 def _end(why: object, code: int = BAD_INPUT) -> NoReturn:
     print(f"espalier: {' '.join(str(why).split())}", file=sys.stderr)
+    if code == LOST:  # torch would wait for the rank once more
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
@@ -118,10 +119,9 @@ class Ranks:
         try:
             function(numbers, *about)
         except RuntimeError as error:
-            why = str(error).strip().splitlines() or [type(error).__name__]
             raise RankLost(
                 f"rank {self.number} of {self.count} has lost another one, which was killed, has failed or hangs "
-                f"({why[0][:160]}). The same call, with any number of ranks, goes on from the last checkpoint"
+                f"({_first_line(error)}). The same call, with any number of ranks, goes on from the last checkpoint"
             ) from error
 
     def total(self, numbers: Tensor) -> Tensor:
@@ -192,12 +192,14 @@ class Ranks:
         told = self.exchange({"host": platform.node(), "facts": facts})
         for rank, words in enumerate(told):
             if "error" in words:
+                self.agreed = True  # all of them know
                 raise BadInput(f"rank {rank} on {words['host']}: {words['error']}")
         ours = _flat(told[0]["facts"])
         for rank, words in enumerate(told):
             theirs = _flat(words["facts"])
             differ = [key for key in sorted(ours.keys() | theirs.keys()) if ours.get(key) != theirs.get(key)]
             if differ:
+                self.agreed = True
                 shown = "; ".join(
                     f"{key}: {_short(ours.get(key))} there, {_short(theirs.get(key))} here" for key in differ
                 )
@@ -286,6 +288,12 @@ def _short(value: object) -> str:
     return text if len(text) <= 120 else f"{text[:60]}..{text[-50:]} ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 
+def _first_line(error: Exception) -> str:
+    """What torch says, without the place in its own source and without its advice."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return re.sub(r"^\[[^]]*\]\s*", "", lines[0]).partition(". ")[0][:160]
+
+
 def read(parallel: object) -> Ranks | None:
     """What a call's ``parallel`` says; None: this process trains by itself."""
     if isinstance(parallel, Ranks):
@@ -338,8 +346,7 @@ def started(parallel: str, device: str, timeout: float) -> Iterator[Ranks | None
     try:
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout))
     except (RuntimeError, ValueError) as error:
-        why = str(error).strip().splitlines() or [type(error).__name__]
-        raise BadInput(f"the {processes} ranks have not found each other: {why[0][:200]}") from error
+        raise BadInput(f"the {processes} ranks have not found each other: {_first_line(error)}") from error
     lost = False
     try:
         yield Ranks(parallel)
