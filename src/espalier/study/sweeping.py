@@ -24,6 +24,7 @@ from espalier.study import sources
 from espalier.study.training import Task, loss_of, multiple
 from espalier.train import Result, feed, pytree, sweep
 from espalier.train.batched import Compute, Run
+from espalier.train.on_ray import Ray
 from espalier.train.recipes import Recipe
 from espalier.train.setting import number, setting, share
 from espalier.train.stop import Stop
@@ -63,13 +64,14 @@ def run(
     at_once: int | None = None,
     updates_at_once: int = 50,
     time_limit: float | None = None,
+    executor: Ray | None = None,
     quiet: bool = False,
 ) -> dict[str, list[Result]]:
     """Train each method as one sweep into ``out/METHOD/run-000`` and so on; the same call goes on with what is there.
 
     methods: "search"; "found", the structures of the search from scratch; "permuted", the control, a search that is
     told its signal in random order; "penalty", every one of ``penalties``. recipes: by method, where it is not that of
-    the task.
+    the task. executor: where the batches are trained, if not here.
     Returns the results by method; those that follow one that was stopped by the time limit are not begun.
     """
     source = sweeping.source()
@@ -110,9 +112,10 @@ def run(
                 validation=validation,
                 compute=Compute(updates_at_once=updates_at_once, **precision),
                 at_once=at_once,
-                device=sweeping.place(),
+                device=sweeping.place() if executor is None else sweeping.device or None,
                 checkpoint=out / method,
                 time_limit=None if stop.end is None else max(stop.end - time.monotonic(), 1e-3),
+                executor=executor,
                 quiet=quiet,
                 **own,
             )
