@@ -1,7 +1,8 @@
 """BatchNorm over a mini-batch that several ranks share: its statistics are those of the whole batch, as in one process.
 
 A reduction of our own, since torch's SyncBatchNorm takes GPUs alone. It acts on calls of ``batch_norm`` while it is on,
-and leaves no trace in a model. A call sends 2 C + 1 numbers for each rank forwards, 2 C backwards.
+and leaves no trace in a model. A call sends C + 1 and then C numbers forwards, 2 C backwards, however many ranks there
+are: the mean first, then the squares of what differs from it, so that nothing cancels.
 """
 
 from __future__ import annotations
@@ -66,17 +67,13 @@ class _Normed(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, eps: float, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         dims, shape, channels = [dim for dim in range(x.ndim) if dim != 1], _shape(x), x.shape[1]
-        own = wide.mean(dims)
-        squares = (wide - own.view(shape)).square().sum(dims)
-        count = own.new_full((1,), wide.numel() // channels)
-        here = slice(ranks.number, ranks.number + 1)
-        table = ranks.placed(torch.cat([own, squares, count]).unsqueeze(0), here, ranks.count)
-        means, squares, counts = torch.split(table, [channels, channels, 1], 1)
-        total = counts.sum()
-        mean = (counts * means).sum(0) / total
-        variance = (squares + counts * (means - mean).square()).sum(0) / total
+        count = wide.new_full((1,), wide.numel() // channels)
+        sums, total = torch.split(ranks.total(torch.cat([wide.sum(dims), count])), [channels, 1])
+        mean = sums / total
+        apart = wide - mean.view(shape)
+        variance = ranks.total(apart.square().sum(dims)) / total
         scale = (variance + eps).rsqrt()
-        normed = (wide - mean.view(shape)) * scale.view(shape)
+        normed = apart * scale.view(shape)
         ctx.save_for_backward(normed, scale, total)
         ctx.ranks, ctx.dtype = ranks, x.dtype
         ctx.mark_non_differentiable(mean, variance, total)
