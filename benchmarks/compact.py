@@ -31,7 +31,8 @@ from espalier.models import DenseNet
 from espalier.report import read
 from espalier.study.densenet_graph import DenseNetGraph
 from espalier.study.run_files import mask_from_hex
-from espalier.train.run_directory import hardware, versions
+from espalier.train.fingerprint import versions
+from espalier.train.run_directory import hardware
 
 SHARES = (0.16, 0.24, 0.42, 0.675, 0.80)
 Action = Callable[[], Any]

@@ -19,7 +19,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -173,13 +173,13 @@ class Bench:
         optimizer, closure = self.sgd(model), self.closure(Compiling().network(model))
         parameters, recording, no_mask = list(model.parameters()), Recording(), torch.ones(1, device=self.device)
 
-        def gradient(_: Tensor, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, None]:
+        def gradient(_: Tensor, parts: Sequence[Any]) -> tuple[Tensor, None]:
             for parameter in parameters:
                 parameter.grad = None
-            return closure(*batch).detach(), None
+            return closure(*parts[0]).detach(), None
 
         def update() -> None:
-            recording(no_mask, (self.x, self.y), parameters, False, gradient)
+            recording([(self.x, self.y)], no_mask, parameters, False, gradient)
             optimizer.step()
 
         return update

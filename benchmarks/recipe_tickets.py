@@ -29,8 +29,9 @@ from espalier.train.batched.batch import Batch
 from espalier.train.batched.mask_sources import Given
 from espalier.train.batched.runs import Run
 from espalier.train.batched.step import cross_entropy
+from espalier.train.fingerprint import versions
 from espalier.train.progress import Silent
-from espalier.train.run_directory import hardware, versions
+from espalier.train.run_directory import hardware
 from espalier.train.stop import Stop
 
 FRESH = 100_000  # added to a seed for initial weights that no other run has

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import sys
 
-import language
 import pytest
+
+import language
 
 
 def test_every_method_ends_within_its_share(tmp_path, monkeypatch, capsys) -> None:
     pytest.importorskip("torch_pruning")
     monkeypatch.setattr(language, "documentation", lambda held_out: (language.__doc__ or "").encode())
     out, page = tmp_path / "gpt.jsonl", tmp_path / "page.md"
-    small = "--device cpu --seeds 0 --updates 4 --batch 2 --width 32 --heads 1 --blocks 3 --targets 0.75".split()
+    small = {"device": "cpu", "seeds": 0, "updates": 4, "batch": 2, "width": 32, "heads": 1, "blocks": 3}
+    words = [f"--{name}={value}" for name, value in (small | {"targets": 0.75}).items()]
     for _ in range(2):  # the second finds every line there
-        monkeypatch.setattr(sys, "argv", ["language.py", "--out", str(out), *small])
+        monkeypatch.setattr(sys, "argv", ["language.py", "--out", str(out), *words])
         language.main()
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["method"] for line in lines] == list(language.METHODS)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import espalier
-from espalier.train import Recipe
+from espalier.train import Recipe, pytree
 from espalier.train.optimizer import mean_gradient
 from espalier.train.together import OnePass
 
@@ -24,10 +24,10 @@ def used(monkeypatch: pytest.MonkeyPatch, allowed: bool = True) -> list[int]:
     passes: list[int] = []
     original = OnePass.__call__
 
-    def call(self, masks, batch, parameters, slopes, one_at_a_time):
+    def call(self, parts, masks, parameters, slopes, one_at_a_time, across=None):
         if not allowed:
-            return one_at_a_time(masks, batch)
-        gradient = original(self, masks, batch, parameters, slopes, one_at_a_time)
+            return one_at_a_time(masks, parts)
+        gradient = original(self, parts, masks, parameters, slopes, one_at_a_time, across)
         if self.seen is not None:
             passes.append(len(masks))
         return gradient
@@ -180,7 +180,9 @@ def test_a_mask_without_a_finite_loss_is_left_out(slopes) -> None:
             return mean_gradient(gated, masks, parameters, closure, slopes)
 
         if one_pass:
-            losses, rows = OnePass(gated, model, loss)(masks, batch, parameters, slopes, alone)
+            losses, rows = OnePass(gated, model, loss)(
+                pytree.split(batch, 3) if slopes else [batch], masks, parameters, slopes, alone
+            )
         else:
             losses, rows = alone(masks, batch)
         assert losses.isfinite().tolist() == [True, False, True]

@@ -21,7 +21,8 @@ from espalier.study.networks import Units
 from espalier.study.settings import size as weights
 from espalier.train import Result, sweep
 from espalier.train.batched import Run
-from espalier.train.run_directory import hardware, versions
+from espalier.train.fingerprint import versions
+from espalier.train.run_directory import hardware
 
 Widths = tuple[int, ...]
 MASKS, BATCH = 2, 32  # of the search: in every update two masks, and the examples that each of them reads

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import traceback
 from typing import NoReturn
 
-from espalier.space import EspalierError
+from espalier.space import EspalierError, RankLost
 
-BAD_INPUT, INTERRUPTED = 2, 130
+BAD_INPUT, LOST, INTERRUPTED = 2, 75, 130
 TRACEBACK = "--traceback"  # of every command: where an error came from, before its line
 
 
@@ -30,7 +31,8 @@ def main() -> None:
     except EspalierError as error:
         if shown:
             traceback.print_exception(error)
-        _end(error.strerror if isinstance(error, OSError) and error.strerror else error)
+        code = LOST if isinstance(error, RankLost) else BAD_INPUT
+        _end(error.strerror if isinstance(error, OSError) and error.strerror else error, code)
     except KeyboardInterrupt:
         _end("stopped", INTERRUPTED)
     except OSError as error:
@@ -48,6 +50,10 @@ def main() -> None:
 
 def _end(why: object, code: int = BAD_INPUT) -> NoReturn:
     print(f"espalier: {' '.join(str(why).split())}", file=sys.stderr)
+    if code == LOST:  # torch would wait for the rank once more
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

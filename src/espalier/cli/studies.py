@@ -24,6 +24,7 @@ from espalier.study.study import CONNECTION_SELECTION, UNIT_SELECTION, Experimen
 from espalier.study.sweeping import Sweeping, as_dataset
 from espalier.train import Result, progress, recipes
 from espalier.train.batched import Compute
+from espalier.train.on_ray import Ray
 from espalier.train.recipes import Recipe
 from espalier.train.setting import changed, setting, usual_device, whole, words
 from espalier.train.stop import Stop
@@ -113,6 +114,29 @@ class SweepRunning:
 
 
 @dataclass(frozen=True)
+class Executing:
+    """Where batches of runs are trained."""
+
+    executor: str = setting(
+        "", "ray: batches of --runs-at-once as tasks of Ray; default: one by one, here.", choices=("ray",)
+    )
+    address: str = setting("", "Of a Ray cluster, as 10.0.0.1:6379, or auto; default: one is started here.")
+    task_cpus: float = setting(1.0, "Cores of a Ray task.", least=0)
+    task_gpus: float = setting(0.0, "GPUs of a Ray task, as 1 or 0.25.", least=0)
+    task_time_limit: float | None = setting(
+        None, "Seconds after which a Ray task makes room for others, with a checkpoint, and is queued again."
+    )
+
+    def ray(self) -> Ray | None:
+        given = self.address or self.task_gpus or self.task_time_limit
+        if not self.executor and given:
+            raise BadInput("--address and --task-... are for --executor ray")
+        if not self.executor:
+            return None
+        return Ray(self.address or None, self.task_cpus, self.task_gpus, self.task_time_limit)
+
+
+@dataclass(frozen=True)
 class RecipeChanges:
     """What is changed of the recipe of a grid, by the names of its fields; None: as it is."""
 
@@ -194,6 +218,7 @@ def study(
     ),
     changes: RecipeChanges,
     running: GridRunning,
+    executing: Executing,
 ) -> None:
     """A grid of runs at equal budget: the search, networks of equal and of the found widths from scratch, the control.
 
@@ -201,7 +226,7 @@ def study(
 
     Example: espalier study --model net.py:build --data arrays.npz --targets 10%,30% --seeds 3 --out runs/own
     """
-    stop, recipe = Stop(running.time_limit), changes.apply()
+    stop, recipe, elsewhere = Stop(running.time_limit), changes.apply(), executing.ray()
     compute = Compute(precision=settings.precision, updates_at_once=running.updates_at_once)  # type: ignore[arg-type]
     common: dict[str, Any] = {"data_dir": data_dir, "compute": compute, "at_once": running.runs_at_once}
     lengths = [whole(word, "of epochs") for word in words(epochs)]
@@ -209,14 +234,17 @@ def study(
         raise BadInput("epochs is empty, so there is nothing to run")
     each = [replace(settings, epochs=length, recipe=recipe) for length in lengths]
     if settings.model != "mlp":
-        _own_network(each, out, data_dir, running, stop)
+        _own_network(each, out, data_dir, running, stop, elsewhere)
         return
     if settings.model_arg:
         raise BadInput("--model-arg is for a network of your own; the layers of mlp are --hidden 64,64")
     if settings.dataset not in names():
         common["data"] = as_dataset(settings.dataset)
         each = [replace(one, dataset=common["data"].name) for one in each]
-    grids = [Grid(one, out, **common, **running.origin()) for one in each]
+    origin = running.origin()
+    if elsewhere is not None:  # a task sees what it asks for
+        origin["device"] = running.device or ("cuda" if elsewhere.gpus else "cpu")
+    grids = [Grid(one, out, **common, **origin) for one in each]
 
     def report() -> Written:
         from espalier.report import grid_tables, read, write
@@ -232,11 +260,16 @@ def study(
             typer.echo(f"wrote {len(written)} files: tables and figures, see {readme}")
         return written, notes
 
-    _run(grids, out, running, stop, "jsonl", report)
+    _run(grids, out, running, stop, "jsonl", report, *([] if elsewhere is None else [elsewhere]))
 
 
 def _own_network(
-    each: Sequence[GridSettings], out: Path, data_dir: Path | None, running: GridRunning, stop: Stop
+    each: Sequence[GridSettings],
+    out: Path,
+    data_dir: Path | None,
+    running: GridRunning,
+    stop: Stop,
+    elsewhere: Ray | None,
 ) -> None:
     """A grid of any network: sweeps into run directories, a folder for each length and method."""
     shown, complete, results = progress.choose(running.quiet), True, list[Result]()
@@ -265,6 +298,7 @@ def _own_network(
             at_once=running.runs_at_once,
             updates_at_once=running.updates_at_once,
             time_limit=None if stop.end is None else max(stop.end - time.monotonic(), 1e-3),
+            executor=elsewhere,
             quiet=running.quiet,
             force=running.force,
         )
@@ -275,7 +309,7 @@ def _own_network(
     _end_of_sweep(results, complete, out, running)
 
 
-def sweep(*, out: Out, task: Sweeping, running: SweepRunning) -> None:
+def sweep(*, out: Out, task: Sweeping, running: SweepRunning, executing: Executing) -> None:
     """Many sizes at once: every target, or penalty, with every seed, trained as one batch; then a report.
 
     Example: espalier sweep --model mlp --data digits --targets 5%,10%,25% --seeds 3 --out runs/sizes
@@ -288,6 +322,7 @@ def sweep(*, out: Out, task: Sweeping, running: SweepRunning) -> None:
         at_once=running.runs_at_once,
         updates_at_once=running.updates_at_once,
         time_limit=running.time_limit,
+        executor=executing.ray(),
         quiet=running.quiet,
         force=running.force,
     )
@@ -340,6 +375,7 @@ def _run(
     stop: Stop,
     ending: str,
     report: Callable[[], Written],
+    *elsewhere: Ray,
 ) -> None:
     """Train what is missing, report what is there, and say how it ended, to people and to scripts.
 
@@ -349,7 +385,7 @@ def _run(
     if (out / packed.NAME).is_file():  # runs that were packed are gone on with as files
         packed.unpack(out)
     with stop.on_interrupt():
-        complete = all(one.run(stop, shown) for one in studies)
+        complete = all(one.run(stop, shown, *elsewhere) for one in studies)
     files = {kind: list(out.glob(f"runs/*/*/*.{kind}")) for kind in ("json", "jsonl")}
     written, notes = report() if running.report and files[ending] else ([], [])
     for note in notes:

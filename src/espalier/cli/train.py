@@ -12,8 +12,9 @@ import typer
 
 from espalier.cli.command import Quiet, TimeLimit, command_line
 from espalier.study.training import Training, run
-from espalier.train import Result
+from espalier.train import Result, ranks
 from espalier.train.metrics import clean
+from espalier.train.setting import usual_device
 
 
 def train(
@@ -24,6 +25,12 @@ def train(
     force: bool = typer.Option(
         False, "--force", help="Go on although data, code or settings have changed, or another host left its lock."
     ),
+    parallel: str = typer.Option(
+        "", metavar="data|structure", help="Under torchrun: each rank its share of the mini-batch, or its own masks."
+    ),
+    rank_timeout: float = typer.Option(
+        300.0, min=1.0, help="Under torchrun: seconds after which a rank that does not answer counts as lost."
+    ),
     quiet: Quiet = False,
     as_json: bool = typer.Option(False, "--json", help="The result as one JSON object, the last line of stdout."),
 ) -> None:
@@ -32,14 +39,20 @@ def train(
     Example: espalier train --model mlp --data digits --target 0.25 --out runs/digits
 
     Example: espalier train --model net.py:build --model-arg width=64 --data arrays.npz --target 30% --out runs/own
+
+    Example: torchrun --nproc-per-node=2 -m espalier train --parallel data --model cnn --target 0.3 --out runs/two
     """
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "the network has not learned")  # said below, in one line
-            result, ships = run(training, out, command_line(), time_limit=time_limit, quiet=quiet, force=force)
+            with ranks.started(parallel, usual_device(training.device), rank_timeout) as several:
+                about: dict[str, Any] = {"time_limit": time_limit, "quiet": quiet, "force": force, "ranks": several}
+                result, ships = run(training, out, command_line(), **about)
     except KeyboardInterrupt:
         _stopped(out)
         raise typer.Exit(130) from None
+    if several is not None and not several.first:
+        return
     if not as_json:
         typer.echo(_in_words(result, ships, training, out))
     else:

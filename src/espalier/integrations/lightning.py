@@ -95,7 +95,7 @@ class Shaping(Callback):  # type: ignore[misc]
             if trainer.lr_scheduler_configs:
                 raise BadInput("Shaping(optimizer=) replaces the module's, which has a scheduler; give one of them")
             optimizer = None if self._optimizer == "recipe" else self._optimizer
-        shaping = shape(gated, optimizer=optimizer, updates=int(updates), **self._settings)
+        shaping = shape(gated, optimizer=optimizer, updates=int(updates), parallel="none", **self._settings)
         if several:
             shaping.across = lambda numbers: trainer.strategy.reduce(numbers, reduce_op="mean")
         trainer.strategy.optimizers = [shaping]

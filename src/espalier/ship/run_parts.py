@@ -81,6 +81,8 @@ def small_network(folder: Path, factory: Callable[[], nn.Module]) -> nn.Module:
 class Called(Callback):
     """Says in the run directory how it is called, once it is this process that trains there."""
 
+    once = True
+
     def __init__(self, out: Path, settings: Mapping[str, Any], network: Network, command: str) -> None:
         self.path = out / CALL
         self.call = {"format": FORMAT, "command": command, "model": network.to_json(), "settings": dict(settings)}

@@ -9,6 +9,7 @@ from espalier.space.errors import (
     Diverged,
     EspalierError,
     NoGates,
+    RankLost,
     Unreachable,
 )
 from espalier.space.space import Bits, Choice, Group, Space, whole_number
@@ -25,6 +26,7 @@ __all__ = [
     "EspalierError",
     "Group",
     "NoGates",
+    "RankLost",
     "Space",
     "Unreachable",
     "whole_number",

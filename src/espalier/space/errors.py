@@ -35,3 +35,7 @@ class Diverged(EspalierError, ArithmeticError):
 
 class Corrupt(EspalierError, ValueError):
     """A file that is truncated, altered, or of a format this version does not know."""
+
+
+class RankLost(EspalierError, RuntimeError):
+    """Another process of those that train one run together has ended or hangs."""

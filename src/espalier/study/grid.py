@@ -21,7 +21,8 @@ from espalier.study.study import remove
 from espalier.train import checks
 from espalier.train.batched.batch import Compute
 from espalier.train.lock import locked
-from espalier.train.progress import Progress
+from espalier.train.on_ray import Ray
+from espalier.train.progress import Progress, choose
 from espalier.train.stop import Stop
 
 STUDY = "grid"
@@ -32,7 +33,8 @@ TUNING_SEED = 1
 class Grid:
     """All runs of the settings under one folder: ``runs/`` for what is finished, ``state/`` for what is not.
 
-    data: instead of a set by name, arrays of one's own as a Dataset. at_once: the most runs in one batch.
+    data: instead of a set by name, arrays of one's own as a Dataset; named: whether it is a set by name all the same.
+    at_once: the most runs in one batch.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Grid:
         commit: str | None = None,
         command: str = "",
         force: bool = False,
+        named: bool | None = None,
     ) -> None:
         self.settings, self.out, self.compute = settings, Path(out), compute
         self.device = checks.device(device)
@@ -55,7 +58,8 @@ class Grid:
             raise BadInput(f"at_once is at least 1, not {at_once}")
         self.at_once = at_once
         self.given = (load(settings.dataset, data_dir) if data is None else data).flatten()
-        self.whole = _everything(self.given, named=data is None)
+        self.named = data is None if named is None else named
+        self.whole = _everything(self.given, self.named)
         inputs = self.given.train_inputs.shape[1]
         self.widths = (inputs, *(settings.hidden or (inputs,) * 3), len(self.given.classes))
         self.commit, self.command, self.force = commit or run_files.revision(), command, force
@@ -87,18 +91,42 @@ class Grid:
         kept, held = folds(self.given.train_labels.numpy(), settings.folds, TUNING_SEED)[fold]
         return self.given.take(kept, held)
 
-    def run(self, stop: Stop, progress: Progress) -> bool:
-        """Train what is missing, batch by batch, until told to stop. Returns whether the study is complete."""
+    def run(self, stop: Stop, progress: Progress, elsewhere: Ray | None = None) -> bool:
+        """Train what is missing, batch by batch, until told to stop. Returns whether the study is complete.
+
+        elsewhere: as tasks of a cluster, as many at once as fit there; networks of the widths found come after those.
+        """
         for method in self.settings.methods:
             for file in self.place(method).glob("*.jsonl"):  # a process was killed between such a file and the clean-up
                 remove(self._state(method, file.stem))
+        methods = [method for method in METHODS if method in self.settings.methods]
+        if elsewhere is not None:
+            found = ["found"] if "found" in methods else []
+            parts = [[method for method in methods if method not in found], found]
+            return all(self._train_elsewhere(part, stop, progress, elsewhere) for part in parts)
         for fold in self.settings.parts:
             data = self.data(fold)
-            for method in [m for m in METHODS if m in self.settings.methods]:
+            for method in methods:
                 for runs in self.missing(method, fold):
                     if stop.now() or not self._train(runs, data, stop, progress):
                         return False
         return True
+
+    def _train_elsewhere(self, methods: Sequence[str], stop: Stop, progress: Progress, ray: Ray) -> bool:
+        """All batches of these methods that are missing, as tasks."""
+        jobs = {
+            f"{method} {run_files.batch_name(runs)}": (runs, fold)
+            for fold in self.settings.parts
+            for method in methods
+            for runs in self.missing(method, fold)
+        }
+        if not jobs or stop.now():
+            return not jobs
+        about: dict[str, Any] = {"device": str(self.device), "compute": self.compute, "commit": self.commit}
+        # This process holds no lock of a batch, and a worker that died on another machine may have left one.
+        about |= {"command": self.command, "data": self.given, "force": True, "named": self.named}
+        shared = (self.settings, self.out.resolve(), about)
+        return all(ray.carry_out(_as_task, shared, jobs, self.out, stop, progress).values())
 
     def missing(self, method: str, fold: int | None) -> list[list[GridRun]]:
         """Batches of the runs of this method that are not on record; a record of other settings is refused."""
@@ -150,6 +178,16 @@ class Grid:
             run_files.save_batch(self.place(runs[0].method) / f"{name}.jsonl", head, batch.results(loop))
             shutil.rmtree(folder, ignore_errors=True)
         return True
+
+
+def _as_task(
+    shared: tuple[GridSettings, Path, dict[str, Any]], job: tuple[list[GridRun], int | None], seconds: float | None
+) -> tuple[bool, bool]:
+    """A batch on a worker of a cluster; whether it is done, twice."""
+    (settings, out, about), (runs, fold) = shared, job
+    grid = Grid(settings, out, **about)
+    done = grid._train(runs, grid.data(fold), Stop(seconds), choose(quiet=True))
+    return done, done
 
 
 def _everything(data: Dataset, named: bool) -> Dataset:

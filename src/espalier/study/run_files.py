@@ -26,7 +26,8 @@ from espalier.records import FORMAT, runs_of
 from espalier.space import BadInput, Corrupt
 from espalier.study.settings import GridRun
 from espalier.train.batched.batch import Compute
-from espalier.train.run_directory import hardware, versions
+from espalier.train.fingerprint import versions
+from espalier.train.run_directory import hardware
 
 Record = dict[str, Any]
 DATA = "data_sha256"  # of a run file

@@ -20,8 +20,7 @@ from espalier.data import Dataset, load, names
 from espalier.data.dataset import CLASSES
 from espalier.ship import import_spec
 from espalier.space import BadInput, EspalierError
-from espalier.train import hashes
-from espalier.train.run_directory import versions
+from espalier.train import fingerprint, hashes
 
 PART = tuple[Any, Any]  # inputs, targets
 WORDS = {  # of an .npz file: the arrays of its parts, by the names in use
@@ -120,7 +119,7 @@ def read(
     if before is not None and _stamp(given) == before:  # nobody wrote to it while it was read
         for name, part in (("train", source.train), ("validation", source.validation)):
             for number, tensor in enumerate(part or ()):
-                how = [validation, flatten, scale, name, number, versions()]
+                how = [validation, flatten, scale, name, number, fingerprint.versions()]
                 hashes.mark(tensor, json.dumps([before, *how]))
     return source
 

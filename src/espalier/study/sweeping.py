@@ -25,6 +25,7 @@ from espalier.study import sources
 from espalier.study.training import Task, loss_of, multiple
 from espalier.train import Result, feed, pytree, sweep
 from espalier.train.batched import Compute, Run
+from espalier.train.on_ray import Ray
 from espalier.train.recipes import Recipe
 from espalier.train.setting import number, setting, share
 from espalier.train.stop import Stop
@@ -64,6 +65,7 @@ def run(
     at_once: int | None = None,
     updates_at_once: int = 50,
     time_limit: float | None = None,
+    executor: Ray | None = None,
     quiet: bool = False,
     force: bool = False,
 ) -> dict[str, list[Result]]:
@@ -72,6 +74,7 @@ def run(
     methods: "search"; "found", the structures of the search from scratch; "permuted", the control, a search that is
     told its signal in random order; "penalty", every one of ``penalties``. recipes: by method, where it is not that of
     the task. force: go on with what is there although it is of other data, code or settings, which the runs record.
+    executor: where the batches are trained, if not here.
     Returns the results by method; those that follow one that was stopped by the time limit are not begun.
     """
     source = sweeping.source()
@@ -112,10 +115,11 @@ def run(
                 validation=validation,
                 compute=Compute(updates_at_once=updates_at_once, **precision),
                 at_once=at_once,
-                device=sweeping.place(),
+                device=sweeping.place() if executor is None else sweeping.device or None,
                 checkpoint=files.below(out, out / method),
                 resume="anyway" if force else "same",
                 time_limit=None if stop.end is None else max(stop.end - time.monotonic(), 1e-3),
+                executor=executor,
                 quiet=quiet,
                 **own,
             )

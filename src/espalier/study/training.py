@@ -9,6 +9,7 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,13 +25,14 @@ from espalier import files
 from espalier.gates import attach
 from espalier.ship import import_spec, run_parts
 from espalier.ship.factories import Network
-from espalier.space import BadInput, EspalierError
+from espalier.space import BadInput, EspalierError, RankLost
 from espalier.study import sources
 from espalier.study.settings import COSTS
 from espalier.study.sources import Source
 from espalier.train import Recipe, Result, checks, evaluate, feed, fit, pytree, recipes
 from espalier.train.batched.batch import Precision
 from espalier.train.batched.optimizers import SGD
+from espalier.train.ranks import Ranks
 from espalier.train.run_directory import RunDirectory
 from espalier.train.scoring import evaluating
 from espalier.train.setting import check, declared, number, one_of, setting, share, usual_device
@@ -207,12 +209,18 @@ def loss_of(task: Task, source: Source, model: nn.Module, reading: feed.Feed) ->
     return loss
 
 
-def run(training: Training, out: Path, *given: Any, **more: Any) -> tuple[Result, dict[str, Any]]:
-    """As :func:`_run`; where code of the user's own fails, its traceback is in the run's log."""
+def run(
+    training: Training, out: Path, *given: Any, ranks: Ranks | None = None, **more: Any
+) -> tuple[Result, dict[str, Any]]:
+    """As :func:`_run`; where code of the user's own fails, its traceback is in the run's log. ranks: that train it
+    together, each of them by this call."""
     try:
-        return _run(training, out, *given, **more)
+        with nullcontext() if ranks is None else ranks.telling():
+            return _run(training, out, *given, ranks=ranks, **more)
     except EspalierError as error:
         if error.__cause__ is None or isinstance(error.__cause__, (EspalierError, OSError)):
+            raise
+        if isinstance(error, RankLost):
             raise
         if out.is_dir():
             files.write(out / LOG, "".join(traceback.format_exception(error)))
@@ -221,7 +229,14 @@ def run(training: Training, out: Path, *given: Any, **more: Any) -> tuple[Result
 
 
 def _run(
-    training: Training, out: Path, command: str, *, time_limit: float | None, quiet: bool, force: bool = False
+    training: Training,
+    out: Path,
+    command: str,
+    *,
+    time_limit: float | None,
+    quiet: bool,
+    force: bool = False,
+    ranks: Ranks | None = None,
 ) -> tuple[Result, dict[str, Any]]:
     """Train to the end, or as far as time allows; the run directory then holds the small network too.
 
@@ -243,7 +258,8 @@ def _run(
     if not force:
         run_parts.check_call(out, training.to_json(), flags)
     gated = attach(model, example, round_to=multiple(training.round_to))
-    if not quiet:
+    first = ranks is None or ranks.first
+    if not quiet and first:
         count, groups = sum(p.numel() for p in model.parameters()), len(gated.space.slices)
         parts = f"{count:,} parameters, {gated.d} gates in {groups} groups"
         judged = f"{_named(loss)}, judged on {source.judged_on}"
@@ -272,6 +288,7 @@ def _run(
             resume="anyway" if force else "same",
             callbacks=[run_parts.Called(out, training.to_json(), network, command)],
             time_limit=time_limit,
+            parallel=ranks,
             quiet=quiet,
         )
     except EspalierError:
@@ -281,6 +298,8 @@ def _run(
         if not why:
             raise
         raise BadInput(f"code of your own failed: {why}. What was saved in {out} is intact") from error
+    if not first:
+        return result, {}
     test = None if source.test is None else evaluate(result.model, source.test, loss=loss)
     scores = {name: getattr(test, name, None) for name in ("loss", "error", "examples")}
     about = {"inputs": source.prepared, "judged_on": source.judged_on}

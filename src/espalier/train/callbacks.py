@@ -25,12 +25,15 @@ class Callback:
     """Override what is wanted; every method does nothing here. ``loop`` knows how far the runs are.
 
     A sweep trains batches of runs, one loop for each; ``rows`` and ``results`` have an entry for each run of the batch.
+    ``once``: where several processes train one run, only the first of them is to tell it, as what logs or writes.
 
     >>> class Patient(Callback):
     ...     def on_epoch(self, loop, rows):
     ...         if loop.phase == "settled" and rows[0]["validation_error"] < 0.01:
     ...             loop.stop("the error is small enough")
     """
+
+    once = False
 
     def on_begin(self, loop: Loop) -> None:
         """Before the first update of this call; a run that goes on has its history already."""
@@ -131,6 +134,8 @@ class Logger(Callback):
     True
     """
 
+    once = True
+
     def __init__(self, log: Callable[..., None]) -> None:
         self.log = log
 
@@ -141,6 +146,8 @@ class Logger(Callback):
 
 class TensorBoard(Callback):
     """Writes every number of every row to TensorBoard's files in a folder, of a sweep a folder for each run."""
+
+    once = True
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder, self.writers = Path(folder), dict[int, Any]()
@@ -163,6 +170,8 @@ class TensorBoard(Callback):
 class MLflow(Callback):
     """Logs every number of every row to MLflow, into the active run or a new one; of a sweep as "run-000/loss"."""
 
+    once = True
+
     def on_epoch(self, loop: Loop, rows: list[Row]) -> None:
         mlflow = _tracker("mlflow")
         for run, row in enumerate(rows):
@@ -172,6 +181,8 @@ class MLflow(Callback):
 class WandB(Callback):
     """Logs every number of every row to Weights & Biases, into its active run or one of these settings, which are those
     of ``wandb.init``: ``WandB(project="digits", mode="offline")``. Of a sweep as "run-000/loss"."""
+
+    once = True
 
     def __init__(self, **settings: Any) -> None:
         self.settings, self._own = settings, dict[str, Any]()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from espalier.search.recorded import WARM, Recorded
 from espalier.train import pytree
 from espalier.train.feed import Batch
-from espalier.train.together import Gradient, OneAtATime
+from espalier.train.together import Across, Gradient, OneAtATime
 
 SHAPES = 4  # of batches that are recorded: each keeps the memory of one update
 Function = Callable[..., Any]
@@ -80,28 +80,34 @@ class Recording:
         self.known: dict[object, tuple[Recorded, list[Tensor | None]]] = {}
 
     def __call__(
-        self, masks: Tensor, batch: Batch, parameters: Sequence[Tensor], slopes: bool, alone: OneAtATime
+        self,
+        parts: Sequence[Batch],
+        masks: Tensor,
+        parameters: Sequence[Tensor],
+        slopes: bool,
+        alone: OneAtATime,
+        across: Across = None,
     ) -> Gradient:
-        if not self.on:
-            return alone(masks, batch)
+        if not self.on or across is not None:  # what waits for other processes is not recorded
+            return alone(masks, parts)
         if not self.parameters or self.parameters[0] is not parameters[0]:  # another network: the phase has changed
             self.parameters, self.known = list(parameters), {}
-        shapes = tuple((tensor.shape, tensor.dtype) for tensor in (masks, *pytree.tensors(batch)))
+        shapes = tuple((tensor.shape, tensor.dtype) for tensor in (masks, *pytree.tensors(list(parts))))
         if (shapes, slopes) not in self.known:
             if len(self.known) == SHAPES:
-                return alone(masks, batch)
+                return alone(masks, parts)
             self.known[shapes, slopes] = Recorded(), []
         recorded, gradients = self.known[shapes, slopes]
         recording = recorded.graph is None
         try:
-            losses, rows = recorded(alone, masks, batch)
+            losses, rows = recorded(alone, masks, parts)
         except RuntimeError as error:
             if recorded.calls <= WARM or isinstance(error, torch.OutOfMemoryError):
                 raise
             self.on = False
             reason = str(error).strip().splitlines()[0]
             warnings.warn(f"updates are not recorded as a CUDA graph: {reason}", stacklevel=2)
-            return alone(masks, batch)
+            return alone(masks, parts)
         if recording:
             gradients[:] = [parameter.grad for parameter in parameters]
         for parameter, gradient in zip(parameters, gradients):

@@ -53,7 +53,7 @@ class EagerEngine:
         known: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self.structure, self.feed, self.loss = structure, feed, loss
-        self.search, self.gated = structure.search, structure.gated
+        self.search, self.gated, self.ranks = structure.search, structure.gated, structure.ranks
         assert structure.phases is not None
         self.phases = phases = structure.phases
         self.total, self.settle_at = phases.end, phases.settle
@@ -97,7 +97,7 @@ class EagerEngine:
             self.step(next(self._batches))
             if self.done % self.feed.updates == 0:
                 self._batches = None
-            if stop.interrupted:
+            if stop.interrupted and self.ranks is None:  # several processes end after the same update
                 return
 
     def _read(self) -> Iterator[Batch]:
@@ -105,9 +105,21 @@ class EagerEngine:
         end = min((self.done // self.feed.updates + 1) * self.feed.updates, self.total)
         # Losses are compared on the same examples; slopes are not compared, so that each mask reads its own.
         compared = range(0) if self.search.reads_slopes else self.phases.compared
-        for batch in self.feed.epoch(self.done, end, compared, self.search.samples):
-            inputs, targets = pytree.each(self._placed, batch)
+        for update, batch in enumerate(self.feed.epoch(self.done, end, compared, self.search.samples), self.done):
+            inputs, targets = pytree.each(self._placed, self._shared(update, batch))
             yield inputs, targets
+
+    def _shared(self, update: int, batch: Batch) -> Batch:
+        """What this rank reads of it. In the structure-parallel way the optimiser decides that."""
+        if self.ranks is None or getattr(self.feed, "shared", False):
+            return batch
+        if not self.feed.exact and update % self.feed.updates == 0:
+            hashed = {"the first batch of an epoch": fingerprint.tensors(pytree.tensors(batch))}
+            self.ranks.agree(hashed)
+        if self.ranks.parallel == "structure":
+            return batch
+        apart = self.search.reads_slopes and update in self.phases.compared
+        return self.ranks.share(batch, self.search.samples if apart else 1)  # type: ignore[no-any-return]
 
     def _placed(self, tensor: Tensor) -> Tensor:
         images = self.channels_last and tensor.ndim == 4
@@ -182,8 +194,15 @@ class EagerEngine:
         except Diverged as error:
             raise Diverged(f"update {self.done} of {self.total}, or shortly before: {error}") from None
 
+    def _pool(self) -> None:
+        """Give the first rank what all of them have counted."""
+        if self.ranks is not None:
+            counted = self.ranks.total(self.sums[2:])
+            self.sums[2:] = counted if self.ranks.first else 0.0
+
     def check(self) -> None:
         """Refuse to save weights from which no run could go on."""
+        self._pool()
         self._check_losses()
         self.structure.write_back()
         weights = [parameter.detach() for parameter in self.gated.model.parameters()]
@@ -195,6 +214,7 @@ class EagerEngine:
 
     def measure(self, last: bool) -> list[Row]:
         self.structure.write_back()
+        self._pool()
         loss, updates, missed, predictions = self.sums.tolist()
         mask = self.search.select()
         columns = self.shares(self.gated.canonical(mask)) | structure(self.search)
@@ -216,6 +236,9 @@ class EagerEngine:
             row |= {"validation_loss": held_out.loss, "validation_error": held_out.error}
             row |= {f"validation_{name}": value for name, value in held_out.metrics.items()}
             validation_loss = held_out.loss
+        if self.ranks is not None:  # what the first one has measured holds for all
+            row = self.ranks.from_first(lambda: row | {"judged by": validation_loss})
+            validation_loss = row.pop("judged by")
         row["learning_rate"] = float(self.structure.param_groups[0]["lr"])
         if self.scheduler is not None:
             if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -231,7 +254,10 @@ class EagerEngine:
     def results(self, loop: Loop) -> list[Result]:
         about: dict[str, Any] = {"history": list(loop.histories[0]), "finished": loop.finished, "stopped": loop.stopped}
         about |= {"seconds": loop.elapsed, "metrics": self.metrics}
-        return [result_of(self.structure, self.feed, loss=self.loss, validation=self.validation, **about)]
+        result = result_of(self.structure, self.feed, loss=self.loss, validation=self.validation, **about)
+        if self.ranks is not None:
+            self.ranks.same(list(result.model.state_dict().values()))
+        return [result]
 
     def close(self) -> None:
         """However it ends, the model holds what was trained."""
@@ -262,3 +288,5 @@ class EagerEngine:
             self.scheduler.load_state_dict(state["scheduler"])
         self.began_with = state["began_with"]
         self.sums.copy_(torch.tensor(state["sums"], dtype=torch.float64))
+        if self.ranks is not None and not self.ranks.first:
+            self.sums[2:] = 0.0

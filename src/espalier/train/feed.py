@@ -116,6 +116,7 @@ class Batches:
     """
 
     exact = False
+    shared = False  # whether every rank is given a share of its own
 
     def __init__(self, source: Any, adapt: Adapter | None = None) -> None:
         """adapt: makes inputs and targets of what the source gives; None: see :func:`pair`."""
@@ -135,8 +136,13 @@ class Batches:
                 self.updates = sum(1 for _ in source)
         if not self.updates:
             raise BadInput("the data are empty: the iterable gives no batch")
+        sampler = getattr(source, "sampler", None)
+        if isinstance(sampler, torch.utils.data.DistributedSampler):
+            self.shared, self.sampler = True, sampler
 
     def epoch(self, start: int, stop: int, compared: range, samples: int) -> Iterator[Batch]:
+        if self.shared:
+            self.sampler.set_epoch(start // self.updates)
         passes, new = self._pass(), True
         for update in range(start, stop):
             wanted = 1 if update in compared else samples

@@ -11,13 +11,17 @@ import hashlib
 import inspect
 import io
 import json
+import platform
 import re
+import sys
 import textwrap
 import tokenize
 from collections.abc import Iterable
 from types import CodeType
 from typing import Any
 
+import numpy
+import safetensors
 import torch
 from torch import Tensor, nn
 
@@ -93,6 +97,17 @@ def function(given: Any) -> str:
     held = [_cell(cell) for cell in given.__closure__ or ()]
     words = _code(code) if "<" in name else source(given)  # several lambdas may stand in one line
     return f"{name} {_hashed(repr([words, _plain(given.__defaults__), _plain(given.__kwdefaults__), held]))}"
+
+
+def versions() -> dict[str, str]:
+    package = sys.modules[__name__.partition(".")[0]]  # importing it here would point up the layers
+    return {
+        "espalier": package.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "safetensors": safetensors.__version__,
+    }
 
 
 def _code(code: CodeType) -> list[Any]:

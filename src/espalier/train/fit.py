@@ -6,8 +6,9 @@ import json
 import os
 import warnings
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from espalier.data import Dataset
 from espalier.gates.attach import attach
 from espalier.gates.blocks import RoundTo
 from espalier.search import Search
-from espalier.space import BadInput, BadType, Diverged, EspalierError
+from espalier.space import BadInput, BadType, Diverged, EspalierError, RankLost
 from espalier.space import whole_number as whole
 from espalier.train import (
     batchnorm,
@@ -30,6 +31,7 @@ from espalier.train import (
     measures,
     progress,
     pytree,
+    ranks,
     recipes,
     rng,
     scoring,
@@ -47,6 +49,7 @@ from espalier.train.hashes import Hashes
 from espalier.train.lock import locked
 from espalier.train.loop import Loop, OutOfMemory
 from espalier.train.optimizer import Gated
+from espalier.train.ranks import Ranks
 from espalier.train.recipes import OptimizerFactory, Recipe, SchedulerFactory
 from espalier.train.result import Result
 from espalier.train.run_directory import Records, RunDirectory
@@ -90,6 +93,7 @@ def fit(
     resume: str = "same",
     time_limit: float | None = None,
     callbacks: Sequence[Callback] = (),
+    parallel: str | Ranks | None = None,
     quiet: bool = False,
 ) -> Result:
     """Train the module in place, shape it on the way, and return the compact model that comes out.
@@ -144,6 +148,9 @@ def fit(
         all the same, also where another host has left its lock, and the run records what differed.
     time_limit: seconds after which this call stops, with a checkpoint.
     callbacks: objects of classes made from :class:`espalier.Callback`, told of epochs, settling and the end.
+    parallel: inside a process group of several ranks: "data", each reads its share of every mini-batch, or "structure",
+        each has masks of its own, of at least as many samples; "none" where each trains a run of its own. Every rank
+        makes the same call with the same data. What comes out is that of one process, to rounding; see docs/scale.md.
     """
     stop, watching = Stop(time_limit), callbacks_checked(callbacks)
     if monitor is not None:
@@ -156,6 +163,10 @@ def fit(
     if precision is not None:
         Compute(precision)  # what it does not know is named here
     module, where = _place(model, device)
+    several = ranks.read(parallel)
+    if several is not None:
+        _check_ranks(several, batch_size, compile)
+        several.begin(module)
     if channels_last:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     adapt = feed.adapter(batch, own_loss=loss is None)
@@ -195,12 +206,13 @@ def fit(
             schedule=rates,
             recipe=recipe,
             seed=seed,
+            parallel="none" if several is None else several,
         )
         search, phases = structure.search, structure.phases
         assert phases is not None
-        # Data are hashed only where there is something to resume.
+        # Data are hashed only where there is something to resume, or somebody to compare them with.
         hashes = Hashes(folder)
-        parts = {} if folder is None else {"data": feeding, "validation": held_out}
+        parts = {} if folder is None and several is None else {"data": feeding, "validation": held_out}
         read = {name: part and part.describe(hashes) for name, part in parts.items()}
         settings = {
             **_settings(module, gated, inner, search),
@@ -221,6 +233,9 @@ def fit(
             settings["asked"] = asked.words
         steps = None if scheduler is None else _scheduler(scheduler, inner)
         settings["scheduler"] = repr(rates) if steps is None else fingerprint.settings(steps, "optimizer")
+        if several is not None:
+            several.agree(settings | {"checkpoint": folder is not None})
+            several.agreed = True
         engine = EagerEngine(
             structure,
             feeding,
@@ -236,7 +251,8 @@ def fit(
             known=lambda weights: anyway or (directory is not None and directory.left_with(weights)),
         )
         with nullcontext() if precision is None else Compute(precision).applied():
-            result = _carry_out(engine, settings, directory, hashes, stop, watching, progress.choose(quiet), anyway)
+            shown = progress.choose(quiet or (several is not None and not several.first))
+            result = _carry_out(engine, settings, directory, hashes, stop, watching, shown, anyway)
     return result if model is not module else replace(result, gated=None)
 
 
@@ -254,17 +270,20 @@ def _carry_out(
     folder = None if directory is None else directory.folder
     records = [] if folder is None else [Records([folder], [settings])]
     store = None if folder is None else Checkpoint(folder, settings, anyway)
-    loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store)
-    model = engine.gated.model
-    with nullcontext() if folder is None else locked(folder, anyway), batchnorm.training(model):
-        hashes.keep()
+    ranks = engine.ranks
+    loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store, ranks)
+    model, first = engine.gated.model, ranks is None or ranks.first
+    with _held(folder, anyway, ranks), batchnorm.training(model):
+        if first:
+            hashes.keep()
         try:
             with out_of_memory():
                 finished = loop.train()
-        except Diverged as error:
-            raise error if folder is None else Diverged(f"{error}. What was saved in {folder} is intact") from None
+        except (Diverged, RankLost) as error:
+            kind = type(error)
+            raise error if folder is None else kind(f"{error}. What was saved in {folder} is intact") from None
         finally:
-            if directory is not None and engine.done:
+            if directory is not None and engine.done and first:
                 directory.leave(None if loop.finished else fingerprint.weights(model.parameters()))
         again = "" if folder is None else f"; the same call goes on from {folder}"
         if stop.interrupted:
@@ -272,7 +291,7 @@ def _carry_out(
             raise KeyboardInterrupt
         result = loop.results()[0]
     shown.say(str(result))
-    if finished and result.warning:
+    if finished and result.warning and first:
         warnings.warn(result.warning, stacklevel=3)
     if result.stopped:
         shown.say(f"ended after update {engine.done} of {engine.total}: {result.stopped}")
@@ -281,6 +300,23 @@ def _carry_out(
             again += ", at the start of the epoch it was in: somebody else's loader cannot be entered in the middle"
         shown.say(f"stopped by its time limit after update {engine.done} of {engine.total}{again}")
     return result
+
+
+def _check_ranks(several: Ranks, batch_size: int, compile: bool) -> None:
+    if several.parallel == "data" and batch_size % several.count:
+        raise BadInput(
+            f"batch_size={batch_size} cannot be shared equally by {several.count} ranks; use a multiple of "
+            f"{several.count}"
+        )
+    if compile and several.count > 1:
+        raise BadInput("compile=True is for one process: what one rank cannot compile it would do twice")
+
+
+def _held(folder: Path | None, anyway: bool, several: Ranks | None) -> AbstractContextManager[None]:
+    """The folder of a run, by this process or by the first of several."""
+    if folder is None:
+        return nullcontext()
+    return locked(folder, anyway) if several is None else several.held_by_first(lambda: locked(folder, anyway))
 
 
 @contextmanager

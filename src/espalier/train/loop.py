@@ -22,6 +22,7 @@ from espalier.train.metrics import Row, Thinned
 from espalier.train.stop import Stop
 
 if TYPE_CHECKING:
+    from espalier.train.ranks import Ranks
     from espalier.train.result import Result
 
 SAVING = 0.05  # of the time may go into checkpoints
@@ -101,12 +102,19 @@ class Loop:
 
     histories: of each run, its rows so far. seconds: what the time went into, in all calls together; calls: how many.
     stopped: why a callback ended the runs before their end, or "".
+    ranks: the processes that go this way together: they stop and save after the same update, and the first one writes.
     """
 
     def __init__(
-        self, engine: Engine, stop: Stop, callbacks: Sequence[Callback] = (), checkpoint: Checkpoint | None = None
+        self,
+        engine: Engine,
+        stop: Stop,
+        callbacks: Sequence[Callback] = (),
+        checkpoint: Checkpoint | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.engine, self.limit, self.callbacks, self.checkpoint = engine, stop, list(callbacks), checkpoint
+        self.ranks = ranks
         self.histories: list[list[Row]] = [[] for _ in engine.runs]
         self.seconds = {"setup": 0.0, "first_updates": 0.0, "updates": 0.0, "measuring": 0.0, "saving": 0.0}
         self.calls, self.stopped = 0, ""
@@ -183,10 +191,23 @@ class Loop:
         while not self.finished:
             self._go_on()
             stopping = not self.finished and self.limit.now(spare=self._cost + self._ahead())
-            if stopping or self.finished or time.monotonic() - self._since >= self._cost / SAVING:
+            saving = time.monotonic() - self._since >= self._cost / SAVING
+            if self.ranks is not None:
+                stopping, saving = self._agreed(stopping, saving)
+            if stopping or self.finished or saving:
                 self.save()
             if stopping:
                 return
+
+    def _agreed(self, stopping: bool, saving: bool) -> tuple[bool, bool]:
+        """What one rank wants all of them do."""
+        assert self.ranks is not None
+        words = (stopping, saving, bool(self.stopped), self.limit.interrupted)
+        stopping, saving, ended, interrupted = (bool(word) for word in self.ranks.most(*map(float, words)))
+        if ended:
+            self.stopped = self.stopped or "stopped by a callback of another rank"
+        self.limit.interrupted |= interrupted
+        return stopping and not ended, saving
 
     def results(self) -> list[Result]:
         """What came of each run so far; the state of the runs, which a checkpoint holds, is not changed by it."""
@@ -196,7 +217,8 @@ class Loop:
 
     def _tell(self, event: str, *about: Any) -> None:
         for callback in self.callbacks:
-            getattr(callback, event)(self, *about)
+            if self.ranks is None or self.ranks.first or not callback.once:
+                getattr(callback, event)(self, *about)
 
     @property
     def _due(self) -> bool:
@@ -235,7 +257,10 @@ class Loop:
                 first = True  # another step is compiled and recorded
             done = engine.done
             points = [point for point in (engine.settle_at, *engine.points) if point > done]
-            engine.advance(min([*points, done + self._slice()]) - done, self.limit)
+            ahead = min([*points, done + self._slice()]) - done
+            if self.ranks is not None:
+                ahead = -int(self.ranks.most(-ahead)[0])
+            engine.advance(ahead, self.limit)
             if engine.device.type == "cuda":
                 torch.cuda.synchronize(engine.device)  # the clock is to know what is done, not what is asked for
         rate = (engine.done - done) / max(time.monotonic() - began, 1e-9)
@@ -275,26 +300,34 @@ class Loop:
         with self.timed("saving"):
             before = time.monotonic()
             self.engine.check()
-            state = {
-                "engine": self.engine.state_dict(),
-                "histories": self.histories,
-                "thetas": self.thetas.state_dict(),
-                "measured": self.measured,
-                "reading": self._reading,
-                "seconds": self.seconds,
-                "calls": self.calls,
-                "stopped": self.stopped,
-                "random": rng.states(self.engine.device),
-            }
-            kept = [callback.state_dict() for callback in self.callbacks]
-            if any(kept):
-                state["callbacks"] = kept
-            self.checkpoint.save(state, self.engine.done)
+            if self.ranks is None or self.ranks.first:
+                self.checkpoint.save(self._state(), self.engine.done)
         self._saved, self._since = here, time.monotonic()
         self._cost = self._since - before
 
+    def _state(self) -> dict[str, Any]:
+        state = {
+            "engine": self.engine.state_dict(),
+            "histories": self.histories,
+            "thetas": self.thetas.state_dict(),
+            "measured": self.measured,
+            "reading": self._reading,
+            "seconds": self.seconds,
+            "calls": self.calls,
+            "stopped": self.stopped,
+            "random": rng.states(self.engine.device),
+        }
+        kept = [callback.state_dict() for callback in self.callbacks]
+        return state | {"callbacks": kept} if any(kept) else state
+
     def _resume(self) -> None:
-        if self.checkpoint is None or (state := self.checkpoint.load()) is None:
+        if self.checkpoint is None:
+            return
+        if self.ranks is None:
+            state = self.checkpoint.load()
+        else:
+            state = self.ranks.from_first(lambda: self.checkpoint.load() or {})  # type: ignore[union-attr]
+        if not state:
             return
         try:
             self._restore(state)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -20,8 +20,10 @@ from espalier.cost import Cost
 from espalier.search import Search
 from espalier.space import BadInput, BadType, Diverged, Space
 from espalier.train import measured, pytree
+from espalier.train.ranks import Ranks
 from espalier.train.recipes import Phases
 from espalier.train.settled import Settled
+from espalier.train.whole_batch import WholeBatch
 
 if TYPE_CHECKING:
     from espalier.train.measures import Given
@@ -48,6 +50,7 @@ def mean_gradient(
     parameters: Sequence[Tensor],
     closure: Callable[[], Tensor | float],
     slopes: bool = False,
+    across: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """masks: ``(samples, d)``. Leaves the mean gradient over the masks of finite loss in the parameters; returns the
     losses ``(samples)``, where they were computed, and, where asked for, the slopes by the gates ``(samples, d)``.
@@ -56,6 +59,7 @@ def mean_gradient(
     closure: computes the loss of the masked model, goes backwards through it, and returns it. What the gradients held
     before is lost. Where no loss is finite they are None on the CPU; on a GPU, which is not waited for, the gradients
     of several masks are 0 then, and those of a single one are what they are.
+    across: the mean of a loss over processes, where each computes a part of it: then all of them count the same masks.
     """
     total: list[Tensor | None] = [None] * len(parameters)
     losses, rows = list[Tensor](), list[Tensor]()
@@ -66,6 +70,7 @@ def mean_gradient(
             loss = scalar(closure())
             if slopes:
                 rows.append(read())
+        loss = loss if across is None else across(loss)
         losses.append(loss)
         gradients = [parameter.grad for parameter in parameters]
         if loss.is_cuda and len(masks) > 1:
@@ -126,6 +131,10 @@ class StructureOptimizer(torch.optim.Optimizer):
     ``step(closure, inputs, targets)`` hands the closure what each mask reads: with slopes its own part of the batch,
     else all of it.
 
+    Several processes (``ranks``): with ``parallel="data"`` each of them gives its share of the mini-batch, all of equal
+    size; with "structure" each gives the same, whole mini-batch, and takes its share where there is one mask.
+    BatchNorm takes the statistics of the whole batch. All of them come to the same theta and weights, bit for bit.
+
     Parameter groups and state are those of the inner optimiser, so learning rate schedulers work on either. To clip
     the mean gradient use ``optimizer.register_step_pre_hook`` of the inner one: it runs just before the weights move.
     """
@@ -138,8 +147,10 @@ class StructureOptimizer(torch.optim.Optimizer):
         *,
         phases: Phases | None = None,
         scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """phases: of the updates; None leaves them to the caller. scheduler: stepped after every update."""
+        """phases: of the updates; None leaves them to the caller. scheduler: stepped after every update. ranks: that
+        train together."""
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise BadType(f"optimizer is a torch.optim.Optimizer, not {type(optimizer).__name__}")
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -160,7 +171,9 @@ class StructureOptimizer(torch.optim.Optimizer):
         self.update = 0  # updates so far
         self.corrections = 0  # how often a measured cost asked for a smaller network
         self.settled: Settled | None = None
-        self.across: Callable[[Tensor], Tensor] | None = None  # the mean over processes that train the same model
+        self.ranks = ranks
+        # The mean over processes that train the same model.
+        self.across: Callable[[Tensor], Tensor] | None = None if ranks is None else ranks.mean
         self._lost: Tensor | None = None  # whether an update since the last check had no finite loss
         search.record()
         self._share()
@@ -216,19 +229,34 @@ class StructureOptimizer(torch.optim.Optimizer):
         else:
             masks = self.search.ask() if under is None else under.unsqueeze(0)
         reads_slopes = self.search.reads_slopes and not rests
+        parts = pytree.split(batch, self.search.samples) if reads_slopes and batch else [batch]
         gated = self.gated if self.settled is None else None
+        masks_now, across = masks[:1] if rests else masks, self.across
+        apart = None  # which masks are this rank's own
+        if self.ranks is not None and self.ranks.parallel == "structure":
+            if rests:
+                parts = [self.ranks.share(batch) if batch else batch]
+            else:
+                apart, across = self.ranks.rows(len(masks)), None
+                masks_now, parts = masks[apart], parts if len(parts) == 1 else parts[apart]
 
-        def one_at_a_time(masks: Tensor, batch: tuple[Any, ...]) -> tuple[Tensor, Tensor | None]:
-            parts = itertools.cycle(pytree.split(batch, self.search.samples) if reads_slopes and batch else [batch])
-            return mean_gradient(gated, masks, parameters, lambda: closure(*next(parts)), reads_slopes)
+        def one_at_a_time(masks: Tensor, parts: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+            inputs = itertools.cycle(parts)
+            return mean_gradient(gated, masks, parameters, lambda: closure(*next(inputs)), reads_slopes, across)
 
-        masks_now = masks[:1] if rests else masks
-        if together is None:
-            losses, slopes = one_at_a_time(masks_now, batch)
-        else:
-            losses, slopes = together(masks_now, batch, parameters, reads_slopes, one_at_a_time)
-        if self.across is not None:
-            losses, slopes = self.across(losses), None if slopes is None else self.across(slopes)
+        with self._beside_others(apart is None):
+            if together is None:
+                losses, slopes = one_at_a_time(masks_now, parts)
+            else:
+                losses, slopes = together(parts, masks_now, parameters, reads_slopes, one_at_a_time, across)
+        weight: Tensor | float = 1.0  # of this rank's gradient, over the masks or examples of all of them
+        if apart is not None:
+            assert self.ranks is not None
+            weight = losses.isfinite().sum()
+            losses = self.ranks.placed(losses, apart, len(masks))
+            slopes = None if slopes is None else self.ranks.placed(slopes, apart, len(masks))
+        elif across is not None and slopes is not None:
+            slopes = across(slopes)
         if slopes is not None:
             slopes = slopes.to(self.search.device)
         finite = losses.isfinite()
@@ -240,6 +268,9 @@ class StructureOptimizer(torch.optim.Optimizer):
             self.check()
         if not rests:
             self.search.tell(masks, losses, slopes)
+        if self.ranks is not None:
+            everyone = self.ranks.count if apart is None else finite.sum().clamp(min=1)
+            self.ranks.add_up(parameters, weight / everyone)
         self.inner.step()
         # Inside an autocast region torch keeps the weights it has cast; they have just changed.
         torch.clear_autocast_cache()
@@ -247,6 +278,16 @@ class StructureOptimizer(torch.optim.Optimizer):
         if self.scheduler is not None:
             self.scheduler.step()
         return torch.where(finite, losses, 0.0).sum() / finite.sum()
+
+    @contextmanager
+    def _beside_others(self, sharing: bool) -> Iterator[None]:
+        """Among several ranks: random numbers of this one's own; sharing: BatchNorm over what all of them read."""
+        with contextlib.ExitStack() as stack:
+            if self.ranks is not None:
+                stack.enter_context(self.ranks.own_noise(self.search.generator.initial_seed(), self.update))
+                if sharing:
+                    stack.enter_context(WholeBatch(self.ranks))
+            yield
 
     def compact(self) -> torch.nn.Module:
         """Once the search is settled: train on with the compact network, and return it.

@@ -181,6 +181,8 @@ def span(seconds: float | None) -> str:
 class Shown(Callback):
     """Tells a person by way of a :class:`Progress`."""
 
+    once = True
+
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
 

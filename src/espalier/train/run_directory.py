@@ -24,7 +24,6 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy
 import safetensors
 import safetensors.torch
 import torch
@@ -35,7 +34,7 @@ from espalier.compact import save
 from espalier.records import COUNTED, METRICS, RESULT, SETTINGS, result_of, settings_of
 from espalier.records import DIRECTORY_FORMAT as FORMAT
 from espalier.space import BadInput, Corrupt, EspalierError
-from espalier.train import state_codec
+from espalier.train import fingerprint, state_codec
 from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import NotSaved, pack, write
 from espalier.train.metrics import Row, clean
@@ -68,7 +67,12 @@ class RunDirectory:
         """
         self.check()
         files.unseal(self.folder)
-        head = {"format": FORMAT, "settings": dict(settings), "versions": versions(), "hardware": hardware(device)}
+        head = {
+            "format": FORMAT,
+            "settings": dict(settings),
+            "versions": fingerprint.versions(),
+            "hardware": hardware(device),
+        }
         head |= {"forced": list(forced)} if forced else {}
         write(self.folder / SETTINGS, _json(head))
         write(self.metrics, b"".join(_line(row) for row in history))
@@ -155,6 +159,8 @@ class RunDirectory:
 class Records(Callback):
     """A run directory for each run of a loop. settings: of each run, what it is told by."""
 
+    once = True
+
     def __init__(self, folders: Sequence[Path], settings: Sequence[Mapping[str, Any]]) -> None:
         self.directories, self.settings = [RunDirectory(folder) for folder in folders], settings
         self.written = False  # whether all of it is there already
@@ -190,17 +196,6 @@ def sizes(gated: Gated, mask: Tensor) -> dict[str, list[int]]:
             cost, per = gated.cost(kind), getattr(gated, "examples", 1) if kind == "macs" else 1
             counted[kind] = [round(float(cost(m)) / per) for m in (mask, torch.ones_like(mask))]
     return counted
-
-
-def versions() -> dict[str, str]:
-    package = sys.modules[__name__.partition(".")[0]]  # importing it here would point up the layers
-    return {
-        "espalier": package.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "safetensors": safetensors.__version__,
-    }
 
 
 def hardware(device: torch.device) -> dict[str, Any]:

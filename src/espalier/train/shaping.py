@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -15,12 +16,13 @@ from espalier.gates.blocks import RoundTo
 from espalier.search import Search
 from espalier.space import BadInput, BadType
 from espalier.space import whole_number as whole
-from espalier.train import batchnorm, checks, descent, feed, measured, pytree, recipes, scoring, targets
+from espalier.train import batchnorm, checks, descent, feed, measured, pytree, ranks, recipes, scoring, targets
 from espalier.train import schedule as schedules
 from espalier.train.batched.optimizers import SGD, Adam, Optimizer
 from espalier.train.measures import Given
 from espalier.train.metrics import Shares, rows
 from espalier.train.optimizer import Gated, StructureOptimizer, check_parameters
+from espalier.train.ranks import Ranks
 from espalier.train.recipes import OptimizerFactory, Recipe
 from espalier.train.result import Result, order_of
 from espalier.train.schedule import Constant, Schedule
@@ -45,6 +47,7 @@ def shape(
     recipe: str | Recipe | None = None,
     settle: float | None = None,
     seed: int = 0,
+    parallel: str | Ranks | None = None,
 ) -> StructureOptimizer:
     """Everything ``fit`` does with the structure, for a loop of one's own over so many updates.
 
@@ -53,6 +56,8 @@ def shape(
     optimizer: of the model's parameters: a torch optimiser, or a function or settings as in ``fit``; default: as in
         ``fit`` where targets are classes, with the recipe's schedule. For other targets give ``AdamW(0.01)``.
     updates: how many there will be; begin, ramp and settle are shares of them.
+    parallel: with several processes, "data" or "structure"; see :class:`StructureOptimizer`. All of them start with the
+        weights of the first.
     Everything else is as in :func:`espalier.fit`.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -71,6 +76,9 @@ def shape(
     if not isinstance(module, nn.Module):
         raise BadType(f"model is a torch module or what espalier.attach gave, not {type(model).__name__}")
     checks.trainable(module)
+    several = ranks.read(parallel)
+    if several is not None:
+        several.begin(module)
     device = next(module.parameters()).device
     own = recipes.chosen(recipe, None, settle, penalised=target is None)
     phases = own.phases(whole(updates, "updates", 1), target)
@@ -83,13 +91,16 @@ def shape(
         checks.readable(module, example)
         gated = attach(module, example, **how)
     asked = target if isinstance(target, Asked) else targets.read(gated, cost, target)
+    masks = own.samples if samples is None else samples
+    if several is not None:
+        several.check(masks, [asked.name, *asked.limits])
     with checks.unreachable(gated, asked.name):
         search = Search(
             gated.space,
             cost=asked.cost,
             limits=asked.limits,
             penalty=penalty,
-            samples=own.samples if samples is None else samples,
+            samples=masks,
             seed=whole(seed, "seed", 0),
             device=device,
             **own.search_arguments(gated.space, phases, asked.share),
@@ -99,7 +110,21 @@ def shape(
     rates = schedules.read(schedule, own.schedule, optimizer)
     inner = built(own.optimizer if optimizer is None else optimizer, module)
     scheduler = None if rates == Constant() else schedules.of_torch(rates, inner, phases.end)
-    return StructureOptimizer(inner, search, gated, phases=phases, scheduler=scheduler)
+    if several is not None:
+        several.agree(
+            {
+                "space": gated.space.to_json(),
+                "phases": asdict(phases),
+                "target": repr(asked.share),
+                "full_cost": float(search.full_cost),
+                "penalty": penalty,
+                "seed": seed,
+                "samples": masks,
+                "recipe": asdict(own),
+                "optimizer": type(inner).__name__,
+            }
+        )
+    return StructureOptimizer(inner, search, gated, phases=phases, scheduler=scheduler, ranks=several)
 
 
 def built(given: torch.optim.Optimizer | Optimizer | OptimizerFactory, module: nn.Module) -> torch.optim.Optimizer:

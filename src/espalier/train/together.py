@@ -19,7 +19,8 @@ from espalier.train import pytree
 from espalier.train.feed import Batch
 
 Gradient = tuple[Tensor, Tensor | None]  # losses (samples), slopes (samples, d)
-OneAtATime = Callable[[Tensor, Any], Gradient]  # of masks (samples, d) and a batch
+OneAtATime = Callable[[Tensor, Sequence[Any]], Gradient]  # of masks (samples, d) and what each reads
+Across = Callable[[Tensor], Tensor] | None  # the mean over processes that train the same model
 
 
 class OnePass:
@@ -33,25 +34,31 @@ class OnePass:
         self.seen: tuple[Any, Any] | None = None
 
     def __call__(
-        self, masks: Tensor, batch: Batch, parameters: Sequence[Tensor], slopes: bool, alone: OneAtATime
+        self,
+        parts: Sequence[Batch],
+        masks: Tensor,
+        parameters: Sequence[Tensor],
+        slopes: bool,
+        alone: OneAtATime,
+        across: Across = None,
     ) -> Gradient:
         """masks: ``(samples, d)``. Leaves the mean gradient over the masks of finite loss in the parameters.
 
+        parts: what each mask reads, or one batch for all of them. across: as of ``mean_gradient``.
         alone: does the same, one mask after the other. On a GPU, which is not waited for, the gradient of an update in
         which some loss is not finite is 0.
         """
         samples = len(masks)
 
         def one_at_a_time() -> Gradient:
-            return alone(masks, batch)
+            return alone(masks, parts)
 
         if samples == 1:
             return one_at_a_time()
-        parts: list[Batch] = pytree.split(batch, samples) if slopes else [batch]
         uneven = len(parts) > 1 and len({pytree.count(part, "inputs and targets") for part in parts}) > 1
         if uneven or not hasattr(self.gated, "apart"):  # a handle of one's own knows one mask at a time
             return one_at_a_time()
-        parts = parts if len(parts) > 1 else parts * samples
+        parts = parts if len(parts) > 1 else [parts[0]] * samples
         inputs = _pytree.tree_map(lambda *leaves: interleaved(leaves), *(part[0] for part in parts))
         if self.gated.one_at_a_time(inputs, samples):
             return one_at_a_time()
@@ -61,7 +68,7 @@ class OnePass:
             with self.gated.masked(masks, slopes=slopes) as read, torch.enable_grad():
                 outputs = self.gated.apart(self.forward(inputs), samples)
                 each = torch.stack([self.loss(o, part[1]).reshape(()) for o, part in zip(outputs, parts)])
-                losses = each.detach()
+                losses = each.detach() if across is None else across(each)
                 finite = losses.isfinite()
                 if losses.is_cuda:
                     torch.where(finite, each, 0.0).mean().backward()  # type: ignore[no-untyped-call]

@@ -6,6 +6,8 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.gates.blocks import RoundTo
 from espalier.space import BadInput, BadType, whole_number
-from espalier.train import checks, feed, measures, progress, recipes, rng, scoring
+from espalier.train import checks, feed, measures, on_ray, progress, recipes, rng, scoring
 from espalier.train import schedule as schedules
 from espalier.train.batched import optimizers
 from espalier.train.batched import runs as run_list
@@ -35,6 +37,7 @@ from espalier.train.feed import Adapter
 from espalier.train.hashes import Hashes
 from espalier.train.lock import locked
 from espalier.train.loop import Loop, OutOfMemory
+from espalier.train.on_ray import Ray
 from espalier.train.recipes import OptimizerFactory, Recipe
 from espalier.train.result import Result
 from espalier.train.run_directory import Records
@@ -79,6 +82,7 @@ def sweep(
     resume: str = "same",
     time_limit: float | None = None,
     callbacks: Sequence[Callback] = (),
+    executor: str | Ray | None = None,
     quiet: bool = False,
 ) -> list[Result]:
     """Train every penalty (or target, mask, dropout rate) with every seed, all at once; one result each, in that order.
@@ -110,6 +114,8 @@ def sweep(
     checkpoint: a folder; the same call goes on where the last one stopped, by a kill or after ``time_limit`` seconds.
         Every run has its own run directory in it. resume: as in ``fit``.
     callbacks: as in ``fit``; told of each batch of runs, with a row for each run.
+    executor: "ray", or :class:`espalier.train.on_ray.Ray`: batches of ``at_once`` runs as tasks of a cluster, with the
+        same run directories; needs ``checkpoint``, a folder that all machines see. See docs/scale.md.
     """
     watching, anyway = callbacks_checked(callbacks), checks.resume(resume)
     at_once = None if at_once is None else whole_number(at_once, "at_once", 1)
@@ -139,35 +145,90 @@ def sweep(
     data = resident(data, "data", adapt)
     if validation is not None:
         validation = resident(validation, "validation", adapt)
-    place = checks.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    elsewhere = on_ray.read(executor)
+    usual = torch.cuda.is_available() if elsewhere is None else elsewhere.gpus > 0
+    given = device if device is not None else "cuda" if usual else "cpu"
+    place = checks.device(given) if elsewhere is None else torch.device(given)
     root = None if checkpoint is None else checks.folder(checkpoint)
     if compute is not None and not isinstance(compute, Compute):
         raise BadType(f"compute is settings such as Compute(precision='bf16'), not {compute!r}")
     stop, shown = Stop(time_limit), progress.choose(quiet)
+    of_all = Shared(factory, data, validation, plan, place, compute or Compute(), root, anyway)
+    batches = [
+        BatchOfRuns(number, [asked[i] for i in where], list(where))
+        for number, where in enumerate(run_list.batches(asked, at_once))
+    ]
     results: dict[int, Result] = {}
-    hashes = Hashes(root)
     with nullcontext() if root is None else locked(root, anyway):
-        for number, where in enumerate(run_list.batches(asked, at_once)):
-            with explained(len(where), place):
-                engine = BatchEngine(
-                    factory, data, validation, [asked[i] for i in where], plan, place, compute or Compute()
-                )
-                records, store = list[Callback](), None
-                if root is not None:
-                    shared, each = engine.settings(hashes), [run.describe() for run in engine.runs]
-                    hashes.keep()
-                    folders = [files.below(root, root / f"run-{i:03d}") for i in where]
-                    records = [Records(folders, [shared | own for own in each])]
-                    together = shared | {"runs": each}
-                    store = Checkpoint(files.below(root, root / f"batch-{number:03d}"), together, anyway)
-                loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store)
-                with rng.seeded(engine.seed, place):
-                    loop.train()
-                if stop.interrupted:
-                    shown.say(f"stopped after update {loop.update}; the same call goes on from {checkpoint}")
-                    raise KeyboardInterrupt
-                results.update(zip(where, loop.results(), strict=True))
+        if elsewhere is None:
+            for batch_ in batches:
+                results.update(zip(batch_.where, trained(of_all, batch_, stop, watching, shown), strict=True))
+        else:
+            if root is None or watching:
+                missing = "needs checkpoint=, a folder that all machines see" if root is None else "takes no callbacks"
+                raise BadInput(f"executor='ray' {missing}")
+            jobs = {f"batch {one.number}, {len(one.runs)} runs": one for one in batches}
+            done = elsewhere.carry_out(_as_task, of_all, jobs, root, stop, shown)
+            for name, one in jobs.items():
+                results.update(zip(one.where, done[name], strict=True))
     return [results[i] for i in range(len(asked))]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all batches of a sweep have in common."""
+
+    factory: Factory
+    data: Any
+    validation: Any
+    plan: Plan
+    device: torch.device
+    compute: Compute
+    root: Path | None
+    anyway: bool
+
+
+@dataclass(frozen=True)
+class BatchOfRuns:
+    """Runs that are one batch, and their places among all."""
+
+    number: int
+    runs: list[Run]
+    where: list[int]
+
+
+def trained(
+    of_all: Shared, batch: BatchOfRuns, stop: Stop, watching: Sequence[Callback], shown: progress.Progress
+) -> list[Result]:
+    """One batch, from where its checkpoint stands to its end or as far as time allows."""
+    root, place = of_all.root, of_all.device
+    with explained(len(batch.runs), place):
+        engine = BatchEngine(
+            of_all.factory, of_all.data, of_all.validation, batch.runs, of_all.plan, place, of_all.compute
+        )
+        records, store = list[Callback](), None
+        if root is not None:
+            hashes = Hashes(root)
+            shared, each = engine.settings(hashes), [run.describe() for run in engine.runs]
+            hashes.keep()
+            folders = [files.below(root, root / f"run-{i:03d}") for i in batch.where]
+            records = [Records(folders, [shared | own for own in each])]
+            place_of_state = files.below(root, root / f"batch-{batch.number:03d}")
+            store = Checkpoint(place_of_state, shared | {"runs": each}, of_all.anyway)
+        loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store)
+        with rng.seeded(engine.seed, place):
+            loop.train()
+        if stop.interrupted:
+            shown.say(f"stopped after update {loop.update}; the same call goes on from {root}")
+            raise KeyboardInterrupt
+        return loop.results()
+
+
+def _as_task(of_all: Shared, batch: BatchOfRuns, seconds: float | None) -> tuple[bool, list[Result]]:
+    """A batch on a worker of a cluster."""
+    checks.device(of_all.device)
+    results = trained(of_all, batch, Stop(seconds), (), progress.choose(True))
+    return all(result.finished for result in results), results
 
 
 @contextmanager
