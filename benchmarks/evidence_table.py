@@ -183,8 +183,19 @@ def overview(lines: Sequence[dict[str, Any]], across: bool = False) -> str:
             f"| | {' | '.join(table[0][1:])} |",
             "|---" * len(table[0]) + "|",
             *(f"| {' | '.join(row)} |" for row in table[1:]),
+            *(["", ahead(by)] if across else []),
         ]
     )
+
+
+def ahead(by: dict[str, dict[tuple[Any, ...], list[float]]]) -> str:
+    """By how many points of error the first method is ahead of each other one, over the cells of both."""
+    (first, own), *others = by.items()
+    parts = []
+    for name, rival in others:
+        points = [mean(rival[cell]) - mean(own[cell]) for cell in own if cell in rival]
+        parts += [f"of {name} by {min(points):.1f} to {max(points):.1f}"] if points else []
+    return f"In points of error, {first} is ahead {', '.join(parts)}."
 
 
 def main(words: Sequence[str] | None = None) -> None:
