@@ -1,6 +1,7 @@
-"""What is made of the docs: the page of all commands, notebooks of the tutorials, and the folder the site is built from.
+"""What is made of the docs: the page of all commands, notebooks of the tutorials, the folder the site is built from.
 
     python docs/make.py                     # docs/reference/commands.md and docs/tutorials/*.ipynb, anew
+    python docs/make.py --run               # before that, what the code of the tutorials prints, anew
     python docs/make.py --gather FOLDER     # the pages of the site, with the files that they lead to
 
 A tutorial is a page of ```python blocks; what one prints is in the ```text block behind it. A notebook has the same
@@ -10,10 +11,13 @@ cells with the same outputs.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
+import io
 import json
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,9 +50,10 @@ def default_of(parameter: Any) -> str:
     value = parameter.default() if callable(parameter.default) else parameter.default
     if parameter.required:
         return "required"
-    if value is None or value is False or value in ("", [], ()) or not isinstance(value, (str, int, float, list, tuple, Path)):
-        return ""
-    return f"`{value}`" if value is not True else "on"
+    if value is True:
+        return "on"
+    told = isinstance(value, (str, int, float, Path)) and value is not False and value != ""
+    return f"`{value}`" if told else ""
 
 
 def kind_of(command: Any, parameter: Any) -> str:
@@ -82,8 +87,8 @@ def commands() -> str:
 
 <!-- Made by `python docs/make.py` from the commands themselves; do not edit. -->
 
-Every command with every setting, as `espalier COMMAND --help` has them. A setting is a flag, or a key of a TOML file under the same name.
-[The command line](../cli.md) explains how to use them, files of settings and exit codes.
+Every command with every setting, as `espalier COMMAND --help` has them. A setting is a flag, or a key of a TOML file
+under the same name. [The command line](../cli.md) explains how to use them, files of settings and exit codes.
 """
     return "\n".join([head, *(section(name, one) for name, one in leaves(typer.main.get_command(app)))])
 
@@ -115,6 +120,31 @@ def notebook(page: str) -> str:
     return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
 
 
+def printed(page: str) -> list[str]:
+    """What each code cell of a tutorial prints, run from top to bottom in one namespace, in an empty folder."""
+    names, texts = dict[str, Any](), list[str]()
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for cell in cells(page):
+            if cell["cell_type"] == "code":
+                out = io.StringIO()
+                with contextlib.redirect_stdout(out):
+                    exec(compile("".join(cell["source"]), "tutorial", "exec"), names)
+                texts.append(out.getvalue())
+    return texts
+
+
+def rerun(page: str) -> str:
+    """The page with what its code prints now."""
+    texts = iter(printed(page))
+    block = re.compile(r"(^```python\n.*?^```\n)(?:\n```text\n.*?^```\n)?", re.DOTALL | re.MULTILINE)
+
+    def shown(found: re.Match[str]) -> str:
+        text = next(texts)
+        return f"{found[1]}\n```text\n{text}```\n" if text else found[1]
+
+    return block.sub(shown, page)
+
+
 def gather(folder: Path) -> None:
     """Copies of what the site is built from, at their places below an empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -127,12 +157,15 @@ def gather(folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gather", type=Path)
+    parser.add_argument("--run", action="store_true")
     given = parser.parse_args()
     if given.gather:
         gather(given.gather)
         return
     files.write(COMMANDS, commands())
     for page in TUTORIALS:
+        if given.run:
+            files.write(page, rerun(page.read_text(encoding="utf-8")))
         files.write(page.with_suffix(".ipynb"), notebook(page.read_text(encoding="utf-8")))
 
 

@@ -94,7 +94,9 @@ def test_an_overview_has_the_means_of_its_lines():
 
 
 def test_an_overview_across_is_the_same_table_turned_and_says_how_far_ahead_the_first_is():
-    rows = lambda text: [[cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines() if row[:1] == "|"]
+    def rows(text):
+        return [[cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines() if row[:1] == "|"]
+
     more = [*lines(), *(line | {"cost": "macs", "error": line["error"] + 0.01} for line in lines())]
     upright, turned = rows(overview(more)), rows(overview(more, across=True))
     del upright[1], turned[1]  # the rule below the head
