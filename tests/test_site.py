@@ -99,6 +99,21 @@ def test_every_public_name_is_in_the_reference():
         assert not missing, f"{package}: {missing} belong on a page of docs/reference"
 
 
+def test_the_keys_of_a_row_are_those_that_a_run_writes(tmp_path):
+    from espalier import fit
+
+    x, y = torch.randn(64, 4), torch.randint(2, (64,))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    fit(model, (x, y), epochs=4, target=0.5, validation=(x, y), checkpoint=tmp_path / "run", quiet=True)
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    page = (ROOT / "docs" / "reference" / "formats.md").read_text(encoding="utf-8")
+    table = page[page.index("### A row of") : page.index("## Runs of a study")]
+    keys = {key for line in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for key in re.findall(r"`(\w+)`", line)}
+    assert keys == set(row)
+    named = {re.split(r"[./-]", name)[0] for name in re.findall(r"^\| `([\w./*-]+)` \|", page, re.MULTILINE)}
+    assert {re.split(r"[.-]", path.name)[0] for path in (tmp_path / "run").iterdir()} - {"lock"} <= named
+
+
 def nav():
     """The pages that the site's navigation leads to."""
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
