@@ -5,13 +5,16 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 ARGS   ?=
 
-.PHONY: help demo test test-all lint type bench results clean
+.PHONY: help demo test test-all lint type docs tables results dist dist-check bench clean
 
 help:
 	@echo "make demo      see it work (CPU, under two minutes after the install)"
 	@echo "make test      lint, types and tests"
 	@echo "make test-all  the same, with the long tests"
-	@echo "make results   tables, figures and generated parts of the docs, from the committed runs"
+	@echo "make docs      the documentation as a site, build/site/index.html"
+	@echo "make tables    tables, pictures, commands and notebooks of the docs, from committed runs: seconds"
+	@echo "make results   the same, with the tables and figures of all studies"
+	@echo "make dist      sdist and wheel, in dist; make dist-check installs the wheel with [all] and tries it"
 	@echo "make lint | make type | make bench | make clean"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -41,8 +44,22 @@ test-all: lint type
 bench: $(STAMP)
 	$(BIN)/python benchmarks/search.py
 
+docs: $(STAMP)
+	$(BIN)/python docs/make.py --gather build/docs
+	$(BIN)/zensical build --clean --strict
+
+tables: $(STAMP)
+	$(BIN)/python benchmarks/results.py --tables
+
 results: $(STAMP)
 	$(BIN)/python benchmarks/results.py $(ARGS)
+
+dist: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+
+dist-check: dist
+	$(BIN)/python benchmarks/dist_check.py dist --log results/dist-check.txt
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,13 +1,14 @@
 """Markdown tables of the lines of ``evidence.py``: a row for each method, and how far ours is ahead over equal seeds.
 
     python benchmarks/evidence_table.py FILE.jsonl ... [--ours ours] [--methods ours,uniform,...] [--into PAGE.md]
-    python benchmarks/evidence_table.py FILE.jsonl ... --overview [--into PAGE.md]
+    python benchmarks/evidence_table.py FILE.jsonl ... --overview [--across] [--into PAGE.md]
 
 A table for each network, cost and target, and for each budget that the files hold: mean error in %, its standard
 deviation, n, shares of weights and MACs, seconds; and ours minus the rival over the seeds that both have, with the 95%
 interval of Student's t. ``--into`` writes them between ``<!-- generated: evidence -->`` and
 ``<!-- end of generated: evidence -->``. ``--overview``: one table instead, errors alone, a row for each label of the
 lines (or method) and a column for each network, cost and target; between the marks ``generated: overview``.
+``--across``: the other way round, a column for each method.
 """
 
 from __future__ import annotations
@@ -159,29 +160,42 @@ def shown(line: dict[str, Any]) -> str:
     return str(line.get("label", "Torch-Pruning" if pruned else line["method"]))
 
 
-def overview(lines: Sequence[dict[str, Any]]) -> str:
-    """One table of mean errors, rows in the order of the lines; lines of one label and cell are its seeds."""
+def overview(lines: Sequence[dict[str, Any]], across: bool = False) -> str:
+    """One table of mean errors, in the order of the lines; lines of one label and cell are its seeds.
+
+    across: a column for each label instead of a row.
+    """
     cells = sorted({(line["network"], line["cost"], line["target"]) for line in lines})
     by: dict[str, dict[tuple[Any, ...], list[float]]] = {}
     for line in lines:
         own = by.setdefault(shown(line), {})
         own.setdefault((line["network"], line["cost"], line["target"]), []).append(100 * line["error"])
     head = [f"{NETWORKS.get(network, network)}, {100 * target:g}% of {COSTS[cost]}" for network, cost, target in cells]
-    rows = [
-        " | ".join([name, *(f"{mean(own[cell]):.2f}" if cell in own else "" for cell in cells)])
-        for name, own in by.items()
-    ]
+    table = [["", *head]]
+    table += [[name, *(f"{mean(own[cell]):.2f}" if cell in own else "" for cell in cells)] for name, own in by.items()]
+    table = [list(column) for column in zip(*table)] if across else table
     most = max(len(errors) for own in by.values() for errors in own.values())
     budget = budget_words({name: lines[0][name] for name in BUDGET})
     return "\n".join(
         [
             f"Error in %, {'1 run' if most == 1 else f'up to {most} runs'} in each cell; {budget}.",
             "",
-            f"| | {' | '.join(head)} |",
-            "|---" * (len(cells) + 1) + "|",
-            *(f"| {row} |" for row in rows),
+            f"| | {' | '.join(table[0][1:])} |",
+            "|---" * len(table[0]) + "|",
+            *(f"| {' | '.join(row)} |" for row in table[1:]),
+            *(["", ahead(by)] if across else []),
         ]
     )
+
+
+def ahead(by: dict[str, dict[tuple[Any, ...], list[float]]]) -> str:
+    """By how many points of error the first method is ahead of each other one, over the cells of both."""
+    (first, own), *others = by.items()
+    parts = []
+    for name, rival in others:
+        points = [mean(rival[cell]) - mean(own[cell]) for cell in own if cell in rival]
+        parts += [f"of {name} by {min(points):.1f} to {max(points):.1f}"] if points else []
+    return f"In points of error, {first} is ahead {', '.join(parts)}."
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -190,6 +204,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--ours", default="ours", help="the setting that others are compared with")
     parser.add_argument("--methods", help="only these, in this order")
     parser.add_argument("--overview", action="store_true")
+    parser.add_argument("--across", action="store_true", help="an overview with a column for each method")
     parser.add_argument("--into", type=Path, help="a page with the two marks")
     given = parser.parse_args(words)
     lines = [line for file in given.files for line in lines_of(file)]
@@ -200,7 +215,7 @@ def main(words: Sequence[str] | None = None) -> None:
             if wanted is None
             else [line for name in wanted for line in lines if name in (line["method"], shown(line))]
         )
-        text, marks = overview(rows), OVERVIEW
+        text, marks = overview(rows, given.across), OVERVIEW
     else:
         text, marks = tables(lines, given.ours, wanted), MARKS
     if given.into is None:

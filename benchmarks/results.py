@@ -2,6 +2,7 @@
 
     python benchmarks/results.py                     # tables, figures and generated parts of the docs, of everything
     python benchmarks/results.py --only mnist        # of the studies with this in their name
+    python benchmarks/results.py --tables            # what `COMMANDS` below make, without the studies: seconds
     python benchmarks/results.py --pack FOLDER       # FOLDER/runs into FOLDER/runs.jsonl, and FOLDER/runs goes
     python benchmarks/results.py --unpack FOLDER     # FOLDER/runs again
 
@@ -24,14 +25,17 @@ from espalier.report import packed
 ROOT = Path(__file__).resolve().parents[1]
 # What else is made from results/, by its own command.
 TABLE, EVIDENCE = "benchmarks/evidence_table.py", "results/evidence"
+OVERVIEW = "ours,uniform,Torch-Pruning,control"
 COMMANDS = (
     f"{TABLE} {EVIDENCE}/cifar10.jsonl --into docs/evidence.md",
     f"{TABLE} {EVIDENCE}/pruning.jsonl --overview --into docs/evidence.md",
     f"{TABLE} {EVIDENCE}/tuning.jsonl --overview --into docs/recipe.md",
-    f"{TABLE} {EVIDENCE}/cifar10.jsonl --overview --methods ours,uniform,Torch-Pruning,control --into README.md",
+    f"{TABLE} {EVIDENCE}/cifar10.jsonl --overview --across --methods {OVERVIEW} --into README.md",
+    f"benchmarks/evidence_picture.py {EVIDENCE}/cifar10.jsonl --out docs/pictures/evidence.svg",
     "benchmarks/signals_table.py results/signal/digits.json --into docs/signal.md --figure results/signal/digits.svg",
     "benchmarks/features.py --out results/sklearn/features.jsonl --into docs/sklearn.md",
     "-m tests.zoo.table",
+    "docs/make.py",
 )
 
 
@@ -50,6 +54,7 @@ def page_of(folder: Path, root: Path = ROOT) -> Path | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="of the studies with this in their name")
+    parser.add_argument("--tables", action="store_true", help="without the studies")
     parser.add_argument("--pack", type=Path)
     parser.add_argument("--unpack", type=Path)
     given = parser.parse_args()
@@ -60,7 +65,7 @@ def main() -> None:
     if given.unpack:
         print(f"{len(packed.unpack(given.unpack))} files in {given.unpack / 'runs'}")
         return
-    for folder in studies():
+    for folder in () if given.tables else studies():
         if given.only in folder.as_posix():
             written, _ = paper.write(folder, page_of(folder), page=False)
             print(f"{folder.relative_to(ROOT)}: {len(written)} files")

@@ -19,7 +19,7 @@ from espalier.space import (
 )
 from espalier.train import Callback, StructureOptimizer, fit, shape, sweep
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "BadInput",
     "BadMask",

@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 
+import evidence_picture
 from evidence_table import MARKS, compared, interval, main, overview, quantile, tables
+from results import OVERVIEW
 
 stats = pytest.importorskip("scipy.stats")
 BASE = {
@@ -68,7 +71,7 @@ def test_a_table_has_a_row_for_each_method_and_goes_between_marks(tmp_path):
         ("docs/evidence.md", "cifar10.jsonl", []),
         ("docs/recipe.md", "tuning.jsonl", ["--overview"]),
         ("docs/evidence.md", "pruning.jsonl", ["--overview"]),
-        ("README.md", "cifar10.jsonl", ["--overview", "--methods", "ours,uniform,Torch-Pruning,control"]),
+        ("README.md", "cifar10.jsonl", ["--overview", "--across", "--methods", OVERVIEW]),
     ],
 )
 def test_the_tables_of_the_docs_are_those_of_the_lines(tmp_path, page, file, flags):
@@ -88,3 +91,37 @@ def test_an_overview_has_the_means_of_its_lines():
     assert rows["ours"].split(" | ")[-1].strip() == f"{np.mean(ours):.2f}"
     assert rows["other"].startswith(f"{100 * np.mean([line['error'] for line in lines()[:2]]):.2f}")
     assert "up to 5 runs" in table
+
+
+def test_an_overview_across_is_the_same_table_turned_and_says_how_far_ahead_the_first_is():
+    def rows(text):
+        return [[cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines() if row[:1] == "|"]
+
+    more = [*lines(), *(line | {"cost": "macs", "error": line["error"] + 0.01} for line in lines())]
+    upright, turned = rows(overview(more)), rows(overview(more, across=True))
+    del upright[1], turned[1]  # the rule below the head
+    assert turned == [list(column) for column in zip(*upright)]
+    gaps = {name: [float(cell) for cell in cells] for name, *cells in upright[1:]}
+    first, *others = gaps
+    said = overview(more, across=True).splitlines()[-1]
+    for name in others:
+        points = np.subtract(gaps[name], gaps[first])
+        assert f"of {name} by {points.min():.1f} to {points.max():.1f}" in said
+
+
+def test_the_picture_shows_the_means_of_the_lines(tmp_path):
+    figure = evidence_picture.picture([line | {"held_out": 0} for line in lines()])
+    (axes,) = figure.subfigs[0].axes
+    drawn = {str(bar.get_label()): bar.lines[0].get_ydata() for bar in axes.containers}
+    for method, name in (("ours", "Espalier"), ("uniform", "narrower, from scratch")):
+        errors = [100 * line["error"] for line in lines() if line["method"] == method]
+        assert drawn[name] == pytest.approx([np.mean(errors)])
+    assert axes.lines[-1].get_label() == "the whole network"
+
+
+def test_the_picture_of_the_readme_is_that_of_the_lines(tmp_path):
+    root = Path(__file__).parents[2]
+    kept = (root / "docs" / "pictures" / "evidence.svg").read_text()
+    evidence_picture.main([str(root / "results/evidence/cifar10.jsonl"), "--out", str(tmp_path / "new.svg")])
+    if f"v{matplotlib.__version__}," in kept:
+        assert (tmp_path / "new.svg").read_text() == kept

@@ -63,8 +63,7 @@ def test_help_has_an_example_that_parses(path, espal):
 @pytest.mark.parametrize("path", ALL, ids=" ".join)
 def test_every_flag_says_what_it_is(path):
     for parameter in ALL[path].params:
-        if parameter.param_type_name == "option" or path not in {("data", "get")}:
-            assert getattr(parameter, "help", None), (path, parameter.name)
+        assert getattr(parameter, "help", None), (path, parameter.name)
 
 
 @pytest.mark.parametrize(

@@ -268,3 +268,16 @@ def test_the_example(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
     share, error = re.findall(r"([0-9.]+)% of the weights.*test error ([0-9.]+)%", said, re.DOTALL)[0]
     assert float(share) <= 30
     assert float(error) < 8
+
+
+def test_the_snippet_of_the_page(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "frameworks.md").read_text()
+    (code,) = re.findall(r"```python\n(from espalier\.integrations\.lightning.*?)```", page, re.DOTALL)
+    shortened = {"max_epochs": 4}
+
+    def quietly(callbacks: Any, **settings: Any) -> Any:
+        return trainer(tmp_path, callbacks[0], **settings | shortened)
+
+    names: dict[str, Any] = {"Trainer": quietly, "module": Digits(), "loader": loader()}
+    exec(compile(code, "docs/frameworks.md", "exec"), names)
+    assert names["shaping"].result.share_after <= 0.3

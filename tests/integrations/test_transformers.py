@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,11 @@ def _quiet() -> None:
     transformers.utils.logging.disable_progress_bar()
 
 
-def bert(dropout: float = 0.0) -> Any:
+def bert(dropout: float = 0.0, **sizes: int) -> Any:
     torch.manual_seed(0)
     config = transformers.BertConfig(
         vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24, num_labels=2,
-        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
+        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, **sizes,
     )  # fmt: skip
     return transformers.BertForSequenceClassification(config)
 
@@ -155,3 +156,12 @@ def test_the_examples(name: str, constant: float) -> None:
     training = example[name]()
     assert training.result.share_after <= 0.4
     assert training.evaluate()["eval_loss"] < 0.6 * constant
+
+
+def test_the_snippet_of_the_page(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "frameworks.md").read_text()
+    (code,) = re.findall(r"```python\n(from espalier\.integrations\.transformers.*?)```", page, re.DOTALL)
+    model = bert(max_position_embeddings=16)
+    names: dict[str, Any] = {"model": model, "arguments": trainer(tmp_path, bert()).args, "data": DATA}
+    exec(compile(code, "docs/frameworks.md", "exec"), names)
+    assert names["trainer"].result.share_after <= 0.4

@@ -113,7 +113,9 @@ def list_sets(data_dir: Path | None = FOLDER) -> None:
 
 
 @data.command("get")
-def get_set(name: str, data_dir: Path | None = FOLDER) -> None:
+def get_set(
+    name: str = typer.Argument(help="A set by name: see espalier data list."), data_dir: Path | None = FOLDER
+) -> None:
     """Have a set on this machine, checked: downloaded where it is missing.
 
     Example: espalier data get mnist --data-dir data

@@ -39,8 +39,9 @@ def attach(
     ``kinds``: which gates to find; on request also "width" (channels behind LayerNorm and RMSNorm, as the width of a
     transformer), "branches" (whole residual branches), "blocks" (whole layers of a transformer, residual blocks),
     "inputs" (features) and kinds that were registered (``espalier.gates.register_kind``).
-    ``ignore``: names of modules whose own units are left alone. ``check=False`` skips the numerical trial of every
-    group, for huge models; then ``least`` stays at 1 everywhere.
+    ``ignore``: names of modules whose own units are left alone.
+    ``check``: whether every group is tried out in numbers. False is for huge models; then ``least`` stays at 1
+    everywhere.
     ``round_to``: one gate for each block of so many channels, so that widths end at multiples of it; "auto": what suits
     the model's device (8 or 16); or a dict by group of such numbers, or of the blocks themselves, as ``gated.blocks``
     holds them. A block holds units of like importance; if their number is no multiple, one block is smaller.

@@ -188,3 +188,4 @@ REPORTS = {
         documented=("trade-off", "macs"),
     ),
 }
+"""The two studies of the paper by name, each with its tables, figures and claims."""

@@ -17,6 +17,7 @@ from typing import Any
 from espalier.space import BadInput, BadMask, Bits, Space
 
 Drawing = dict[str, Any]
+"""What is there to draw, as a plain dictionary that can be written as JSON."""
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 

@@ -37,7 +37,10 @@ PALETTE = {  # in the light, in the dark
     "input": ("#0072b2", "#56b4e9"),
     "fixed": ("#87929e", "#66727f"),
 }
-LIGHT, DARK = ({name: colours[i] for name, colours in PALETTE.items()} for i in (0, 1))
+LIGHT = {name: light for name, (light, _) in PALETTE.items()}
+"""The colours of a picture on white, by their use."""
+DARK = {name: dark for name, (_, dark) in PALETTE.items()}
+"""The colours of a picture on black, by their use."""
 # style: (fill, stroke, width of the stroke, opacity of the fill)
 LOOKS: dict[str, tuple[str, str, float, float]] = {
     "band": ("band", "", 0.0, 1.0),

@@ -90,9 +90,9 @@ def _real(inputs: Any, name: str) -> Any:
     return inputs
 
 
-# By name what writes a network to a folder, given real examples or None; returns names of files, and what it checked.
-# All but "torch" are read without Espalier.
 FORMATS: dict[str, Format] = {"torch": _as_torch, "onnx": _as_onnx, "pt2": _as_pt2, "python": _as_python}
+"""By name what writes a network to a folder, given real examples or None. It returns the names of its files, and what
+it checked. All but "torch" are read without Espalier. Your own can be added."""
 
 
 def ship(

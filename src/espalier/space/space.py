@@ -67,6 +67,7 @@ class Choice:
 
 
 Group = Bits | Choice
+"""What a space is made of."""
 
 
 class Space:

@@ -217,6 +217,7 @@ SLOPES = Recipe(
 FINETUNE = replace(SLOPES, begin=0.0, weights_learning_rate=0.05)
 
 PRESETS: dict[str, Recipe] = {"default": SLOPES, "ranked": Recipe(), "paper": PAPER, "finetune": FINETUNE}
+"""The recipes known by name."""
 
 OptimizerFactory = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
