@@ -143,8 +143,9 @@ def _layer(module: nn.Module, change: Mapping[str, Any]) -> nn.Module:
     if kind == "identity":
         layer = nn.Identity()
     elif kind == "select":
-        select = Select(change["index"], change["dim"])
-        layer = select if change.get("alone") else nn.Sequential(select, module)
+        alone = bool(change.get("alone"))  # the model's own code follows, or a module's that may ask for one chunk
+        select = Select(change["index"], change["dim"], alone or not type(module).__module__.startswith("torch.nn."))
+        layer = select if alone else nn.Sequential(select, module)
     elif kind == "fill":
         layer = Fill(change["index"], change["dim"])
     elif kind == "zeros":

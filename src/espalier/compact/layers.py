@@ -11,7 +11,38 @@ from torch import Tensor, nn
 
 
 class Select(nn.Module):
-    """Some indices of one dimension, in order."""
+    """Some indices of one dimension, in order. Those that lie together are not gathered: they are a view, or, where
+    ``contiguous`` is asked for, a copy of it that a reader of any kind can read."""
+
+    index: Tensor
+
+    def __init__(self, index: Sequence[int], dim: int, contiguous: bool = False) -> None:
+        super().__init__()
+        self.dim, self.contiguous = dim, contiguous
+        self.run = run(index)
+        self.register_buffer("index", torch.tensor(list(index), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.run is None:
+            return x.index_select(self.dim, self.index)
+        view = x.narrow(self.dim, *self.run)
+        return view.contiguous() if self.contiguous else view
+
+    def extra_repr(self) -> str:
+        return f"{len(self.index)} indices, dim={self.dim}"
+
+
+def run(index: Sequence[int]) -> tuple[int, int] | None:
+    """Where a row of indices that lie together starts, and how many there are; None of others."""
+    first = index[0] if len(index) else 0
+    return (first, len(index)) if list(index) == list(range(first, first + len(index))) else None
+
+
+class Fill(nn.Module):
+    """The input's slices put at their places in a wider dimension, zeros elsewhere.
+
+    index: for each place of the wider dimension where it comes from; the input's length stands for zero.
+    """
 
     index: Tensor
 
@@ -21,22 +52,12 @@ class Select(nn.Module):
         self.register_buffer("index", torch.tensor(list(index), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.index_select(self.dim, self.index)
+        shape = list(x.shape)
+        shape[self.dim] = 1
+        return torch.cat([x, x.new_zeros(shape)], self.dim).index_select(self.dim, self.index)
 
     def extra_repr(self) -> str:
         return f"{len(self.index)} indices, dim={self.dim}"
-
-
-class Fill(Select):
-    """The input's slices put at their places in a wider dimension, zeros elsewhere.
-
-    index: for each place of the wider dimension where it comes from; the input's length stands for zero.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        shape = list(x.shape)
-        shape[self.dim] = 1
-        return super().forward(torch.cat([x, x.new_zeros(shape)], self.dim))
 
 
 class Zeros(nn.Module):

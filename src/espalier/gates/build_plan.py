@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from torch import nn
 
 from espalier.compact.plan import Plan, Runs, to_runs
+from espalier.gates.order import Order
 from espalier.gates.standins import branch_layer, emptied_layers, phantom_layers
 from espalier.gates.structure import Layer, Structure, is_inside
 from espalier.gates.trace import Array
@@ -81,21 +82,23 @@ def build_plan(
 ) -> Plan:
     """modules: the uncut model's, by path. mask: ``(d)``, canonical."""
     keep = Keeping(structure, mask)
+    order = _order(structure, keep)
     tensors: dict[str, dict[int, Runs]] = {}
     shapes: dict[str, dict[str, tuple[int, ...]]] = {}
     for info in structure.trace.tensors:
         shape = list(info.tensor.shape)
         for dim, own in enumerate(info.atoms):
             stay = keep(own)
-            if not stay.all():
-                tensors.setdefault(info.name, {})[dim] = to_runs(np.flatnonzero(stay))
-                shape[dim] = int(stay.sum())
+            index = order(own)[stay[order(own)]]
+            if not stay.all() or not np.array_equal(index, np.arange(len(own))):
+                tensors.setdefault(info.name, {})[dim] = to_runs(index)
+                shape[dim] = len(index)
         if info.name in tensors:
             for path, name in info.places:
                 shapes.setdefault(path, {})[name] = tuple(shape)
     layers: dict[str, Mapping[str, Any]] = {}
-    _placed(structure, keep, layers)
-    _selected(structure, keep, layers)
+    _placed(structure, keep, order, layers)
+    _selected(structure, keep, order, layers)
     _attention(structure, modules, keep, shapes, layers)
     emptied_layers(structure, modules, keep, layers)
     empty = [g for g in structure.groups if g.name in phantoms and not keep.opened[structure.where(g)].any()]
@@ -150,12 +153,24 @@ def _current(modules: Mapping[str, nn.Module], name: str) -> Any:
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value
 
 
-def _placed(structure: Structure, keep: Keeping, layers: dict[str, Mapping[str, Any]]) -> None:
+def _order(structure: Structure, keep: Keeping) -> Callable[[Array], Array]:
+    """The indices of an axis in the order that lets slices that one reader keeps lie together."""
+    if structure.segments is None:
+        return lambda own: np.arange(len(own))
+    readers = [(copy.before, keep(copy.before) & keep(copy.after)) for copy in structure.trace.copies]
+    for use in structure.trace.gates:
+        readers.append((use.before, keep(use.before) & keep.opened[structure.placed[use.module]]))
+    return Order(structure.segments, structure.trace.atoms.roots, readers)
+
+
+def _placed(
+    structure: Structure, keep: Keeping, order: Callable[[Array], Array], layers: dict[str, Mapping[str, Any]]
+) -> None:
     """Hand-placed gates vanish; where what follows stays wide, zeros fill in, where what precedes does, it is cut."""
     for use in structure.trace.gates:
-        gate = structure.placed[use.module]
-        before, after = keep(use.before), keep(use.after)
-        opened = keep.opened[gate]
+        row = order(use.before)
+        before, after = keep(use.before)[row], keep(use.after)[row]
+        opened = keep.opened[structure.placed[use.module]][row]
         dim = structure.gate_dims[use.module]
         if (after & ~opened).any():  # closed, but the slice's place stays
             index = np.where(before & opened, np.cumsum(before) - 1, int(before.sum()))[after]
@@ -167,9 +182,12 @@ def _placed(structure: Structure, keep: Keeping, layers: dict[str, Mapping[str, 
         layers[use.module] = change
 
 
-def _selected(structure: Structure, keep: Keeping, layers: dict[str, Mapping[str, Any]]) -> None:
+def _selected(
+    structure: Structure, keep: Keeping, order: Callable[[Array], Array], layers: dict[str, Mapping[str, Any]]
+) -> None:
     for copy in structure.trace.copies:
-        before, after = keep(copy.before), keep(copy.after)
+        row = order(copy.before)
+        before, after = keep(copy.before)[row], keep(copy.after)[row]
         if (before & ~after).any():
             layers[copy.module] = {"kind": "select", "dim": copy.dim, "index": np.flatnonzero(after[before]).tolist()}
 

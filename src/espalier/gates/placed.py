@@ -16,6 +16,7 @@ from torch import nn
 from espalier.gates.canonical import connected
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
+from espalier.gates.order import positional, segments_of
 from espalier.gates.structure import GateGroup, Structure, finish
 from espalier.gates.trace import Array, Trace, trace
 from espalier.gates.verify import Trial, random_masks
@@ -37,10 +38,14 @@ def attach_placed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     groups = connected(structure, structure.groups, _read_alone)
     structure.groups = [g if own is None else replace(g, least=own) for g, own in zip(groups, least, strict=True)]
     structure.__dict__.pop("space", None)  # its `least` changed
+    structure.segments = segments_of(seen, positional(model.named_modules(), seen))
     if check:
         trial = Trial(model, args, kwargs)
         masks = random_masks(structure, None, np.random.default_rng(17), 4)
         problem = trial.disagreement(structure, masks)
+        if problem:  # of channels whose order means something that was not seen
+            structure.segments = None
+            problem = trial.disagreement(structure, masks)
         if problem:
             raise BadInput(_culprit(trial, structure, problem))
     return Gated(model, structure)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor, nn
 
+from espalier.gates.order import Segments
 from espalier.gates.trace import Array, Trace
 from espalier.space import Bits, Choice, Space
 
@@ -81,6 +82,7 @@ class Structure:
     options: dict[str, int] = field(default_factory=dict)  # option of a choice -> entry
     sources: dict[int, bool] = field(default_factory=dict)  # entry -> carries information whatever the mask says
     produced: dict[int, set[int]] = field(default_factory=dict)  # entry -> places in `layers` of those that write it
+    segments: Segments | None = None  # what a plan may put in another order; None: nothing
 
     @functools.cached_property
     def flows(self) -> list[tuple[frozenset[int], frozenset[int], bool, Array]]:

@@ -1,0 +1,195 @@
+"""What gathers cost: compact networks whose readers keep different channels, beside the same shapes without a gather.
+
+    python benchmarks/layout.py [--networks densenet40 preact20] [--batches 1 64] [--out results/ship-layout]
+    python benchmarks/layout.py --device cuda --batches 1 256
+    python benchmarks/layout.py --table docs/performance.md
+
+Masks are drawn gate by gate until the network has at most this share of the MACs; the weights are random. "gathered" is
+the same network with every selection a gather in the model's own order, as it was before channels were put in order.
+Times as in ``benchmarks/ship.py``; on a GPU each network is one CUDA graph.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from compact import graphed, ungated
+from torch import Tensor, nn
+
+import espalier
+from espalier.compact.apply import apply_plan
+from espalier.compact.layers import Select
+from espalier.files import write
+from espalier.gates import latency
+from espalier.gates.gated import Gated
+from espalier.gates.masking import strip
+from espalier.models import DenseNet
+
+MARKS = ("<!-- generated: layout -->", "<!-- end of generated: layout -->")
+SHARES = (0.95, 0.9, 0.75, 0.5, 0.25)
+
+
+class PreActivation(nn.Module):
+    """A residual network of three stages whose every reader has a gate for each channel of the stream."""
+
+    def __init__(self, blocks: int = 3, widths: tuple[int, ...] = (32, 64, 128)) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, widths[0], 3, padding=1, bias=False)
+        self.stages = nn.ModuleList()
+        before = widths[0]
+        for width in widths:
+            stage = nn.Module()
+            stage.enter = nn.Conv2d(before, width, 1, stride=1 if before == width else 2, bias=False)
+            stage.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(blocks))
+            stage.gates = nn.ModuleList(espalier.Gate(width) for _ in range(blocks))
+            stage.ones = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(blocks))
+            stage.twos = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(blocks))
+            self.stages.append(stage)
+            before = width
+        self.head = nn.Linear(before, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for stage in self.stages:
+            x = stage.enter(x)
+            for norm, gate, one, two in zip(stage.norms, stage.gates, stage.ones, stage.twos):
+                x = x + two(F.relu(one(gate(F.relu(norm(x))))))
+        logits: Tensor = self.head(x.mean((2, 3)))
+        return logits
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "densenet40": lambda: DenseNet(40, 12),
+    "preact20": PreActivation,
+}
+
+
+def drawn(gated: Gated, share: float) -> Tensor:
+    """The first mask of a row of fewer and fewer gates, each a part of the one before, that costs no more."""
+    cost = gated.cost("macs")
+    most = share * float(cost(torch.ones(gated.d)))
+    chance = torch.rand(gated.d, generator=torch.Generator().manual_seed(0))
+    for keep in torch.linspace(1.0, 0.05, 96).tolist():
+        mask = gated.canonical((chance <= keep).float())
+        if float(cost(mask)) <= most:
+            return mask
+    return mask  # all that gates can do
+
+
+class First(nn.Module):
+    """As many slices as a selection takes, but the first ones: a view."""
+
+    def __init__(self, select: Select) -> None:
+        super().__init__()
+        self.dim, self.count = select.dim, len(select.index)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.narrow(self.dim, 0, self.count)
+
+
+def exchanged(model: nn.Module, made: Callable[[Select], nn.Module]) -> nn.Module:
+    """A copy with something else in the place of every selection."""
+    model = copy.deepcopy(model)
+    for module in list(model.modules()):
+        for key, child in list(module._modules.items()):
+            if type(child) is Select:
+                module._modules[key] = made(child)
+    return model.eval()
+
+
+def variants(gated: Gated, mask: Tensor) -> dict[str, nn.Module]:
+    ordered = gated.compact(mask).eval()
+    segments, gated.structure.segments = gated.structure.segments, None
+    gathered = strip(apply_plan(gated.model, gated.plan(mask)))
+    gated.structure.segments = segments
+
+    def gather(select: Select) -> Select:
+        select.run = None
+        return select
+
+    return {
+        "compact": ordered,
+        "gathered": exchanged(gathered, gather),
+        "no gather": exchanged(ordered, First),
+    }
+
+
+def runs(model: nn.Module, x: Tensor, runtime: str) -> Callable[[], object]:
+    if x.device.type == "cuda":
+        replay = graphed(copy.deepcopy(model).to(x.device), x)
+        return lambda: (replay(), torch.cuda.synchronize())
+    return latency.prepared(runtime, model, (x,), {})
+
+
+def benchmark(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    model = NETWORKS[name]().eval()
+    gated = espalier.attach(model, torch.randn(2, 3, 32, 32))
+    full = float(gated.cost("macs")(torch.ones(gated.d)))
+    rows = []
+    for share in SHARES:
+        mask = drawn(gated, share)
+        models = {"whole": ungated(copy.deepcopy(model)), **variants(gated, mask)}
+        selections = [m for m in models["compact"].modules() if isinstance(m, Select)]
+        row: dict[str, Any] = {"network": name, "macs": round(float(gated.cost("macs")(mask)) / full, 4)}
+        row |= {"selections": len(selections), "gathers": sum(m.run is None for m in selections), "milliseconds": {}}
+        for batch in given.batches:
+            x = torch.randn(batch, 3, 32, 32, device=given.device)
+            for runtime in given.runtimes if given.device == "cpu" else ["graph"]:
+                ready = [runs(one, x, runtime) for one in models.values()]
+                times = latency.timed(ready, given.rounds, seconds=40, wait=given.device != "cpu")
+                key = f"{runtime}, batch {batch}"
+                row["milliseconds"][key] = {label: round(t, 4) for label, t in zip(models, times)}
+        print(json.dumps(row), file=sys.stderr, flush=True)
+        rows.append(row)
+    return rows
+
+
+def table(path: Path) -> str:
+    told = json.loads(path.read_text(encoding="utf-8"))
+    keys = list(told["rows"][0]["milliseconds"])
+    lines = ["| | MACs | selections, of them gathers | " + " | ".join(keys) + " |", "|" + "---|" * (3 + len(keys))]
+    for row in told["rows"]:
+        cells = []
+        for key in keys:
+            ms = row["milliseconds"][key]
+            fast, near, old = (ms[one] / ms["compact"] for one in ("whole", "no gather", "gathered"))
+            cells.append(f"{fast:.2f}; {near:.2f}; {old:.2f}")
+        head = f"| {row['network']} | {row['macs']:.1%} | {row['selections']}, {row['gathers']} | "
+        lines.append(head + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 64])
+    parser.add_argument("--runtimes", nargs="+", default=["torch", "onnxruntime"])
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--out", type=Path, default=Path("results/ship-layout"))
+    parser.add_argument("--table", type=Path, help="The page whose generated part is to be replaced.")
+    given = parser.parse_args()
+    path = given.out / f"{given.device.partition(':')[0]}.json"
+    if given.table is not None:
+        page = given.table.read_text(encoding="utf-8")
+        before, _, rest = page.partition(MARKS[0])
+        write(given.table, f"{before}{MARKS[0]}\n\n{table(path)}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}")
+        return
+    torch.set_num_threads(1)
+    rows = [row for name in given.networks for row in benchmark(name, given)]
+    machine = {"cpu": platform.processor() or platform.machine(), "torch": torch.__version__, "device": given.device}
+    write(path, json.dumps({**machine, "rounds": given.rounds, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
