@@ -30,14 +30,17 @@ METHODS = {"ours": "Espalier", "uniform": "narrower, from scratch", "Torch-Pruni
 
 def panel(axes: Axes, lines: Sequence[dict[str, Any]], cost: str) -> None:
     """One network, its size counted in one cost."""
-    targets = sorted({line["target"] for line in lines if line["cost"] == cost})
+    tried = {(line["target"], shown(line)) for line in lines if line["cost"] == cost}
+    there = {method for _, method in tried}
+    targets = sorted({one for one, _ in tried if all((one, method) in tried for method in METHODS if method in there)})
     for (method, name), (colour, marker) in zip(METHODS.items(), COLOURS):
+        if method not in there:
+            continue
         groups = [[100 * x["error"] for x in lines if (x["cost"], x["target"]) == (cost, target) and shown(x) == method]
                   for target in targets]  # fmt: skip
-        known = [(target, errors) for target, errors in zip(targets, groups) if errors]
-        arms = [deviation(errors) if len(errors) > 1 else 0.0 for _, errors in known]
+        arms = [deviation(errors) if len(errors) > 1 else 0.0 for errors in groups]
         axes.errorbar(
-            [target for target, _ in known], [mean(errors) for _, errors in known], yerr=arms, color=colour,
+            targets, [mean(errors) for errors in groups], yerr=arms, color=colour,
             marker=marker, ms=6, lw=2, elinewidth=1, capsize=2, label=name,
         )  # fmt: skip
     if whole := [100 * line["error"] for line in lines if line["method"] == "dense"]:

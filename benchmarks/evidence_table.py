@@ -163,13 +163,15 @@ def shown(line: dict[str, Any]) -> str:
 def overview(lines: Sequence[dict[str, Any]], across: bool = False) -> str:
     """One table of mean errors, in the order of the lines; lines of one label and cell are its seeds.
 
-    across: a column for each label instead of a row.
+    across: a column for each label instead of a row, and a row for each cell that all of them have.
     """
     cells = sorted({(line["network"], line["cost"], line["target"]) for line in lines})
     by: dict[str, dict[tuple[Any, ...], list[float]]] = {}
     for line in lines:
         own = by.setdefault(shown(line), {})
         own.setdefault((line["network"], line["cost"], line["target"]), []).append(100 * line["error"])
+    if across:  # what every method has
+        cells = [cell for cell in cells if all(cell in own for own in by.values())]
     head = [f"{NETWORKS.get(network, network)}, {100 * target:g}% of {COSTS[cost]}" for network, cost, target in cells]
     table = [["", *head]]
     table += [[name, *(f"{mean(own[cell]):.2f}" if cell in own else "" for cell in cells)] for name, own in by.items()]
