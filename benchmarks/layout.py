@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from compact import graphed, ungated
 from torch import Tensor, nn
 
 import espalier
+from compact import graphed, ungated
 from espalier.compact.apply import apply_plan
 from espalier.compact.layers import Select
 from espalier.files import write

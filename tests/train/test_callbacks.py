@@ -155,8 +155,30 @@ def test_the_best_epoch_is_what_ships(tmp_path: Path) -> None:
     for one in (result, again):
         for ours, third in zip(one.model.parameters(), kept.seen[3], strict=True):
             assert ours.equal(third)
-    with pytest.raises(espalier.BadInput, match="use fit"):
-        sweep(networks.mlp, DATA, targets=[0.4, 0.6], **(SHORT | {"callbacks": [EarlyStopping(best=True)]}))
+
+
+def test_each_run_of_a_sweep_ships_its_own_best_measurement(tmp_path: Path) -> None:
+    """In two batches; of the first, one run is best at the third epoch and one at the fifth."""
+
+    class Weights(Callback):
+        def __init__(self) -> None:
+            self.seen: dict[tuple[float, int], list[torch.Tensor]] = {}
+
+        def on_epoch(self, loop: Loop, rows: list[dict[str, Any]]) -> None:
+            masks = loop.engine.masks()
+            for i, (run, row) in enumerate(zip(loop.engine.runs, rows, strict=True)):
+                row["validation_loss"] = abs(row["epoch"] - best[run.target])
+                model = loop.engine._compact(loop.engine.weights(), i, masks[i])
+                self.seen[run.target, row["epoch"]] = [p.detach().clone() for p in model.parameters()]
+
+    best, kept = {0.4: 3, 0.6: 5, 0.8: 8}, Weights()
+    settings = SHORT | {"epochs": 8, "settle": 0.75, "callbacks": [kept], "monitor": "validation_loss", "at_once": 2}
+    for _ in range(2):  # the second call finds what ships
+        results = sweep(networks.mlp, DATA, targets=list(best), checkpoint=tmp_path, **settings)
+        for result, (target, epoch) in zip(results, best.items(), strict=True):
+            assert result.updates == 80
+            for ours, then in zip(result.model.parameters(), kept.seen[target, epoch], strict=True):
+                torch.testing.assert_close(ours, then, rtol=0, atol=0)
 
 
 def test_loggers_see_every_row(tmp_path: Path) -> None:

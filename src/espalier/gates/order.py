@@ -239,4 +239,3 @@ def _ending(node: _Node, wanted: frozenset[int]) -> list[_Node]:
         if all(child in empty for child in row[:at]) and list(row[at:end]) == partial:
             return [*row[:at], *inner, *row[end:]]
     raise _Unfit
-

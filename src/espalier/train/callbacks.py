@@ -5,8 +5,8 @@ Progress bars, run directories, early stopping and loggers are such callbacks.
 
 from __future__ import annotations
 
-import copy
 import importlib
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -68,7 +68,7 @@ class EarlyStopping(Callback):
 
     monitor: a number of the rows, or a metric by its name. largest: whether the larger is the better; None: as is known
     of the metrics that have names, else the smaller. patience: so many measurements without a better one; None: never
-    stop. best: go back to the weights of the best measurement (``fit`` only).
+    stop. best: go back to the weights of the best measurement, each run of a sweep to its own.
     """
 
     def __init__(
@@ -90,41 +90,35 @@ class EarlyStopping(Callback):
     def on_epoch(self, loop: Loop, rows: list[Row]) -> None:
         if f"validation_{self.monitor}" in rows[0]:
             self.monitor = f"validation_{self.monitor}"
-        for row in rows:
-            if row.get(self.monitor) is None:
-                raise BadInput(
-                    f"there is no {self.monitor!r} to monitor, only {sorted(k for k, v in row.items() if v)}"
-                )
+        if all(row.get(self.monitor) is None for row in rows):
+            known = sorted(name for name, value in rows[0].items() if value)
+            raise BadInput(f"there is no {self.monitor!r} to monitor, only {known}")
         if loop.phase != "settled":
             return
         since = [self._since(history) for history in loop.histories]
-        if self.best and since[0] == 0:
-            self._weights = copy.deepcopy(self._network(loop).state_dict())
+        if self.best and min(since) == 0:
+            self._weights = loop.engine.keep(self._weights, [measurements == 0 for measurements in since])
         if self.patience is not None and min(since) >= self.patience:
             loop.stop(f"{self.monitor} did not get better for {self.patience} measurements")
 
     def _since(self, history: list[Row]) -> int:
         """Measurements since the best one with a settled structure."""
-        values = [self.sign * row[self.monitor] for row in history if row["settled"]]
+        settled = [row[self.monitor] for row in history if row["settled"]]
+        values = [math.inf if value is None else self.sign * value for value in settled]  # None of a run that diverged
         return len(values) - 1 - values.index(min(values))
 
     def on_leave(self, loop: Loop) -> None:
         if self._weights is not None and loop.finished:
-            self._network(loop).load_state_dict(self._weights)
+            loop.engine.put_back(self._weights)
             loop.engine.close()  # what was trained is written into the model
             loop.save(again=True)  # the same call then finds what ships
+        self._weights = None  # the next batch of a sweep has its own
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self._weights is None else {"best": dict(self._weights)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._weights = state.get("best")
-
-    def _network(self, loop: Loop) -> Any:
-        structure = getattr(loop.engine, "structure", None)
-        if structure is None:
-            raise BadInput("best=True goes back to the weights of one run; a sweep has many, so use fit")
-        return structure.network
 
 
 class Logger(Callback):

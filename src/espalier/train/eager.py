@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -250,6 +250,14 @@ class EagerEngine:
 
     def reads(self, last: bool) -> int:
         return 1
+
+    def keep(self, best: dict[str, Tensor] | None, better: Sequence[bool]) -> dict[str, Tensor]:
+        if best is not None and not better[0]:
+            return best
+        return {name: tensor.clone() for name, tensor in self.structure.network.state_dict().items()}
+
+    def put_back(self, best: dict[str, Tensor]) -> None:
+        self.structure.network.load_state_dict(best)
 
     def results(self, loop: Loop) -> list[Result]:
         about: dict[str, Any] = {"history": list(loop.histories[0]), "finished": loop.finished, "stopped": loop.stopped}

@@ -277,6 +277,22 @@ class BatchEngine:
             return held + 1
         return held + (self.examples if last else min(self.plan.calibrate, self.examples))
 
+    def _trained(self) -> dict[str, Tensor]:
+        return self.batch.state.params | self.batch.state.fixed
+
+    def keep(self, best: dict[str, Tensor] | None, better: Sequence[bool]) -> dict[str, Tensor]:
+        if best is None:
+            return {name: tensor.clone() for name, tensor in self._trained().items()}
+        which = torch.tensor([run for run, now in enumerate(better) if now], device=self.device)
+        for name, tensor in self._trained().items():
+            best[name].index_copy_(0, which, tensor[which])
+        return best
+
+    def put_back(self, best: dict[str, Tensor]) -> None:
+        self.shipped = None  # statistics of other weights
+        for name, tensor in self._trained().items():
+            tensor.copy_(best[name])
+
     # ---- how good the runs are -------------------------------------------------------------------------------------
 
     def weights(self) -> dict[str, Tensor]:

@@ -30,7 +30,7 @@ from espalier.train.batched.runs import Run
 from espalier.train.batched.stack import Factory
 from espalier.train.batched.step import cross_entropy
 from espalier.train.batched.sweep_settings import Plan
-from espalier.train.callbacks import Callback
+from espalier.train.callbacks import Callback, EarlyStopping
 from espalier.train.callbacks import check as callbacks_checked
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.feed import Adapter
@@ -75,6 +75,7 @@ def sweep(
     points: int | None = None,
     validation: Any = None,
     metrics: measures.Given = None,
+    monitor: str | None = None,
     compute: Compute | None = None,
     at_once: int | None = None,
     device: str | torch.device | None = None,
@@ -96,6 +97,7 @@ def sweep(
     points: measure so many times, evenly spaced, instead of after every epoch.
     validation: (inputs, targets), or a Dataset, its test part; read as ``data`` are.
     metrics: of the validation, beside the loss, as in ``fit``; one run after the other, which takes time.
+    monitor: as in ``fit``: each run ships its own best measurement, of those with a settled structure.
     batch_size: what each of the ``samples`` masks of an update reads (default: the recipe's, as in ``fit``): the same
         examples where their losses are ranked, else its own. Under one mask (a given one, or after settling) an update
         reads samples times as many examples.
@@ -118,6 +120,8 @@ def sweep(
         same run directories; needs ``checkpoint``, a folder that all machines see. See docs/scale.md.
     """
     watching, anyway = callbacks_checked(callbacks), checks.resume(resume)
+    if monitor is not None:
+        watching.append(EarlyStopping(monitor, None, best=True))
     at_once = None if at_once is None else whole_number(at_once, "at_once", 1)
     asked = run_list.listed(runs, seeds, penalties, targets, masks, dropouts)
     recipe = recipes.chosen(recipe, preset, settle, any(run.shape == "penalty" for run in asked))
