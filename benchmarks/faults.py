@@ -196,10 +196,6 @@ def tensors(model: nn.Module) -> str:
 # ---- faults at the n-th call -----------------------------------------------------------------------------------------
 
 
-class Killed(BaseException):
-    pass
-
-
 @contextlib.contextmanager
 def faulty(root: Path, at: int, how: int | None) -> Iterator[list[int]]:
     """At the at-th call that writes below root: the process ends (how None), or the call fails with this errno.
@@ -641,10 +637,7 @@ def run(minutes: float, seed: int, short: bool) -> Campaign:
             campaign.calls(300)
             return campaign
         campaign.changed()
-        kills, errors = (
-            itertools.cycle(draw.sample(points, len(points))),
-            itertools.cycle(draw.sample(points, len(points))),
-        )
+        kills, errors = (itertools.cycle(draw.sample(points, len(points))) for _ in range(2))
         for turn in itertools.count():
             if time.monotonic() > end:
                 break
