@@ -17,6 +17,7 @@ import contextlib
 import errno
 import functools
 import hashlib
+import importlib
 import io
 import itertools
 import json
@@ -33,7 +34,9 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +62,7 @@ from espalier.train import hashes, loop
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.progress import Silent
 from espalier.train.stop import Stop
-from fault_inputs import X, Y, damage, net, odd_call
+from fault_inputs import JSON, X, Y, damage, net, odd_call
 
 SECONDS, MEMORY = 10, 2 << 30
 CLOCK = ("seconds", "calls", "finished_at", "setup")  # what differs between two runs of the same thing
@@ -193,10 +196,6 @@ def tensors(model: nn.Module) -> str:
 # ---- faults at the n-th call -----------------------------------------------------------------------------------------
 
 
-class Killed(BaseException):
-    pass
-
-
 @contextlib.contextmanager
 def faulty(root: Path, at: int, how: int | None) -> Iterator[list[int]]:
     """At the at-th call that writes below root: the process ends (how None), or the call fails with this errno.
@@ -312,6 +311,9 @@ class Campaign:
 
     def _prepare(self) -> None:
         """Whole runs of everything, and what they say."""
+        hypothesis.settings(QUIET, max_examples=3)(
+            hypothesis.given(JSON)(lambda value: None)
+        )()  # it prepares itself, too
         self.whole, self.points = dict[str, Outcome](), dict[str, int]()
         os.makedirs(self.place / "trained")
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -341,6 +343,9 @@ class Campaign:
         shutil.copytree(self.place / "whole-grid", self.place / "whole-packed")
         packed.pack(self.place / "whole-packed" / "run")
         shutil.rmtree(self.place / "whole-packed" / "run" / "runs")
+
+        with contextlib.suppress(ImportError):
+            importlib.import_module("espalier.report.page")
 
     def fresh(self, name: str) -> Path:
         """A new folder for a case, with what the command finds there."""
@@ -616,6 +621,7 @@ def difference(ours: Outcome, whole: Outcome) -> str:
 
 def run(minutes: float, seed: int, short: bool) -> Campaign:
     """Kinds in turn until the time is over; short: a fixed part."""
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as place:
         campaign = Campaign(Path(place), seed)
         end = time.monotonic() + 60 * minutes
@@ -631,22 +637,25 @@ def run(minutes: float, seed: int, short: bool) -> Campaign:
             campaign.calls(300)
             return campaign
         campaign.changed()
-        kills, errors = (
-            itertools.cycle(draw.sample(points, len(points))),
-            itertools.cycle(draw.sample(points, len(points))),
-        )
+        kills, errors = (itertools.cycle(draw.sample(points, len(points))) for _ in range(2))
         for turn in itertools.count():
             if time.monotonic() > end:
                 break
             campaign.disturb(*next(kills), None)
             if turn % 6 == 0:
                 campaign.disturb(*next(errors), draw.choice(ERRNOS))
-            if turn % 5 == 0:
-                campaign.damage(100)
-                campaign.calls(500)
+            if turn % 25 == 0:
+                campaign.damage(500)
+                campaign.calls(2500)
             if turn % 50 == 0:
                 campaign.pair(draw.choice(["fit", "train", "sweep", "grid", "paper"]))
         return campaign
+
+
+def part(minutes: float, seed: int, short: bool) -> tuple[Counter[str], list[dict[str, str]]]:
+    """What one process counted, and its failures."""
+    campaign = run(minutes, seed, short)
+    return campaign.counts, campaign.failures
 
 
 def main() -> int:
@@ -655,19 +664,26 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--short", action="store_true", help="a fixed, seeded part of about half a minute")
     parser.add_argument("--out", type=Path, help="a JSON file of the figures")
+    parser.add_argument("--processes", type=int, default=1, help="so many campaigns at once, of seeds that follow")
     given = parser.parse_args()
-    torch.set_num_threads(1)
     began = time.monotonic()
-    campaign = run(given.minutes, given.seed, given.short)
-    failed = sum(count for name, count in campaign.counts.items() if "FAILED" in name)
-    words = "--short" if given.short else f"--minutes {given.minutes:g}"
+    if given.processes == 1:
+        parts = [part(given.minutes, given.seed, given.short)]
+    else:
+        with ProcessPoolExecutor(given.processes, mp_context=get_context("spawn")) as pool:
+            each = [pool.submit(part, given.minutes, given.seed + i, given.short) for i in range(given.processes)]
+            parts = [one.result() for one in each]
+    counts = sum((counted for counted, _ in parts), Counter[str]())
+    counts["write points"] = parts[0][0]["write points"]
+    failed = sum(count for name, count in counts.items() if "FAILED" in name)
+    words = "--short" if given.short else f"--minutes {given.minutes:g} --processes {given.processes}"
     story = {
         "command": f"python benchmarks/faults.py {words} --seed {given.seed}",
         "seconds": round(time.monotonic() - began, 1),
         "versions": {"espalier": espalier.__version__, "torch": torch.__version__, "python": platform.python_version()},
-        "counts": dict(sorted(campaign.counts.items())),
+        "counts": dict(sorted(counts.items())),
         "failed": failed,
-        "failures": campaign.failures,
+        "failures": [failure for _, failures in parts for failure in failures],
     }
     print(json.dumps(story, indent=1))
     if given.out is not None:

@@ -96,6 +96,18 @@ def maybe(spec: Spec) -> Spec:
     return lambda value, where: None if value is None else spec(value, where)
 
 
+def either(first: Spec, second: Spec) -> Spec:
+    """One of two kinds."""
+
+    def check(value: Any, where: str) -> None:
+        try:
+            first(value, where)
+        except Mismatch:
+            second(value, where)
+
+    return check
+
+
 def each(spec: Spec, least: int = 0, most: int = 1 << 24) -> Spec:
     """A list."""
 

@@ -115,3 +115,31 @@ def test_a_word_means_the_same_everywhere():
     of_study = {one.flag for one in declared(GridSettings)}
     assert {"data", "model", "model-arg", "targets", "seeds", "first-seed", "cost", "epochs", "batch-size"} <= of_study
     assert {"targets", "seeds", "first-seed"} <= of_sweep.keys()
+
+
+def test_code_of_ones_own_that_fails_in_a_sweep_is_one_line_and_a_log(espal, own):
+    (own / "mine.py").write_text(
+        "def late(outputs, targets):\n    if outputs.requires_grad:\n        raise OSError('late')\n"
+        "    return (outputs.mean() - targets.float().mean()).abs()\n"
+    )
+    words = ("--model", "net.py:build", "--data", "net.py:parts", "--loss", "mine.py:late", "--batch-size", 16)
+    line = espal("sweep", *words, "--targets", 0.5, "--out", "a", *FAST).line
+    assert "code of your own failed: OSError: late (mine.py, line 3)" in line
+    assert "(traceback: a/error.log)" in line
+    assert "raise OSError('late')" in (own / "a" / "error.log").read_text()
+
+
+def test_changed_data_are_refused_by_sweeps_and_studies_and_gone_on_with_by_force(espal, own):
+    x, y = np.arange(640.0).reshape(80, 8) % 7, np.arange(80) % 2
+    common = ("--data", "own.npz", "--targets", 0.5, "--batch-size", 8, *FAST, "--no-report")
+    for words in (
+        ("sweep", "--model", "mlp", "--model-arg", "hidden=[5]", *common),
+        ("study", "--hidden", "5,4", "--seeds", 1, "--methods", "search", *common),
+    ):
+        np.savez(own / "own.npz", x=x, y=y)
+        assert espal(*words, "--out", words[0]).code == 0
+        np.savez(own / "own.npz", x=x + 1e-3 * (np.arange(640).reshape(80, 8) == 77), y=y)
+        line = espal(*words, "--out", words[0]).line
+        assert "there, " in line
+        assert "--force" in line
+        assert espal(*words, "--out", words[0], "--force").code == 0

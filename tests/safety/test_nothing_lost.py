@@ -444,6 +444,8 @@ def test_odd_arguments_are_named() -> None:
         fit(None, device="meta")  # type: ignore[arg-type]
     with pytest.raises(BadType, match="model is a torch module"):
         evaluate(None, (X, Y), loss=F.cross_entropy)  # type: ignore[arg-type]
+    with pytest.raises(BadType, match="seed of a run is an integer"):
+        espalier.sweep(net, (X, Y), targets=[0.5], epochs=1, seeds=torch.tensor([float("nan")]))  # type: ignore[arg-type]
     inner = torch.optim.SGD(net().parameters(), 0.1)
     with pytest.raises(BadType, match="come a Search and a gated model, not NoneType"):
         espalier.StructureOptimizer(inner, None, None)  # type: ignore[arg-type]
@@ -483,6 +485,31 @@ def test_a_changed_digit_is_seen_and_the_same_call_mends_it(run: Path, name: str
         ours, theirs = json.loads((run / name).read_text()), json.loads(whole)
         assert ours | {"seconds": 0} == theirs | {"seconds": 0}
     assert read(run).notes == ()
+
+
+def test_the_card_repeats_no_number_that_was_changed(run: Path, tmp_path: Path) -> None:
+    path = run / "result.json"
+    path.write_text(path.read_text().replace('"validation_error": 0', '"validation_error": 1', 1))
+    with pytest.raises(Corrupt, match=r"result\.json is damaged: its checksum is not the one in manifest\.json"):
+        espalier.ship(run, tmp_path / "small", model=net)
+    assert not (tmp_path / "small").exists()
+
+
+@pytest.mark.parametrize("study", [grid, paper])
+def test_killed_between_the_run_files_and_the_clean_up_a_study_leaves_no_state_for_good(
+    tmp_path: Path, study: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            study(tmp_path, X)
+    assert list(tmp_path.glob("runs/*/*/*.json*"))
+    assert list(tmp_path.glob("state/**/checkpoint-*"))
+    assert study(tmp_path, X)
+    assert not [path for path in tmp_path.glob("state/**/*") if path.is_file()]
 
 
 def test_damaged_settings_do_not_block_what_is_whole(tmp_path: Path) -> None:

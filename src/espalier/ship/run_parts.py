@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from espalier import files, schema
 from espalier.compact import load as load_compact
 from espalier.records import AGAIN, RESULT, SETTINGS, result_of
-from espalier.schema import anything, each, integer, maybe, number, record, table, text
+from espalier.schema import anything, each, either, integer, maybe, number, record, table, text
 from espalier.ship.factories import Network
 from espalier.ship.parity import apart
 from espalier.space import BadInput, Corrupt, EspalierError
@@ -32,7 +32,7 @@ _MODEL = record(
     {"reference": text(), "arguments": table(anything)},
     {"shape": maybe(each(_SIZE, 0, 8)), "outputs": maybe(_SIZE), "file_sha256": maybe(text("[0-9a-f]{64}"))},
 )
-_ASKED = record({"data": text(), "cost": text(), "target": anything, "penalty": maybe(number())})
+_ASKED = record({"data": text(), "cost": text(), "target": maybe(either(text(), number())), "penalty": maybe(number())})
 _CALL = record({"command": text(), "model": _MODEL, "settings": _ASKED})
 
 

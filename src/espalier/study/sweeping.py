@@ -22,7 +22,7 @@ from espalier.ship import import_spec
 from espalier.ship.factories import Network
 from espalier.space import BadInput
 from espalier.study import sources
-from espalier.study.training import Task, loss_of, multiple
+from espalier.study.training import Task, loss_of, multiple, own_code
 from espalier.train import Result, feed, pytree, sweep
 from espalier.train.batched import Compute, Run
 from espalier.train.on_ray import Ray
@@ -55,7 +55,13 @@ class Sweeping(Task):
             raise BadInput("give either --targets, as 0.1,0.3, or --penalties, as 2^-6,0")
 
 
-def run(
+def run(sweeping: Sweeping, out: Path, **more: Any) -> dict[str, list[Result]]:
+    """As :func:`_run`; code of the user's own that fails is told of by ``own_code`` of a single run."""
+    with own_code(out):
+        return _run(sweeping, out, **more)
+
+
+def _run(
     sweeping: Sweeping,
     out: Path,
     *,
@@ -98,36 +104,30 @@ def run(
     for method in methods:
         if stop.now():
             break
-        try:
-            results[method] = sweep(
-                partial(_built, network),
-                data,
-                runs=_runs(method, sweeping, seeds, penalties or sweeping.penalties, results.get("search", [])),
-                epochs=sweeping.epochs,
-                batch_size=sweeping.batch_size,
-                samples=sweeping.samples,
-                round_to=multiple(sweeping.round_to),
-                cost=sweeping.cost,
-                optimizer=descent,
-                schedule=schedule,
-                settle=sweeping.settle,
-                recipe=(recipes or {}).get(method) or sweeping.numbers(),
-                validation=validation,
-                compute=Compute(updates_at_once=updates_at_once, **precision),
-                at_once=at_once,
-                device=sweeping.place() if executor is None else sweeping.device or None,
-                checkpoint=files.below(out, out / method),
-                resume="anyway" if force else "same",
-                time_limit=None if stop.end is None else max(stop.end - time.monotonic(), 1e-3),
-                executor=executor,
-                quiet=quiet,
-                **own,
-            )
-        except Exception as error:  # the network, the loss and the data may be the user's own
-            why = import_spec.blamed(error)
-            if not why:
-                raise
-            raise BadInput(f"{why}. What was saved in {out} is intact") from error
+        results[method] = sweep(
+            partial(_built, network),
+            data,
+            runs=_runs(method, sweeping, seeds, penalties or sweeping.penalties, results.get("search", [])),
+            epochs=sweeping.epochs,
+            batch_size=sweeping.batch_size,
+            samples=sweeping.samples,
+            round_to=multiple(sweeping.round_to),
+            cost=sweeping.cost,
+            optimizer=descent,
+            schedule=schedule,
+            settle=sweeping.settle,
+            recipe=(recipes or {}).get(method) or sweeping.numbers(),
+            validation=validation,
+            compute=Compute(updates_at_once=updates_at_once, **precision),
+            at_once=at_once,
+            device=sweeping.place() if executor is None else sweeping.device or None,
+            checkpoint=files.below(out, out / method),
+            resume="anyway" if force else "same",
+            time_limit=None if stop.end is None else max(stop.end - time.monotonic(), 1e-3),
+            executor=executor,
+            quiet=quiet,
+            **own,
+        )
         if not all(result.finished for result in results[method]):
             break
     return results

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import sys
 import traceback
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -212,20 +212,37 @@ def loss_of(task: Task, source: Source, model: nn.Module, reading: feed.Feed) ->
 def run(
     training: Training, out: Path, *given: Any, ranks: Ranks | None = None, **more: Any
 ) -> tuple[Result, dict[str, Any]]:
-    """As :func:`_run`; where code of the user's own fails, its traceback is in the run's log. ranks: that train it
-    together, each of them by this call."""
+    """As :func:`_run`; code of the user's own that fails is told of by :func:`own_code`. ranks: that train it together,
+    each of them by this call."""
+    with nullcontext() if ranks is None else ranks.telling(), own_code(out):
+        return _run(training, out, *given, ranks=ranks, **more)
+
+
+@contextmanager
+def own_code(out: Path) -> Iterator[None]:
+    """Where code of the user's own fails, the network, the loss, the data: one line with the place in it, and the
+    traceback in the log of the run."""
     try:
-        with nullcontext() if ranks is None else ranks.telling():
-            return _run(training, out, *given, ranks=ranks, **more)
+        yield
+    except RankLost:
+        raise
     except EspalierError as error:
-        if error.__cause__ is None or isinstance(error.__cause__, (EspalierError, OSError)):
+        cause = error.__cause__
+        if cause is None or (isinstance(cause, (EspalierError, OSError)) and not import_spec.blamed(cause)):
             raise
-        if isinstance(error, RankLost):
+        said = str(error)
+        failed: Exception = error
+    except Exception as error:
+        why = import_spec.blamed(error)
+        if not why:
             raise
-        if out.is_dir():
-            files.write(out / LOG, "".join(traceback.format_exception(error)))
-            raise BadInput(f"{error} (traceback: {out / LOG})") from error
-        raise BadInput(f"{error} (--traceback prints more)") from error
+        said, failed = f"code of your own failed: {why}. What was saved in {out} is intact", error
+    else:
+        return
+    if not out.is_dir():
+        raise BadInput(f"{said} (--traceback prints more)") from failed
+    files.write(files.below(out, out / LOG), "".join(traceback.format_exception(failed)))
+    raise BadInput(f"{said} (traceback: {out / LOG})") from failed
 
 
 def _run(
@@ -264,40 +281,32 @@ def _run(
         parts = f"{count:,} parameters, {gated.d} gates in {groups} groups"
         judged = f"{_named(loss)}, judged on {source.judged_on}"
         print(f"{training.model}: {parts}, on {device}; {judged}", file=sys.stderr)
-    try:
-        result = fit(
-            gated,
-            source.train,
-            loss=loss,
-            epochs=training.epochs,
-            cost=training.cost,
-            penalty=training.penalty,
-            target=training.target,
-            batch_size=training.batch_size,
-            samples=training.samples,
-            optimizer=training.descent(),
-            scheduler=training.steps(),
-            settle=training.settle,
-            recipe=training.numbers(),
-            seed=training.seed,
-            precision=cast(Precision, training.precision) if training.precision else None,
-            channels_last=training.channels_last,
-            compile=training.compile,
-            validation=source.validation,
-            checkpoint=out,
-            resume="anyway" if force else "same",
-            callbacks=[run_parts.Called(out, training.to_json(), network, command)],
-            time_limit=time_limit,
-            parallel=ranks,
-            quiet=quiet,
-        )
-    except EspalierError:
-        raise
-    except Exception as error:  # the network, the loss and the data may be the user's own
-        why = import_spec.blamed(error)
-        if not why:
-            raise
-        raise BadInput(f"code of your own failed: {why}. What was saved in {out} is intact") from error
+    result = fit(
+        gated,
+        source.train,
+        loss=loss,
+        epochs=training.epochs,
+        cost=training.cost,
+        penalty=training.penalty,
+        target=training.target,
+        batch_size=training.batch_size,
+        samples=training.samples,
+        optimizer=training.descent(),
+        scheduler=training.steps(),
+        settle=training.settle,
+        recipe=training.numbers(),
+        seed=training.seed,
+        precision=cast(Precision, training.precision) if training.precision else None,
+        channels_last=training.channels_last,
+        compile=training.compile,
+        validation=source.validation,
+        checkpoint=out,
+        resume="anyway" if force else "same",
+        callbacks=[run_parts.Called(out, training.to_json(), network, command)],
+        time_limit=time_limit,
+        parallel=ranks,
+        quiet=quiet,
+    )
     if not first:
         return result, {}
     test = None if source.test is None else evaluate(result.model, source.test, loss=loss)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,8 +48,10 @@ class Run:
                 continue
             if value is not None and (isinstance(value, bool) or not _number(value)):
                 raise BadType(f"{name} of a run is a number, not {value!r}")
-        if isinstance(self.seed, float):
-            raise BadType(f"seed of a run is an integer, not {self.seed!r}")
+        try:
+            operator.index(self.seed)
+        except TypeError:
+            raise BadType(f"seed of a run is an integer, not {self.seed!r}") from None
         given = [name for name, there in kinds.items() if there]
         if len(given) > 1:
             raise BadInput(f"a run has one source of masks, not {' and '.join(given)}")
