@@ -31,6 +31,7 @@ COMMANDS = (
     f"{TABLE} {EVIDENCE}/cifar10.jsonl --overview --methods ours,uniform,Torch-Pruning,control --into README.md",
     "benchmarks/signals_table.py results/signal/digits.json --into docs/signal.md --figure results/signal/digits.svg",
     "benchmarks/features.py --out results/sklearn/features.jsonl --into docs/sklearn.md",
+    "benchmarks/scale.py tables --into docs/scale.md",
     "-m tests.zoo.table",
 )
 
