@@ -284,9 +284,7 @@ def ranks_table(told: dict[str, Any]) -> str:
 
 
 def scale_table(told: dict[str, Any]) -> str:
-    lines = [
-        "| network | parameters | gates | computing, ms | sent, MB | GPUs | sending, ms | share of the time that computes |"
-    ]
+    lines = ["| network | parameters | gates | computing, ms | sent, MB | GPUs | sending, ms | computing, share |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for row in told["rows"]:
         about = BLOCKS[row["network"]]
