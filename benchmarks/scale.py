@@ -276,7 +276,7 @@ def ranks_table(told: dict[str, Any]) -> str:
         sizes = f"{row['bytes'] / 1e3:,.1f} | {row['least'] / 1e3:,.1f}"
         lines.append(f"| {row['case']} | {row['scaling']} | {row['ranks']} | {times} | {sizes} |")
     about = told["hardware"]
-    load = f"whose others kept them at a load of {told['load'][2]:.0f}"
+    load = f"which others used too (load average of 15 minutes: {told['load'][2]:.0f})"
     where = f"{about['cpu']}, {about['cores']} cores, {load}, torch {told['versions']['torch']}"
     return "\n".join(
         [f"Medians of {told['rounds']} interleaved rounds of {told['updates']} updates; {where}.", "", *lines]
