@@ -4,7 +4,7 @@
     python benchmarks/scale.py blocks --out results/scale/blocks.json    # one block of each large network, one thread
     python benchmarks/scale.py tables --into docs/scale.md
 
-Every rank is a process of one thread. Strong scaling: 64 examples, shared by all ranks; weak: 64 for each rank. Seconds
+Every rank is a process of one thread. Strong scaling: 32 examples, shared by all ranks; weak: 32 for each rank. Seconds
 are the wall's, medians of interleaved rounds; processor seconds are of one rank. Bytes are what one rank hands over to
 be summed in an update. The least: the gradient once, a loss for each mask, a slope for each gate of each mask where
 slopes are read.
@@ -36,7 +36,7 @@ from espalier.train.fingerprint import versions
 from espalier.train.run_directory import hardware
 from evidence_networks import build, seen_layers, whole_widths
 
-BATCH, ROUNDS, UPDATES = 64, 5, 8
+BATCH, ROUNDS, UPDATES = 32, 3, 5
 CASES: dict[str, dict[str, Any]] = {
     "MLP 784-784-784-784-10, data": {"network": "mlp", "parallel": "data"},
     "MLP 784-784-784-784-10, structure, 4 masks": {"network": "mlp", "parallel": "structure", "samples": 4},
@@ -136,6 +136,7 @@ def group(case: dict[str, Any], count: int, weak: bool) -> dict[str, float]:
 
 
 def ranks(counts: Sequence[int]) -> dict[str, Any]:
+    espalier.attach(network("mlp")[0], torch.zeros(4, 784))  # imports what the forks then need not
     rows = dict[tuple[str, bool, int], list[dict[str, float]]]()
     for round_ in range(ROUNDS):
         for name, case in CASES.items():
@@ -275,16 +276,15 @@ def ranks_table(told: dict[str, Any]) -> str:
         sizes = f"{row['bytes'] / 1e3:,.1f} | {row['least'] / 1e3:,.1f}"
         lines.append(f"| {row['case']} | {row['scaling']} | {row['ranks']} | {times} | {sizes} |")
     about = told["hardware"]
-    where = f"{about['cpu']}, {about['cores']} cores that others used too, torch {told['versions']['torch']}"
+    load = f"which others used too (load average of 15 minutes: {told['load'][2]:.0f})"
+    where = f"{about['cpu']}, {about['cores']} cores, {load}, torch {told['versions']['torch']}"
     return "\n".join(
         [f"Medians of {told['rounds']} interleaved rounds of {told['updates']} updates; {where}.", "", *lines]
     )
 
 
 def scale_table(told: dict[str, Any]) -> str:
-    lines = [
-        "| network | parameters | gates | computing, ms | sent, MB | GPUs | sending, ms | of the time spent computing |"
-    ]
+    lines = ["| network | parameters | gates | computing, ms | sent, MB | GPUs | sending, ms | computing, share |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for row in told["rows"]:
         about = BLOCKS[row["network"]]
@@ -338,7 +338,12 @@ def main() -> None:
         return
     told = ranks(given.counts) if given.what == "ranks" else blocks()
     command = f"python benchmarks/scale.py {given.what} --out {given.out}"
-    told |= {"command": command, "versions": versions(), "hardware": hardware(torch.device("cpu"))}
+    told |= {
+        "command": command,
+        "load": os.getloadavg(),
+        "versions": versions(),
+        "hardware": hardware(torch.device("cpu")),
+    }
     if given.out is None:
         print(json.dumps(told))
     else:

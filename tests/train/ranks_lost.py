@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+import espalier
 from espalier.cli.main import main
 from espalier.train import loop
 
@@ -103,7 +104,8 @@ def lost(folder: Path, count: int, update: int, number: int) -> dict[str, object
 
 
 def run(root: Path) -> dict[str, object]:
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # imports half of torch, which the forks then need not
+    espalier.attach(network(), torch.zeros(4, 64, dtype=torch.float64))  # and this the other half
     whole, broken = root / "whole", root / "broken"
     (undisturbed,) = ended(start(whole, 1), whole)
     killed = lost(broken, 3, 40, signal.SIGKILL)  # while it searches

@@ -20,13 +20,15 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import espalier
 from espalier.train import Recipe
 
-UPDATES = 50
+LONG = ("data", "structure-ranked")  # of fifty updates; the others of twenty
 CASES: dict[str, dict[str, Any]] = {
     # of the default recipe: one mask, whose slopes theta follows
     "data": {"parallel": "data"},
@@ -63,10 +65,11 @@ def fitted(case: str, **more: Any) -> dict[str, Tensor]:
     """Every number of a run that should be the same in one process and in several."""
     x, y = data()
     model = network(seed=dist.get_rank() if dist.is_initialized() else 0)  # all start with the weights of the first
-    settings: dict[str, Any] = {"target": 0.4, "cost": "macs", "epochs": UPDATES // 10, "batch_size": 32, "seed": 3}
+    epochs = 5 if case in LONG else 2
+    settings: dict[str, Any] = {"target": 0.4, "cost": "macs", "epochs": epochs, "batch_size": 32, "seed": 3}
     settings |= CASES[case] | more
     result = espalier.fit(model, (x, y), validation=(x[:100], y[:100]), quiet=True, **settings)
-    assert result.updates == UPDATES
+    assert result.updates == 10 * epochs
     tensors = {f"model.{name}": value for name, value in model.state_dict().items() if "running" not in name}
     tensors |= {f"small.{name}": value for name, value in result.model.state_dict().items()}
     tensors |= {"theta": result.theta, "mask": result.mask}
@@ -161,9 +164,6 @@ def refusals() -> dict[str, str]:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10)).double()
 
     def sharded() -> Any:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
         model = mlp()
         fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
         return model
@@ -207,7 +207,7 @@ def work(rank: int, count: int, folder: Path) -> None:
         store = dist.FileStore(str(folder / f"store-{count}"), count)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=timedelta(seconds=60))
     tensors = dict[str, Tensor]()
-    for case in CASES if count < 4 else ("data", "structure-ranked"):
+    for case in CASES if count < 4 else LONG:
         more = {} if count > 1 else {"parallel": None}
         tensors |= {f"{case}/{name}": value for name, value in fitted(case, **more).items()}
     tensors |= {f"closed/{name}": value for name, value in closed().items()}
@@ -225,6 +225,7 @@ def work(rank: int, count: int, folder: Path) -> None:
 def main(folder: Path, counts: list[int]) -> int:
     """All ranks of one count at a time."""
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # imports half of torch, which the forks then need not
+    espalier.attach(network(), data(4)[0])  # and this the other half
     for count in counts:
         began, children = time.monotonic(), []
         for rank in range(count):
