@@ -224,19 +224,20 @@ def variants(name: str, updates: int, batch: int) -> tuple[dict[str, nn.Module],
 
 
 def macs(model: nn.Module, example: Tensor) -> int:
-    """Multiplications of linear layers and convolutions in one example, counted by hooks."""
+    """Multiplications with weights in one example, counted by hooks on the layers that hold them."""
     total = 0
 
-    def add(layer: nn.Module, given: Any, output: Tensor) -> None:
+    def add(layer: nn.Module, given: Any, output: Any) -> None:
         nonlocal total
-        positions = (
-            output[0, 0].numel()
-            if isinstance(layer, nn.modules.conv._ConvNd)
-            else output[0].numel() // output.shape[-1]
-        )
+        if isinstance(layer, nn.RNNBase):  # every matrix at every step
+            total += given[0].shape[1] * sum(weight.numel() for weight in layer.parameters() if weight.ndim == 2)
+            return
+        channels = 1 if isinstance(layer, nn.modules.conv._ConvNd) else output.ndim - 1
+        positions = output[0].numel() // max(output.shape[channels], 1)
         total += layer.weight.numel() * positions  # type: ignore[union-attr, operator]
 
-    layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.modules.conv._ConvNd))]
+    kinds = (nn.Linear, nn.modules.conv._ConvNd, nn.RNNBase)
+    layers = [m for m in model.modules() if isinstance(m, kinds) or type(m).__name__ == "Conv1D"]  # of Transformers
     hooks = [layer.register_forward_hook(add) for layer in layers]
     with torch.no_grad():
         model(example)
@@ -265,6 +266,8 @@ def measured(models: dict[str, nn.Module], example: Tensor, runtime: str, given:
         except Exception as error:
             runs.pop(label, None)
             times[label] = f"{type(error).__name__}"
+    if not runs:
+        return times
     wait = example.device.type != "cpu"
     return times | dict(zip(runs, latency.timed(list(runs.values()), given.rounds, given.seconds, wait), strict=True))
 
@@ -300,8 +303,10 @@ def table(folder: Path) -> str:
     lines = []
     for path in sorted(folder.glob("*.json")):
         told = json.loads(path.read_text(encoding="utf-8"))
-        keys = list(told["rows"][0]["milliseconds"])
         whole = told["rows"][0]
+        keys = [
+            key for key, value in whole["milliseconds"].items() if not isinstance(value, str) and key.endswith("s 1")
+        ]
         lines += [f"\n**{told['network']}** ({path.name}); times as fast as the whole network\n"]
         lines += ["| | MACs | " + " | ".join(keys) + " |", "|" + "---|" * (2 + len(keys))]
         dead = {row["variant"] for row in told["rows"] if row["macs"] < 0.05 * whole["macs"]}
