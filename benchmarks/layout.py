@@ -33,15 +33,17 @@ from espalier.gates import latency
 from espalier.gates.gated import Gated
 from espalier.gates.masking import strip
 from espalier.models import DenseNet
+from ship import drawn
 
 MARKS = ("<!-- generated: layout -->", "<!-- end of generated: layout -->")
 SHARES = (0.95, 0.9, 0.75, 0.5, 0.25)
 
 
 class PreActivation(nn.Module):
-    """A residual network of three stages whose every reader has a gate for each channel of the stream."""
+    """A residual network of three stages whose every reader has a gate for each channel, or block of channels, of the
+    stream."""
 
-    def __init__(self, blocks: int = 3, widths: tuple[int, ...] = (32, 64, 128)) -> None:
+    def __init__(self, block: int = 1, blocks: int = 3, widths: tuple[int, ...] = (32, 64, 128)) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, widths[0], 3, padding=1, bias=False)
         self.stages = nn.ModuleList()
@@ -50,7 +52,7 @@ class PreActivation(nn.Module):
             stage = nn.Module()
             stage.enter = nn.Conv2d(before, width, 1, stride=1 if before == width else 2, bias=False)
             stage.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(blocks))
-            stage.gates = nn.ModuleList(espalier.Gate(width) for _ in range(blocks))
+            stage.gates = nn.ModuleList(espalier.Gate((block,) * (width // block)) for _ in range(blocks))
             stage.ones = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(blocks))
             stage.twos = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(blocks))
             self.stages.append(stage)
@@ -70,19 +72,8 @@ class PreActivation(nn.Module):
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "densenet40": lambda: DenseNet(40, 12),
     "preact20": PreActivation,
+    "preact20-16": lambda: PreActivation(16),
 }
-
-
-def drawn(gated: Gated, share: float) -> Tensor:
-    """The first mask of a row of fewer and fewer gates, each a part of the one before, that costs no more."""
-    cost = gated.cost("macs")
-    most = share * float(cost(torch.ones(gated.d)))
-    chance = torch.rand(gated.d, generator=torch.Generator().manual_seed(0))
-    for keep in torch.linspace(1.0, 0.05, 96).tolist():
-        mask = gated.canonical((chance <= keep).float())
-        if float(cost(mask)) <= most:
-            return mask
-    return mask  # all that gates can do
 
 
 class First(nn.Module):
@@ -136,8 +127,8 @@ def benchmark(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
     gated = espalier.attach(model, torch.randn(2, 3, 32, 32))
     full = float(gated.cost("macs")(torch.ones(gated.d)))
     rows = []
-    for share in SHARES:
-        mask = drawn(gated, share)
+    masks = [drawn(gated, share) for share in SHARES]
+    for mask in {tuple(mask.tolist()): mask for mask in masks}.values():  # the last may be the same
         models = {"whole": ungated(copy.deepcopy(model)), **variants(gated, mask)}
         selections = [m for m in models["compact"].modules() if isinstance(m, Select)]
         row: dict[str, Any] = {"network": name, "macs": round(float(gated.cost("macs")(mask)) / full, 4)}
@@ -154,11 +145,11 @@ def benchmark(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def table(path: Path) -> str:
-    told = json.loads(path.read_text(encoding="utf-8"))
-    keys = list(told["rows"][0]["milliseconds"])
+def table(folder: Path, device: str) -> str:
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"{device}-*.json"))]
+    keys = list(files[0]["rows"][0]["milliseconds"])
     lines = ["| | MACs | selections, of them gathers | " + " | ".join(keys) + " |", "|" + "---|" * (3 + len(keys))]
-    for row in told["rows"]:
+    for row in (row for told in files for row in told["rows"]):
         cells = []
         for key in keys:
             ms = row["milliseconds"][key]
@@ -179,16 +170,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/ship-layout"))
     parser.add_argument("--table", type=Path, help="The page whose generated part is to be replaced.")
     given = parser.parse_args()
-    path = given.out / f"{given.device.partition(':')[0]}.json"
+    device = given.device.partition(":")[0]
     if given.table is not None:
         page = given.table.read_text(encoding="utf-8")
         before, _, rest = page.partition(MARKS[0])
-        write(given.table, f"{before}{MARKS[0]}\n\n{table(path)}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}")
+        write(given.table, f"{before}{MARKS[0]}\n\n{table(given.out, device)}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}")
         return
     torch.set_num_threads(1)
-    rows = [row for name in given.networks for row in benchmark(name, given)]
     machine = {"cpu": platform.processor() or platform.machine(), "torch": torch.__version__, "device": given.device}
-    write(path, json.dumps({**machine, "rounds": given.rounds, "rows": rows}, indent=1) + "\n")
+    for name in given.networks:
+        told = {**machine, "rounds": given.rounds, "rows": benchmark(name, given)}
+        write(given.out / f"{device}-{name}.json", json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,20 @@
 """How fast what ships is: whole networks, ours by MACs and by latency, uniform ones of equal MACs, Torch-Pruning's.
 
-    python benchmarks/ship.py --networks resnet56 densenet40 [--batches 1 64] [--threads 1] [--out results/ship]
+    python benchmarks/ship.py --networks resnet56 densenet40 [--batches 1 64] [--threads 1 2] [--out results/ship]
+    python benchmarks/ship.py --device cuda --batches 1 256 --runtimes torch compiled --out results/ship-cuda
     python benchmarks/ship.py --table docs/performance.md
 
 Networks are small forms on a CPU, found in a short run on synthetic data: the widths a search leaves are what counts
-here, not the error. Times are of one forward pass, in turns, the least of the rounds; with one thread the thread's own
-time. Writes a JSON file for each network; ``--table`` makes the table of the page from these files alone.
+here, not the error. Of the DenseNet, whose gates are connections, masks are drawn instead. Times are of one forward
+pass, in turns (``espalier.gates.latency.timed``); with one thread the thread's own time. ``compiled`` is measured with
+the first number of threads and the largest batch alone, for compiling takes longer than all the rest. Writes a JSON
+file for each network; ``--table`` makes the table of the page from these files alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import inspect
 import json
 import platform
 import sys
@@ -26,13 +28,16 @@ import torch
 from torch import Tensor, nn
 
 import espalier
-from espalier.compact.layers import Select
+from compact import ungated
 from espalier.files import write
 from espalier.gates import latency
+from espalier.gates.blocks import usual_width
 from espalier.models import VGG, DenseNet, ResNet
 
 MARKS = ("<!-- generated: ship -->", "<!-- end of generated: ship -->")
-ROUND_TO = 8
+ROUND_TO = "auto"
+COMPILED = ("whole", "ours 25% MACs", "ours 25% MACs, round_to", "uniform 25% MACs")
+KINDS = dict.fromkeys(("vit", "bert", "gpt2"), ("units", "heads", "width"))
 
 
 class Words(nn.Module):
@@ -65,6 +70,13 @@ IMAGES, TOKENS = (3, 32, 32), (32,)
 BERT = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 512, "num_hidden_layers": 4}
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "resnet20": (partial(ResNet, 20, streams=(32, 64, 128)), IMAGES),
+    "resnet18": (
+        partial(
+            Transformer, "ResNetForImageClassification", "ResNetConfig", num_labels=10, layer_type="basic",
+            embedding_size=32, hidden_sizes=[32, 64, 128, 256], depths=[2, 2, 2, 2],
+        ),
+        (3, 64, 64),
+    ),
     "resnet56": (partial(ResNet, 56), IMAGES),
     "vgg16": (partial(VGG, [w // 4 for w in (64, 64, 128, 128, 256, 256, 256, *(512,) * 6)]), IMAGES),
     "mobilenetv2": (
@@ -102,13 +114,31 @@ def inputs(shape: tuple[int, ...], count: int, seed: int = 0) -> Tensor:
     return torch.randn(count, *shape, generator=generator)
 
 
+def attached(name: str, model: nn.Module, **how: Any) -> Any:
+    kinds = {"kinds": KINDS[name]} if name in KINDS else {}
+    return espalier.attach(model, inputs(NETWORKS[name][1], 4), **kinds, **how)
+
+
+def drawn(gated: Any, share: float) -> Tensor:
+    """A mask drawn at random: the first of a row of fewer and fewer gates that costs no more than this share of MACs,
+    or the last where none does."""
+    cost = gated.cost("macs")
+    most = share * float(cost(torch.ones(gated.d)))
+    chance = torch.rand(gated.d, generator=torch.Generator().manual_seed(0))
+    for keep in torch.linspace(1.0, 0.05, 96).tolist():
+        mask: Tensor = gated.canonical((chance <= keep).float())
+        if float(cost(mask)) <= most:
+            break
+    return mask
+
+
 def found(name: str, updates: int, share: float, batch: int | None, **how: Any) -> tuple[nn.Module, dict[str, Any]]:
     """What a short run leaves at a share of the MACs, or of the latency of so many examples at once."""
     factory, shape = NETWORKS[name]
     torch.manual_seed(0)
     x = inputs(shape, 8 * updates)
     y = (x.float().flatten(1)[:, :10]).argmax(1)
-    gated = espalier.attach(factory(), inputs(shape, 4), **how)
+    gated = attached(name, factory(), **how)
     cost = gated.cost("macs") if batch is None else gated.cost("latency", batch=batch)
     started = time.time()
     result = espalier.fit(
@@ -150,7 +180,7 @@ def pruned(name: str, share: float) -> nn.Module:
     full = tp.utils.count_ops_and_params(model, example)[0]
     pruner = tp.pruner.MagnitudePruner(
         model, example, importance=tp.importance.MagnitudeImportance(p=2), iterative_steps=40, pruning_ratio=0.95,
-        global_pruning=False, round_to=ROUND_TO, ignored_layers=last,
+        global_pruning=False, round_to=usual_width(model), ignored_layers=last,
     )  # fmt: skip
     for _ in range(40):
         before = copy.deepcopy(model)
@@ -160,30 +190,10 @@ def pruned(name: str, share: float) -> nn.Module:
     return model
 
 
-def without_gathers(model: nn.Module) -> nn.Module:
-    """The same shapes with no gather in them: every selection takes the first slices, which is a view."""
-    model = copy.deepcopy(model)
-
-    class First(nn.Module):
-        def __init__(self, select: Select) -> None:
-            super().__init__()
-            self.dim, self.count = select.dim, len(select.index)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x.narrow(self.dim, 0, self.count)
-
-    for module in list(model.modules()):
-        for key, child in list(module._modules.items()):
-            if type(child) is Select:
-                module._modules[key] = First(child)
-    return model
-
-
 def variants(name: str, updates: int, batch: int) -> tuple[dict[str, nn.Module], dict[str, Any]]:
-    factory, shape = NETWORKS[name]
     torch.manual_seed(0)
-    whole = factory().eval()
-    gated = espalier.attach(copy.deepcopy(whole), inputs(shape, 4))
+    whole = NETWORKS[name][0]().eval()
+    gated = attached(name, copy.deepcopy(whole))
     models: dict[str, nn.Module] = {"whole": whole}
     about: dict[str, Any] = {}
 
@@ -196,35 +206,38 @@ def variants(name: str, updates: int, batch: int) -> tuple[dict[str, nn.Module],
             about[label] = {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
         print(f"{name}: {label}: {about[label]}", file=sys.stderr, flush=True)
 
+    placed = any(isinstance(module, espalier.Gate) for module in whole.modules())
     for share in (0.5, 0.25):
         percent = f"{share:.0%}"
+        if placed:
+            attempt(f"drawn {percent} MACs", lambda share=share: gated.compact(drawn(gated, share)))
+            continue
         attempt(f"ours {percent} MACs", partial(found, name, updates, share, None))
+        attempt(f"ours {percent} MACs, round_to", partial(found, name, updates, share, None, round_to=ROUND_TO))
         attempt(f"uniform {percent} MACs", partial(uniform, gated, share))
-        if "round_to" in inspect.signature(espalier.attach).parameters:
-            attempt(f"ours {percent} MACs, round_to", partial(found, name, updates, share, None, round_to=ROUND_TO))
         attempt(f"Torch-Pruning {percent} MACs", partial(pruned, name, share))
-    attempt("ours 50% latency", partial(found, name, updates, 0.5, batch))
-    for label in list(models):
-        if any(type(module) is Select for module in models[label].modules()):
-            models[f"{label}, no gather"] = without_gathers(models[label]).eval()
-            about[f"{label}, no gather"] = {}
+    if not placed:
+        attempt("ours 40% latency, round_to", partial(found, name, updates, 0.4, batch, round_to=ROUND_TO))
+    else:
+        models["whole"] = ungated(models["whole"])
     return models, about
 
 
 def macs(model: nn.Module, example: Tensor) -> int:
-    """Multiplications of linear layers and convolutions in one example, counted by hooks."""
+    """Multiplications with weights in one example, counted by hooks on the layers that hold them."""
     total = 0
 
-    def add(layer: nn.Module, given: Any, output: Tensor) -> None:
+    def add(layer: nn.Module, given: Any, output: Any) -> None:
         nonlocal total
-        positions = (
-            output[0, 0].numel()
-            if isinstance(layer, nn.modules.conv._ConvNd)
-            else output[0].numel() // output.shape[-1]
-        )
+        if isinstance(layer, nn.RNNBase):  # every matrix at every step
+            total += given[0].shape[1] * sum(weight.numel() for weight in layer.parameters() if weight.ndim == 2)
+            return
+        channels = 1 if isinstance(layer, nn.modules.conv._ConvNd) else output.ndim - 1
+        positions = output[0].numel() // max(output.shape[channels], 1)
         total += layer.weight.numel() * positions  # type: ignore[union-attr, operator]
 
-    layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.modules.conv._ConvNd))]
+    kinds = (nn.Linear, nn.modules.conv._ConvNd, nn.RNNBase)
+    layers = [m for m in model.modules() if isinstance(m, kinds) or type(m).__name__ == "Conv1D"]  # of Transformers
     hooks = [layer.register_forward_hook(add) for layer in layers]
     with torch.no_grad():
         model(example)
@@ -241,21 +254,27 @@ def compiled(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 RUNTIMES = {"torch": latency.RUNTIMES["torch"], "compiled": compiled, "onnxruntime": latency.RUNTIMES["onnxruntime"]}
 
 
-def measured(models: dict[str, nn.Module], example: Tensor, runtime: str, rounds: int) -> dict[str, Any]:
+def measured(models: dict[str, nn.Module], example: Tensor, runtime: str, given: argparse.Namespace) -> dict[str, Any]:
     runs, times = {}, dict[str, Any]()
     for label, model in models.items():
+        if runtime == "compiled" and label not in COMPILED:
+            times[label] = "not measured"
+            continue
         try:
             runs[label] = RUNTIMES[runtime](copy.deepcopy(model), (example,), {})
             runs[label]()
         except Exception as error:
             runs.pop(label, None)
             times[label] = f"{type(error).__name__}"
-    return times | dict(zip(runs, latency.timed(list(runs.values()), rounds, seconds=45), strict=True))
+    if not runs:
+        return times
+    wait = example.device.type != "cpu"
+    return times | dict(zip(runs, latency.timed(list(runs.values()), given.rounds, given.seconds, wait), strict=True))
 
 
 def benchmark(name: str, given: argparse.Namespace) -> dict[str, Any]:
     shape = NETWORKS[name][1]
-    models, about = variants(name, given.updates, max(given.batches))
+    models, about = variants(name, given.updates, given.latency_batch)
     rows = []
     for label, model in models.items():
         sizes = {"parameters": sum(p.numel() for p in model.parameters()), "macs": macs(model, inputs(shape, 1))}
@@ -264,15 +283,18 @@ def benchmark(name: str, given: argparse.Namespace) -> dict[str, Any]:
         torch.set_num_threads(threads)
         for batch in given.batches:
             for runtime in given.runtimes:
-                times = measured(models, inputs(shape, batch), runtime, given.rounds)
+                if runtime == "compiled" and (threads, batch) != (given.threads[0], max(given.batches)):
+                    continue
+                times = measured(models, inputs(shape, batch).to(given.device), runtime, given)
                 for row in rows:
                     value = times[row["variant"]]
                     row["milliseconds"][f"{runtime}, batch {batch}, threads {threads}"] = (
                         value if isinstance(value, str) else round(value, 4)
                     )
                 print(f"{name}: {runtime} at {batch} done", file=sys.stderr, flush=True)
+    torch.set_num_threads(1)
     failed = {label: one for label, one in about.items() if "error" in one}
-    machine = {"cpu": platform.processor() or platform.machine(), "torch": torch.__version__}
+    machine = {"cpu": platform.processor() or platform.machine(), "torch": torch.__version__, "device": given.device}
     return {"network": name, "updates": given.updates, "rows": rows, "not_made": failed, **machine}
 
 
@@ -281,8 +303,10 @@ def table(folder: Path) -> str:
     lines = []
     for path in sorted(folder.glob("*.json")):
         told = json.loads(path.read_text(encoding="utf-8"))
-        keys = list(told["rows"][0]["milliseconds"])
         whole = told["rows"][0]
+        keys = [
+            key for key, value in whole["milliseconds"].items() if not isinstance(value, str) and key.endswith("s 1")
+        ]
         lines += [f"\n**{told['network']}** ({path.name}); times as fast as the whole network\n"]
         lines += ["| | MACs | " + " | ".join(keys) + " |", "|" + "---|" * (2 + len(keys))]
         dead = {row["variant"] for row in told["rows"] if row["macs"] < 0.05 * whole["macs"]}
@@ -313,11 +337,14 @@ def table(folder: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 64])
-    parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    parser.add_argument("--latency-batch", type=int, default=16, help="of which latency is searched against")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--runtimes", nargs="+", default=list(RUNTIMES), choices=RUNTIMES)
     parser.add_argument("--updates", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=45.0, help="for the rounds of one setting, at least six")
     parser.add_argument("--out", type=Path, default=Path("results/ship"))
     parser.add_argument("--table", type=Path, help="The page whose generated part is to be replaced.")
     given = parser.parse_args()

@@ -132,6 +132,12 @@ def test_by_group_and_auto():
     assert espalier.attach(model, x, round_to=blocks).blocks == blocks
 
 
+def test_auto_leaves_every_layer_two_blocks():
+    gated = espalier.attach(perceptron(6, 40, 8, 3), torch.randn(5, 6).double(), round_to="auto")
+    assert [len(block) for block in gated.blocks["2"]] == [4, 4]
+    assert not gated.refused
+
+
 def test_units_too_few_for_two_blocks_are_no_gates_and_named():
     gated = espalier.attach(perceptron(6, 40, 8, 3), torch.randn(5, 6).double(), round_to=8)
     assert [g.name for g in gated.space.groups] == ["0"]

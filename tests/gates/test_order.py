@@ -88,7 +88,7 @@ def test_a_cut_in_another_order_equals_the_masked_model(train):
             assert torch.allclose(small(x), copy.deepcopy(model)(x), rtol=1e-10, atol=1e-12)
         again = espalier.compact.apply.apply_plan(gated.model, espalier.compact.plan.Plan.from_dict(plan.to_dict()))
         assert all(torch.equal(a, b) for a, b in zip(again.parameters(), small.parameters()))
-    assert orders >= 10 and views >= 10
+    assert min(orders, views) >= 10
 
 
 def test_nested_and_overlapping_readers_need_no_gather():

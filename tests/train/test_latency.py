@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -127,6 +128,28 @@ def test_a_target_that_the_prediction_misses_is_corrected(machine):
     assert machine.time(result.model) <= 0.4 * whole * 1.01
     assert machine.time(result.model) > 0.25 * whole
     assert result.target == 0.4
+
+
+def test_what_is_predicted_after_a_correction_knows_the_error_measured_before(machine):
+    gated = espalier.attach(network(), data()[0][:4])
+    cost = gated.cost("latency")
+    machine.odd = 0.25
+    result = espalier.fit(gated, data(), cost="latency", target=0.4, epochs=4, batch_size=16, quiet=True, device="cpu")
+    told = result.latency
+    assert abs(told["predicted"] / told["compared"] - 1) < 0.05 < abs(float(cost(result.mask)) / told["compared"] - 1)
+
+
+def test_a_machine_that_is_slower_at_moments_is_seen_through():
+    draw = np.random.default_rng(0)
+    true = np.exp(draw.uniform(0, 2, 40))
+    turns, slow = np.concatenate([draw.permutation(40) for _ in range(12)]), [1.0]
+    for _ in turns[1:]:  # three quarters of the time, for some dozens of runs on end
+        slow.append(draw.choice([1.0, 1.9, 1.9, 1.9]) if draw.random() < 0.05 else slow[-1])
+    taken = true[turns] * slow * np.exp(np.abs(draw.normal(0, 0.02, len(turns))))
+    ratio = latency.steadied(turns, taken) / true
+    least = np.array([taken[turns == i].min() for i in range(40)]) / true
+    assert np.abs(ratio / np.median(ratio) - 1).max() < 0.04 < np.abs(least / np.median(least) - 1).max()
+    assert latency.steadied(np.array([0]), np.array([3.0])).tolist() == [3.0]
 
 
 def test_a_target_that_cannot_be_met_by_measurement_is_said(machine):

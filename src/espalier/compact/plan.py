@@ -63,7 +63,7 @@ def from_runs(runs: Sequence[Sequence[int]]) -> list[int]:
 class Plan:
     """How a model becomes its compact model. Names are those of the uncut model.
 
-    ``tensors``: name -> dimension -> runs of indices that stay; ``shapes``: name -> shape before.
+    ``tensors``: name -> dimension -> runs of indices that stay, in their new order; ``shapes``: name -> shape before.
     ``attributes``: "module.attribute" -> value. ``layers``: module -> the change of the layer itself, ``{"kind": ..}``
     with what that kind needs: ``select`` before it; ``identity``, ``fill``, ``zeros``, ``bias``, ``attention`` or
     ``pass`` in its place; one ``option`` of a choice.
@@ -123,5 +123,8 @@ class Plan:
                 shown = " ".join(f"{a}-{b - 1}" if b - a > 1 else str(a) for a, b in runs[:8])
                 lines.append(f"{name} dim {dim}: keep {count}: {shown}{' ..' if len(runs) > 8 else ''}")
         lines += [f"{name} = {value}" for name, value in self.attributes.items()]
-        lines += [f"{name}: {layer['kind']}" for name, layer in self.layers.items()]
+        for name, layer in self.layers.items():
+            count, parts = len(layer.get("index", ())), len(to_runs(layer.get("index", ())))
+            how = f" {count} of them, {'a view' if parts == 1 else f'gathered from {parts} places'}"
+            lines.append(f"{name}: {layer['kind']}{how if layer['kind'] == 'select' else ''}")
         return "\n".join(lines) or "nothing changes"

@@ -43,8 +43,9 @@ def attach(
     ``check``: whether every group is tried out in numbers. False is for huge models; then ``least`` stays at 1
     everywhere.
     ``round_to``: one gate for each block of so many channels, so that widths end at multiples of it; "auto": what suits
-    the model's device (8 or 16); or a dict by group of such numbers, or of the blocks themselves, as ``gated.blocks``
-    holds them. A block holds units of like importance; if their number is no multiple, one block is smaller.
+    the model's device (8 or 16, and less where a group would be one block); or a dict by group of such numbers, or of
+    the blocks themselves, as ``gated.blocks`` holds them. A block holds units of like importance; if their number is no
+    multiple, one block is smaller.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))

@@ -33,8 +33,8 @@ def rounded(
 
     structure: of one gate for each unit. round_to: as in :func:`espalier.attach`.
     """
-    wanted = _wanted(structure, model, round_to)
     spans, importance = _measured(structure)
+    wanted = _wanted(structure, model, round_to, spans)
     groups, small, blocks = list[GateGroup](), dict[str, str](), Blocks()
     for group in structure.groups:
         width = wanted.get(group.name)
@@ -61,12 +61,19 @@ def rounded(
     return groups, small, blocks
 
 
-def _wanted(structure: Structure, model: nn.Module, round_to: RoundTo) -> dict[str, Any]:
-    """By group the number of channels of a block, or the blocks themselves."""
+def _wanted(structure: Structure, model: nn.Module, round_to: RoundTo, spans: Mapping[str, int]) -> dict[str, Any]:
+    """By group the number of channels of a block, or the blocks themselves. spans: by group the channels of a unit."""
     if isinstance(round_to, str):
         if round_to != "auto":
             raise BadInput(f'round_to is a number, "auto", or a dict of them by group, not {round_to!r}')
-        round_to = usual_width(model)
+        usual, found = usual_width(model), dict[str, int]()
+        for group in structure.groups:
+            width = usual
+            while width > 1 and 2 * width > group.size * spans[group.name]:  # a single block could not go
+                width //= 2
+            if group.kind not in SINGLE:
+                found[group.name] = width
+        return found
     if not isinstance(round_to, Mapping):
         number = whole_number(round_to, "round_to", 1)
         return {group.name: number for group in structure.groups if group.kind not in SINGLE}

@@ -157,10 +157,10 @@ def _order(structure: Structure, keep: Keeping) -> Callable[[Array], Array]:
     """The indices of an axis in the order that lets slices that one reader keeps lie together."""
     if structure.segments is None:
         return lambda own: np.arange(len(own))
-    readers = [(copy.before, keep(copy.before) & keep(copy.after)) for copy in structure.trace.copies]
-    for use in structure.trace.gates:
-        readers.append((use.before, keep(use.before) & keep.opened[structure.placed[use.module]]))
-    return Order(structure.segments, structure.trace.atoms.roots, readers)
+    trace = structure.trace
+    readers = [(copy.before, keep(copy.before) & keep(copy.after)) for copy in trace.copies]
+    readers += [(use.before, keep(use.before) & keep.opened[structure.placed[use.module]]) for use in trace.gates]
+    return Order(structure.segments, trace.atoms.roots, readers)
 
 
 def _placed(

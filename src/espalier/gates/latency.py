@@ -39,7 +39,7 @@ from espalier.space import BadInput, Bits, Corrupt
 if TYPE_CHECKING:
     from espalier.gates.gated import Gated
 
-FORMAT = 2
+FORMAT = 3  # 1, 2: of the least times
 _NUMBER = schema.number(0)
 _KEPT = schema.record(
     {
@@ -75,7 +75,7 @@ class Latency:
     _words: dict[str, Any] = field(repr=False, default_factory=dict)
 
     def measure(self, models: Mapping[str, nn.Module], rounds: int = 40) -> dict[str, float]:
-        """Milliseconds of each model, measured in turns: the least of the rounds, which other work disturbs least."""
+        """Milliseconds of each model, measured in turns."""
         runs = {name: prepared(self.runtime, model, self._inputs, self._words) for name, model in models.items()}
         times = timed(list(runs.values()), rounds, wait=self.device != "cpu")
         return dict(zip(runs, times, strict=True))
@@ -178,9 +178,9 @@ def prepared(runtime: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict
 
 
 def timed(runs: Sequence[Run], rounds: int, seconds: float = 60.0, wait: bool = False) -> list[float]:
-    """Milliseconds of each, the least over the rounds. In turns, in another order each round, so that a busy moment of
-    the machine hits all alike; short ones several times at once, so that the clock does not count. With one thread on a
-    CPU its own time is taken, in which other work has no part; not where it waits for a device."""
+    """Milliseconds of each. In turns, in another order each round, so that a busy moment of the machine hits all alike,
+    and can be told, see :func:`steadied`; short ones several times at once, so that the clock does not count. With one
+    thread on a CPU its own time is taken; not where it waits for a device."""
     clock = time.thread_time if torch.get_num_threads() == 1 and not wait else time.perf_counter
     once = []
     for run in runs:
@@ -189,8 +189,7 @@ def timed(runs: Sequence[Run], rounds: int, seconds: float = 60.0, wait: bool = 
         run()
         once.append(max(clock() - began, 1e-6))
     times = [max(1, min(50, round(1e-3 / each))) for each in once]
-    best = [math.inf] * len(runs)
-    order = list(range(len(runs)))
+    order, turns, taken = list(range(len(runs))), list[int](), list[float]()
     shuffle = random.Random(0)
     end = time.perf_counter() + seconds
     for turn in range(rounds):
@@ -199,10 +198,29 @@ def timed(runs: Sequence[Run], rounds: int, seconds: float = 60.0, wait: bool = 
             began = clock()
             for _ in range(times[i]):
                 runs[i]()
-            best[i] = min(best[i], 1e3 * (clock() - began) / times[i])
+            turns.append(i)
+            taken.append(1e3 * (clock() - began) / times[i])
         if turn >= 5 and time.perf_counter() > end:
             break
-    return best
+    return [float(each) for each in steadied(np.array(turns), np.array(taken))]
+
+
+def steadied(turns: np.ndarray, taken: np.ndarray) -> np.ndarray:
+    """The time of each run from times taken in turns on a machine that is slower at moments, as a core is whose other
+    half works for somebody else: how slow a moment was is told by the runs around it, and is divided out.
+
+    turns: which run it was, taken: how long it took, both in the order in which they were taken. Returns the median
+    of each run's times, as they would be in the machine's quiet moments.
+    """
+    which = [turns == i for i in range(int(turns.max()) + 1)]
+    found = np.array([taken[own].min() for own in which])
+    near = min(4, (len(taken) - 1) // 2)
+    for _ in range(4 if near else 0):
+        ratios = np.lib.stride_tricks.sliding_window_view(np.pad(taken / found[turns], near, "reflect"), 2 * near + 1)
+        slow = np.median(np.delete(ratios, near, 1), 1)
+        clean = taken / np.maximum(slow / np.quantile(slow, 0.1), 1.0)
+        found = np.array([np.median(clean[own]) for own in which])
+    return found
 
 
 def _repeated(value: Any, batch: int, examples: int, device: str) -> Any:
@@ -310,7 +328,7 @@ def _fit(gated: Gated, tile: int, masks: Sequence[Tensor], times: np.ndarray) ->
         sums[i + 1, 1 if name.startswith("layer") else 2] = 1.0
 
     def solve(rows: np.ndarray) -> np.ndarray:
-        counts = np.where(rows == 0, 3.0, 1.0)  # shares are of the whole network, so it counts more
+        counts = np.where(rows == 0, 30.0, 1.0)  # shares are of the whole network, so its time is met
         scaled = design[rows] / times[rows, None] * counts[:, None]
         common = sums @ nonnegative(scaled @ sums, counts)
         lean = 0.3 * math.sqrt(len(rows) / design.shape[1])

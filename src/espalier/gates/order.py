@@ -8,6 +8,7 @@ consecutive, so a set that fits none of them is left, and is gathered.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -30,12 +31,11 @@ def segments_of(trace: Trace, fixed: Iterable[Array]) -> Segments:
     """Segments of a model. fixed: atoms whose places mean something, beside those that are frozen."""
     atoms = trace.atoms
     same = np.arange(atoms.count)
-    joints = [(use.before, use.after) for use in (*trace.copies, *trace.gates)]
-    lower = [(atoms.roots(before), atoms.roots(after)) for before, after in joints]
+    joints = [(atoms.roots(before), atoms.roots(after)) for before, after in _joints(trace)]
     changed = True
     while changed:  # both sides of a boundary move alike
         changed = False
-        for a, b in lower:
+        for a, b in joints:
             least = np.minimum(same[a], same[b])
             if (same[a] != least).any() or (same[b] != least).any():
                 changed = True
@@ -56,7 +56,7 @@ def segments_of(trace: Trace, fixed: Iterable[Array]) -> Segments:
         if len(set(np.diff([*starts, len(row)]).tolist())) > 1:
             held |= set(row.tolist())
         kinds = [-1, *row[starts].tolist(), -1]
-        for a, b in zip(kinds, kinds[1:]):
+        for a, b in itertools.pairwise(kinds):
             after[a] = b if after.get(a, b) == b else -1
             before[b] = a if before.get(b, a) == a else -1
     segment, place = np.arange(atoms.count), np.zeros(atoms.count, dtype=np.int64)
@@ -77,12 +77,17 @@ def segments_of(trace: Trace, fixed: Iterable[Array]) -> Segments:
     return Segments(segment[row_of], place[row_of], size)
 
 
+def _joints(trace: Trace) -> list[tuple[Array, Array]]:
+    """What is before and after each boundary at which a slice may be left out."""
+    return [(one.before, one.after) for one in trace.copies] + [(one.before, one.after) for one in trace.gates]
+
+
 def _occurrences(trace: Trace, held: set[int], row_of: Array) -> Iterable[Array]:
     """Every row of atoms that an axis is made of; what is spread over several axes is held where it is."""
     for info in trace.tensors:
         yield from (own for own in info.atoms if len(own) > 1)
-    for use in (*trace.copies, *trace.gates):
-        yield from (use.before, use.after)
+    for joint in _joints(trace):
+        yield from joint
     for layouts in (*trace.entries.values(), *trace.exits.values()):
         for block in (block for layout in layouts for block in layout.blocks):
             if len(block.dims) > 1:
@@ -94,15 +99,11 @@ def _occurrences(trace: Trace, held: set[int], row_of: Array) -> Iterable[Array]
 def positional(modules: Iterable[tuple[str, nn.Module]], trace: Trace) -> Iterable[Array]:
     """Atoms whose places mean something: of groups of channels, and of what the user feeds."""
     yield from trace.inputs
-    grouped = set()
     for path, module in modules:
-        if isinstance(module, nn.modules.conv._ConvNd) and 1 < module.groups != module.out_channels:
-            grouped.add(path)
-        elif isinstance(module, nn.GroupNorm):
-            grouped.add(path)
-    for path in grouped:
-        for layout in (*trace.entries.get(path, ()), *trace.exits.get(path, ())):
-            yield layout.all()
+        groups = isinstance(module, nn.modules.conv._ConvNd) and 1 < module.groups != module.out_channels
+        if groups or isinstance(module, nn.GroupNorm):
+            for layout in (*trace.entries.get(path, ()), *trace.exits.get(path, ())):
+                yield layout.all()
 
 
 class Order:

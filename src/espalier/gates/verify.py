@@ -410,7 +410,7 @@ def _emptiable(trial: Trial, groups: Sequence[GateGroup], build: Build) -> list[
 
 def _empties(structure: Structure, mask: Array) -> bool:
     """Whether a mask closes all heads of a group, and this torch does not survive that."""
-    if TorchVersion(torch.__version__) >= (2, 13):
+    if TorchVersion(torch.__version__) >= TorchVersion("2.13"):
         return False
     where = structure.space.slices
     return any(not mask[where[group.name]].any() for group in structure.groups if group.kind == "heads")

@@ -3,6 +3,8 @@ end."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -12,10 +14,13 @@ from espalier.search import Search
 ROUNDS = 5  # selections that are tried
 
 
-def again(search: Search, gated: Any, model: nn.Module, mask: Any) -> dict[str, Any] | None:
+def again(
+    search: Search, gated: Any, model: nn.Module, mask: Any, errors: Mapping[str, float] = MappingProxyType({})
+) -> dict[str, Any] | None:
     """What was predicted of a compact model and what is measured now, in milliseconds; None of a cost that is only
     counted.
 
+    errors: by cost how much longer than predicted the network took that was selected and measured before this one.
     compared: measured, as it would be if the whole network took what it took when the cost was measured; a machine that
     is busier now, or clocked otherwise, changes both. most: what the target or limit allows.
     """
@@ -31,7 +36,7 @@ def again(search: Search, gated: Any, model: nn.Module, mask: Any) -> dict[str, 
                 "name": name,
                 "runtime": latency.runtime,
                 "batch": latency.batch,
-                "predicted": float(cost(mask)),
+                "predicted": float(cost(mask)) * errors.get(name, 1.0),
                 "measured": times["small"],
                 "full": times["full"],
                 "compared": times["small"] * latency.full / times["full"],
@@ -42,17 +47,19 @@ def again(search: Search, gated: Any, model: nn.Module, mask: Any) -> dict[str, 
     return max(rows, key=lambda row: row["compared"] / row["most"]) if rows else None
 
 
-def correct(search: Search, gated: Any) -> int:
-    """Lower what a measured cost may be until the network that would ship meets it by measurement, and return how
-    often that was: select again with the measured error. A network that still misses it after some rounds ships as it
-    is, and its result says so."""
+def correct(search: Search, gated: Any) -> tuple[int, dict[str, float]]:
+    """Lower what a measured cost may be until the network that would ship meets it by measurement: select again with
+    the measured error. Returns how often that was, and by cost the error that the last selection was made with. A
+    network that still misses it after some rounds ships as it is, and its result says so."""
+    errors: dict[str, float] = {}
     if search.target is None or not getattr(gated, "latencies", None):
-        return 0
+        return 0, errors
     for round_ in range(ROUNDS):
         mask = gated.canonical(search.select())
         row = again(search, gated, gated.compact(mask).eval(), mask)
         if row is None or row["compared"] <= row["most"]:
-            return round_
+            return round_, errors
         if not search.tighten(row["name"], 0.995 * row["most"] / row["compared"]):
-            return round_
-    return ROUNDS
+            return round_, errors
+        errors[row["name"]] = row["compared"] / row["predicted"]
+    return ROUNDS, errors

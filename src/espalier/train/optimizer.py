@@ -170,6 +170,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         self.phases, self.scheduler = phases, scheduler
         self.update = 0  # updates so far
         self.corrections = 0  # how often a measured cost asked for a smaller network
+        self.errors: dict[str, float] = {}  # by measured cost: measured over predicted, when it last did
         self.settled: Settled | None = None
         self.ranks = ranks
         # The mean over processes that train the same model.
@@ -195,7 +196,7 @@ class StructureOptimizer(torch.optim.Optimizer):
 
     def settle(self) -> None:
         """Fix the structure, and go on with the compact network where the gates know how to cut."""
-        self.corrections = measured.correct(self.search, self.gated)
+        self.corrections, self.errors = measured.correct(self.search, self.gated)
         self.search.settle()
         if hasattr(self.gated, "plan"):  # a handle of one's own may know no plan, and goes on masked
             self.compact()

@@ -172,7 +172,7 @@ def result_of(
             validation = feed.read_held_out(validation, 512, dtype, data if isinstance(data, Dataset) else None)
         score = scoring.evaluate(model, validation, loss=loss or nn.functional.cross_entropy, metrics=metrics)
     shares = Shares(gated, search.cost, search.full_cost, mask.device)
-    row = measured.again(search, gated, model, mask)
+    row = measured.again(search, gated, model, mask, structure.errors)
     if row is not None:
         about["latency"] = row | {"corrections": structure.corrections}
     own: dict[str, Any] = {"history": [], "finished": True, "seconds": 0.0} | about
