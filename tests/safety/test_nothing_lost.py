@@ -31,6 +31,7 @@ from espalier.study.grid import Grid
 from espalier.study.settings import GridSettings, Settings
 from espalier.study.study import UNIT_SELECTION, Study
 from espalier.train import evaluate, feed, fingerprint, hashes
+from espalier.train.batched import Run
 from espalier.train.hashes import Hashes
 from espalier.train.lock import LOCK, locked
 from espalier.train.progress import Silent
@@ -446,6 +447,8 @@ def test_odd_arguments_are_named() -> None:
         evaluate(None, (X, Y), loss=F.cross_entropy)  # type: ignore[arg-type]
     with pytest.raises(BadType, match="seed of a run is an integer"):
         espalier.sweep(net, (X, Y), targets=[0.5], epochs=1, seeds=torch.tensor([float("nan")]))  # type: ignore[arg-type]
+    run = Run(torch.tensor(3), target=np.float32(0.5))  # type: ignore[arg-type]
+    assert json.dumps([run.seed, run.target]) == "[3, 0.5]"
     inner = torch.optim.SGD(net().parameters(), 0.1)
     with pytest.raises(BadType, match="come a Search and a gated model, not NoneType"):
         espalier.StructureOptimizer(inner, None, None)  # type: ignore[arg-type]

@@ -48,8 +48,10 @@ class Run:
                 continue
             if value is not None and (isinstance(value, bool) or not _number(value)):
                 raise BadType(f"{name} of a run is a number, not {value!r}")
+            if value is not None and name != "seed" and not isinstance(value, (int, float)):
+                object.__setattr__(self, name, float(value))  # of an array or a tensor, a plain number
         try:
-            operator.index(self.seed)
+            object.__setattr__(self, "seed", operator.index(self.seed))
         except TypeError:
             raise BadType(f"seed of a run is an integer, not {self.seed!r}") from None
         given = [name for name, there in kinds.items() if there]
