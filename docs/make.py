@@ -32,8 +32,8 @@ COMMANDS = ROOT / "docs" / "reference" / "commands.md"
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 # What the site shows, or what its pages lead to.
 SHOWN = (
-    "*.md", "CITATION.cff", "docs/**/*.md", "docs/**/*.ipynb", "docs/pictures/*", "docs/*.css", "examples/*", "results/**/*.md",
-    "results/**/*.svg", "results/**/*.json", "results/**/*.jsonl",
+    "*.md", "CITATION.cff", "docs/**/*.md", "docs/**/*.ipynb", "docs/pictures/*", "docs/*.css", "examples/*",
+    "results/**/*.md", "results/**/*.svg", "results/**/*.json", "results/**/*.jsonl",
 )  # fmt: skip
 
 
