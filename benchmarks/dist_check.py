@@ -76,6 +76,13 @@ def tried(wheel: Path, python: str, folder: Path) -> list[str]:
     return [line.replace(f"{folder}/", "") for line in lines]
 
 
+def found(python: str) -> bool:
+    """Whether there is such an interpreter, and it starts: a shim may stand for one that is not there."""
+    return (
+        shutil.which(python) is not None and not subprocess.run([python, "--version"], capture_output=True).returncode
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dist", type=Path)
@@ -89,7 +96,7 @@ def main() -> None:
         "Dependencies of [all] under constraints.txt:",
     ]
     lines += [dependencies(wheel, version) for version in VERSIONS]
-    others = [python for python in given.pythons.split(",") if shutil.which(python)]
+    others = [python for python in given.pythons.split(",") if found(python)]
     for python in (sys.executable, *others):
         version = run(python, "-c", "import platform; print(platform.python_version())").strip()
         with tempfile.TemporaryDirectory() as folder:
