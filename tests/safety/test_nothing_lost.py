@@ -240,6 +240,13 @@ def test_a_lock_of_another_host_is_passed_over_by_force_alone(tmp_path: Path) ->
     assert (tmp_path / LOCK).read_text() == ""
 
 
+def test_a_file_that_is_no_lock_of_ours_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("the combination is 4711\n")
+    with pytest.raises(BadInput, match="not a lock of ours"), locked(tmp_path):
+        pass
+    assert (tmp_path / "lock").read_text() == "the combination is 4711\n"
+
+
 def test_a_lock_of_a_dead_process_of_this_host_is_taken_over(tmp_path: Path) -> None:
     with locked(tmp_path):
         left = (tmp_path / LOCK).read_text()

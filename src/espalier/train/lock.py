@@ -61,6 +61,8 @@ def locked(folder: Path, force: bool = False) -> Iterator[None]:
                 f"{folder} is held by {holder}, on another host, where it may still train; when it does not, go on by "
                 '--force (resume="anyway"), or use another folder'
             )
+        if holder and not holder.startswith("process "):
+            raise BadInput(f"{folder / LOCK} is not a lock of ours, and would be written over; use another folder")
         _say(file, f"process {os.getpid()} on {host}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
         try:
             yield
