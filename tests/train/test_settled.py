@@ -54,6 +54,21 @@ class Recurrent(nn.Module):
         return out
 
 
+class Tied(nn.Module):
+    """One weight under two names, as an embedding and a head have it: it is cut once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(24, 12, bias=False), nn.Linear(12, 24, bias=False)
+        self.shared, self.head = nn.Linear(24, 12, bias=False), nn.Linear(12, 5)
+        self.shared.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x.reshape(len(x), 8, 24).mean(1)))
+        out: Tensor = self.head(torch.tanh(self.shared(self.second(x))))
+        return out
+
+
 def trained(make: type[nn.Module], optimizer: str, compact: bool, updates: int = 12) -> tuple[nn.Module, nn.Module]:
     """A few updates of search, then settled ones; the model afterwards, and its compact network."""
     torch.manual_seed(3)
@@ -80,7 +95,7 @@ def trained(make: type[nn.Module], optimizer: str, compact: bool, updates: int =
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("make", [Net, Recurrent])
+@pytest.mark.parametrize("make", [Net, Recurrent, Tied])
 def test_the_trajectory_is_that_of_masked_training(make: type[nn.Module], optimizer: str) -> None:
     _, masked = trained(make, optimizer, compact=False)
     _, small = trained(make, optimizer, compact=True)

@@ -330,6 +330,11 @@ class Writer:
     def _as_index(self, args: list[Any], keywords: dict[str, Any]) -> str:
         return f"{self._value(args[0])}[{', '.join(':' if one is None else self._value(one) for one in args[1])}]"
 
+    def _as_narrow(self, args: list[Any], keywords: dict[str, Any]) -> str | None:
+        x, dim, start, length = args
+        known = isinstance(start, int) and isinstance(length, int)
+        return self._as_slice([x, dim, start, start + length], {}) if known else None
+
     def _as_index_select(self, args: list[Any], keywords: dict[str, Any]) -> str | None:
         """Slices that lie together are a view: no gather."""
         index = self.value.get(args[2])

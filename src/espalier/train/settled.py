@@ -22,7 +22,8 @@ class Settled:
     """A gated model's compact network in its place, trained by the same optimiser. ``small``: the network."""
 
     def __init__(self, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
-        self.model, self.plan = model, plan
+        self.model, named = model, named_tensors(model)
+        self.cuts = {id(named[name]): dims for name, dims in plan.tensors.items()}  # a tied tensor has several names
         self.pieces: dict[str, Tensor] = {}
         self.small = strip(apply_plan(model, plan, pieces=self.pieces))
         self._hand_over(optimizer)
@@ -36,12 +37,12 @@ class Settled:
                 piece = self.pieces[name]
                 group["params"][place] = piece
                 if parameter in optimizer.state:
-                    optimizer.state[piece] = self._cut_state(optimizer.state.pop(parameter), parameter.shape, name)
+                    optimizer.state[piece] = self._cut_state(optimizer.state.pop(parameter), parameter, name)
 
-    def _cut_state(self, state: Mapping[str, Any], shape: torch.Size, name: str) -> dict[str, Any]:
-        dims = self.plan.tensors.get(name, {})
+    def _cut_state(self, state: Mapping[str, Any], whole: Tensor, name: str) -> dict[str, Any]:
+        dims = self.cuts.get(id(whole), {})
         return {
-            key: cut(value, name, dims) if isinstance(value, Tensor) and value.shape == shape else value
+            key: cut(value, name, dims) if isinstance(value, Tensor) and value.shape == whole.shape else value
             for key, value in state.items()
         }
 
@@ -50,4 +51,4 @@ class Settled:
         current = named_tensors(self.small)  # a module may have put another tensor in a buffer's place
         for name, tensor in named_tensors(self.model).items():
             if not name.rpartition(".")[2].startswith("espalier_"):
-                put_back(tensor, current.get(name, self.pieces[name]), self.plan.tensors.get(name, {}))
+                put_back(tensor, current.get(name, self.pieces[name]), self.cuts.get(id(tensor), {}))
