@@ -45,7 +45,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/search.py
 
 docs: $(STAMP)
-	$(BIN)/python docs/make.py --gather build/docs
+	$(BIN)/python docs/pages.py --gather build/docs
 	$(BIN)/zensical build --clean --strict
 
 tables: $(STAMP)

@@ -36,7 +36,7 @@ COMMANDS = (
     "benchmarks/features.py --out results/sklearn/features.jsonl --into docs/sklearn.md",
     "benchmarks/scale.py tables --into docs/scale.md",
     "-m tests.zoo.table",
-    "docs/make.py",
+    "docs/pages.py",
 )
 
 

@@ -12,7 +12,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "docs"))
 pytest.importorskip("typer")
-import make as site  # noqa: E402
+import pages as site  # noqa: E402
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PACKAGES = (
@@ -57,7 +57,7 @@ def test_outputs_are_compared_by_words_and_numbers():
 def test_a_tutorial_runs_from_top_to_bottom_and_its_notebook_is_the_same(page):
     text = page.read_text(encoding="utf-8")
     kept = page.with_suffix(".ipynb").read_text(encoding="utf-8")
-    assert kept == site.notebook(text), "make it anew: python docs/make.py"
+    assert kept == site.notebook(text), "make it anew: python docs/pages.py"
     code = [cell for cell in json.loads(kept)["cells"] if cell["cell_type"] == "code"]
     assert len(code) >= 3
     shown = ["".join("".join(output["text"]) for output in cell["outputs"]) for cell in code]

@@ -1,8 +1,8 @@
 """What is made of the docs: the page of all commands, notebooks of the tutorials, the folder the site is built from.
 
-    python docs/make.py                     # docs/reference/commands.md and docs/tutorials/*.ipynb, anew
-    python docs/make.py --run               # before that, what the code of the tutorials prints, anew
-    python docs/make.py --gather FOLDER     # the pages of the site, with the files that they lead to
+    python docs/pages.py                     # docs/reference/commands.md and docs/tutorials/*.ipynb, anew
+    python docs/pages.py --run               # before that, what the code of the tutorials prints, anew
+    python docs/pages.py --gather FOLDER     # the pages of the site, with the files that they lead to
 
 A tutorial is a page of ```python blocks; what one prints is in the ```text block behind it. A notebook has the same
 cells with the same outputs.
@@ -85,7 +85,7 @@ def commands() -> str:
     """The page of all commands, from their one definition."""
     head = """# Commands
 
-<!-- Made by `python docs/make.py` from the commands themselves; do not edit. -->
+<!-- Made by `python docs/pages.py` from the commands themselves; do not edit. -->
 
 Every command with every setting, as `espalier COMMAND --help` has them. A setting is a flag, or a key of a TOML file
 under the same name. [The command line](../cli.md) explains how to use them, files of settings and exit codes.
