@@ -1,6 +1,5 @@
 """The wheel: built, installed into a fresh environment that has what its extras name and no more, and used there."""
 
-import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -14,9 +13,7 @@ import pytest
 
 pytest.importorskip("build")
 pytest.importorskip("typer")
-if not list(
-    importlib.metadata.distributions(name="pip")
-):  # to import it would turn off what setuptools does to distutils
+if not list(metadata.distributions(name="pip")):  # importing it would turn off what setuptools does to distutils
     pytest.skip("needs pip", allow_module_level=True)
 pytest.importorskip("packaging")
 from packaging.requirements import Requirement
