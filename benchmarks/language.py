@@ -5,10 +5,12 @@
 
 The text ships with Python: the documentation strings of its standard library, a tenth of the files held out. Tokens are
 bytes. Every method makes as many updates of as many windows, with AdamW, a short warm-up and a straight line to 0.
-ours: heads, units of the feed-forward parts and whole blocks are gates. uniform: all widths scaled alike, heads in the
-same proportion. pruned: Torch-Pruning after half of the run, by group Taylor importance, with heads and units alone
-("inner") or the width of the model, too; then trained on. Perplexity is that of one byte of held-out text. A line for
-each run; lines that are there are not made again.
+
+ours: heads, units of the feed-forward parts and whole blocks are gates. ours-width: so is the width of the model.
+uniform: all widths scaled alike, heads in the same proportion. pruned: Torch-Pruning after half of the run, by group
+Taylor importance, then trained on; it cuts heads and units alone ("inner"), or the width of the model, too.
+
+Perplexity is that of one byte of held-out text. A line for each run; lines that are there are not made again.
 """
 
 from __future__ import annotations
@@ -189,9 +191,9 @@ class Case:
         return math.exp(total / count)
 
 
-def ours(case: Case, target: float) -> nn.Module:
+def ours(case: Case, target: float, *, width: bool) -> nn.Module:
     model, windows = case.network().to(case.device), case.windows()
-    kinds = ("units", "heads", "blocks")
+    kinds = ("units", "heads", "blocks", *(("width",) if width else ()))
     gated = espalier.attach(model, windows.next()[0][:2], kinds=kinds)
     updates = case.given.updates
     with case.autocast():
@@ -262,7 +264,8 @@ def pruned(case: Case, target: float, *, inner: bool) -> nn.Module:
 
 
 METHODS: dict[str, Callable[[Case, float], nn.Module]] = {
-    "ours": ours,
+    "ours": functools.partial(ours, width=False),
+    "ours-width": functools.partial(ours, width=True),
     "uniform": uniform,
     "pruned": functools.partial(pruned, inner=False),
     "pruned-inner": functools.partial(pruned, inner=True),
