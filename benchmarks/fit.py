@@ -168,9 +168,9 @@ class Bench:
 
         return update
 
-    def plain_recorded(self, model: nn.Module) -> Update:
-        """The gradient recorded as that of a search is, nothing else of ours."""
-        optimizer, closure = self.sgd(model), self.closure(Compiling().network(model))
+    def plain_recorded(self, model: nn.Module, **settings: Any) -> Update:
+        """The gradient recorded as that of a search is, nothing else of ours. settings: of ``Compiling``."""
+        optimizer, closure = self.sgd(model), self.closure(Compiling(**settings).network(model))
         parameters, recording, no_mask = list(model.parameters()), Recording(), torch.ones(1, device=self.device)
 
         def gradient(_: Tensor, parts: Sequence[Any]) -> tuple[Tensor, None]:
@@ -193,10 +193,13 @@ class Bench:
         )  # fmt: skip
         return espalier.StructureOptimizer(self.sgd(model), search, gated)
 
-    def shaped(self, structure: espalier.StructureOptimizer, *, compile: bool = False, record: bool = False) -> Update:
-        """Updates of a structure as it is now: searching, or settled. Ranked losses share one part of the batch."""
+    def shaped(
+        self, structure: espalier.StructureOptimizer, *, compile: bool = False, record: bool = False, **settings: Any
+    ) -> Update:
+        """Updates of a structure as it is now: searching, or settled. Ranked losses share one part of the batch.
+        settings: of ``Compiling``."""
         network = structure.network
-        closure = self.closure(Compiling().network(network) if compile else network)
+        closure = self.closure(Compiling(**settings).network(network) if compile else network)
         ranked = not structure.search.reads_slopes and not structure.search.settled
         examples = self.batch // structure.search.samples if ranked else self.batch
         batch, recording = (self.x[:examples], self.y[:examples]), Recording() if record else None
@@ -250,12 +253,7 @@ class Bench:
             settled, alone = self.settled()
             updates["plain, compiled"] = self.plain(self.build(), compile=True)
             if self.device.type == "cuda":
-                updates |= {
-                    "plain, recorded": self.plain_recorded(self.build()),
-                    "search, slopes, recorded": self.shaped(self.structure("slopes", 1), compile=True, record=True),
-                    "settled, recorded": self.shaped(settled, compile=True, record=True),
-                    "compact, plain, recorded": self.plain_recorded(alone),
-                }
+                updates |= self.recorded(", recorded", backend="eager") | self.recorded(", compiled and recorded")
             else:
                 updates |= {
                     "search, slopes, compiled": self.shaped(self.structure("slopes", 1), compile=True),
@@ -263,6 +261,16 @@ class Bench:
                     "compact, plain, compiled": self.plain(alone, compile=True),
                 }
         return updates
+
+    def recorded(self, kind: str, **settings: Any) -> dict[str, Update]:
+        """On a GPU: the kernels of torch as they are (``backend="eager"``), or compiled ones, recorded."""
+        settled, alone = self.settled()
+        return {
+            f"plain{kind}": self.plain_recorded(self.build(), **settings),
+            f"search, slopes{kind}": self.shaped(self.structure("slopes", 1), compile=True, record=True, **settings),
+            f"settled{kind}": self.shaped(settled, compile=True, record=True, **settings),
+            f"compact, plain{kind}": self.plain_recorded(alone, **settings),
+        }
 
 
 RATIOS = {
@@ -272,20 +280,21 @@ RATIOS = {
     "ranked, one pass, over plain": ("search, ranked, one pass", "plain"),
     "slopes of two masks over plain": ("search, slopes of two masks", "plain"),
     "slopes of two masks, one pass, over plain": ("search, slopes of two masks, one pass", "plain"),
-    "search over plain, compiled": ("search, slopes, compiled", "plain, compiled"),
-    "settled over compact, compiled": ("settled, compiled", "compact, plain, compiled"),
-    "search over plain, recorded": ("search, slopes, recorded", "plain, recorded"),
-    "settled over compact, recorded": ("settled, recorded", "compact, plain, recorded"),
 }
+KINDS = ("", ", compiled", ", recorded", ", compiled and recorded")
 
 
 def ratios(times: dict[str, float]) -> dict[str, float]:
+    pairs = dict(RATIOS)
+    for kind in KINDS[1:]:
+        pairs[f"search over plain{kind}"] = f"search, slopes{kind}", f"plain{kind}"
+        pairs[f"settled over compact{kind}"] = f"settled{kind}", f"compact, plain{kind}"
     found = {
         name: round(times[ours] / times[other], 3)
-        for name, (ours, other) in RATIOS.items()
+        for name, (ours, other) in pairs.items()
         if ours in times and other in times
     }
-    for kind in ("", ", compiled", ", recorded"):
+    for kind in KINDS:
         if f"settled{kind}" in times:
             mean = (times[f"search, slopes{kind}"] + times[f"settled{kind}"]) / 2
             found[f"half searched, half settled, over plain{kind}"] = round(mean / times[f"plain{kind}"], 3)
