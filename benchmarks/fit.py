@@ -30,7 +30,8 @@ from torch.nn import functional as F
 import espalier
 from espalier.models import VGG, ResNet
 from espalier.train.compiling import Compiling, Recording
-from espalier.train.together import OnePass
+from espalier.train.gradients import Gradient, OnePass
+from espalier.train.gradients import Update as UpdateOf
 
 Update = Callable[[], object]
 
@@ -122,6 +123,15 @@ NETWORKS: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
 }
 
 
+class Plain(UpdateOf):
+    """The gradient of a network without gates, and nothing else."""
+
+    def one_at_a_time(self, masks: Tensor | None = None, parts: Sequence[Any] | None = None) -> Gradient:
+        self.forget()
+        loss: Any = self.closure(*(self.parts if parts is None else parts)[0])
+        return loss.detach(), None
+
+
 class Bench:
     """One network on one device, with the updates that are compared."""
 
@@ -172,14 +182,10 @@ class Bench:
         """The gradient recorded as that of a search is, nothing else of ours. settings: of ``Compiling``."""
         optimizer, closure = self.sgd(model), self.closure(Compiling(**settings).network(model))
         parameters, recording, no_mask = list(model.parameters()), Recording(), torch.ones(1, device=self.device)
-
-        def gradient(_: Tensor, parts: Sequence[Any]) -> tuple[Tensor, None]:
-            for parameter in parameters:
-                parameter.grad = None
-            return closure(*parts[0]).detach(), None
+        plain = Plain(None, no_mask, [(self.x, self.y)], parameters, closure)
 
         def update() -> None:
-            recording([(self.x, self.y)], no_mask, parameters, False, gradient)
+            recording(plain)
             optimizer.step()
 
         return update
@@ -220,7 +226,7 @@ class Bench:
             return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
         def update() -> None:
-            together = OnePass(structure.gated, forward, loss)
+            together = OnePass(forward, loss)
             structure.step(self.closure(model), *batch, together=together)
 
         update()

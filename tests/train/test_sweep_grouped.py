@@ -91,8 +91,8 @@ def test_a_mask_for_each_example_is_refused(way):
 
 
 @pytest.mark.parametrize("way", ["own"])
-def test_a_mask_without_a_finite_loss_is_left_out(way):
-    """As the mapped network does it: the gradient is the mean over the other masks."""
+def test_a_mask_without_a_finite_loss_leaves_the_weights_alone(way):
+    """As the mapped network does it."""
     ends = []
     for one in (way, "mapped"):
         engine, search = trained(one, 1)

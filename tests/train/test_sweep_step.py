@@ -96,37 +96,6 @@ def test_all_gates_open_equals_the_ungated_model_bit_for_bit() -> None:
         assert torch.equal(p, ends[1][name])
 
 
-def blow_up(out: Tensor, y: Tensor) -> Tensor:
-    """Infinite, with a gradient that is not a number, wherever the first output is large."""
-    return nn.functional.cross_entropy(out, y) / (out[:, 0].mean() <= 0.1).to(out.dtype)
-
-
-def test_a_mask_without_a_finite_loss_is_left_out_of_its_runs_mean() -> None:
-    models, params = initial()
-    search = espalier.Search(models[0].d, samples=SAMPLES, batch=(RUNS,), seed=3)
-    source = Recorder(searched(search))
-    engine = batch(params, source, SGD(0.05), Constant(), loss=blow_up)
-    engine.advance(10)
-    finite = torch.stack(source.told).isfinite()  # (updates, R, samples)
-    assert (finite.any(-1) & ~finite.all(-1)).any(), "the case is to occur"
-    read = Stream(list(range(RUNS)), 50).take(10, SIZE)
-    inputs, targets = data()
-    for run, model in enumerate(models):
-        inner = torch.optim.SGD(model.model.parameters(), 0.05, 0.9, nesterov=True, weight_decay=1e-4)
-        for update in range(10):
-            x, y = inputs[read[update, run]], targets[read[update, run]]
-            masks = source.seen[update][run][finite[update, run]]
-            if len(masks):
-                tensors = dict(model.model.named_parameters())
-                inner.zero_grad()
-                torch.stack([blow_up(model.call(tensors, m.double(), x), y) for m in masks]).mean().backward()
-                inner.step()
-        for name, p in model.model.named_parameters():
-            torch.testing.assert_close(engine.state.params[name][run], p.detach(), rtol=1e-10, atol=1e-10)
-    assert torch.equal(engine.state.skipped, (~finite.any(-1)).sum(0))
-    assert torch.equal(search.diverged, (~finite.any(-1)).any(0))
-
-
 @pytest.mark.parametrize("exactly", [True, False])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_a_diverged_run_keeps_its_weights_and_disturbs_no_other(exactly: bool, optimizer: str) -> None:

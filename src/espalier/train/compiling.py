@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from espalier.search.recorded import WARM, Recorded
 from espalier.train import pytree
-from espalier.train.feed import Batch
-from espalier.train.together import Across, Gradient, OneAtATime
+from espalier.train.gradients import Gradient, Update
 
 SHAPES = 4  # of batches that are recorded: each keeps the memory of one update
 Function = Callable[..., Any]
@@ -79,35 +78,28 @@ class Recording:
         self.parameters: Sequence[Tensor] = ()
         self.known: dict[object, tuple[Recorded, list[Tensor | None]]] = {}
 
-    def __call__(
-        self,
-        parts: Sequence[Batch],
-        masks: Tensor,
-        parameters: Sequence[Tensor],
-        slopes: bool,
-        alone: OneAtATime,
-        across: Across = None,
-    ) -> Gradient:
-        if not self.on or across is not None:  # what waits for other processes is not recorded
-            return alone(masks, parts)
+    def __call__(self, update: Update) -> Gradient:
+        if not self.on or update.across is not None:  # what waits for other processes is not recorded
+            return update.one_at_a_time()
+        masks, parts, parameters = update.masks, update.parts, update.parameters
         if not self.parameters or self.parameters[0] is not parameters[0]:  # another network: the phase has changed
             self.parameters, self.known = list(parameters), {}
         shapes = tuple((tensor.shape, tensor.dtype) for tensor in (masks, *pytree.tensors(list(parts))))
-        if (shapes, slopes) not in self.known:
+        if (shapes, update.slopes) not in self.known:
             if len(self.known) == SHAPES:
-                return alone(masks, parts)
-            self.known[shapes, slopes] = Recorded(), []
-        recorded, gradients = self.known[shapes, slopes]
+                return update.one_at_a_time()
+            self.known[shapes, update.slopes] = Recorded(), []
+        recorded, gradients = self.known[shapes, update.slopes]
         recording = recorded.graph is None
         try:
-            losses, rows = recorded(alone, masks, parts)
+            losses, rows = recorded(update.one_at_a_time, masks, parts)
         except RuntimeError as error:
             if recorded.calls <= WARM or isinstance(error, torch.OutOfMemoryError):
                 raise
             self.on = False
             reason = str(error).strip().splitlines()[0]
             warnings.warn(f"updates are not recorded as a CUDA graph: {reason}", stacklevel=2)
-            return alone(masks, parts)
+            return update.one_at_a_time()
         if recording:
             gradients[:] = [parameter.grad for parameter in parameters]
         for parameter, gradient in zip(parameters, gradients):

@@ -13,17 +13,16 @@ from espalier.train import checks, fingerprint, pytree, scoring
 from espalier.train.batchnorm import calibrated
 from espalier.train.compiling import Compiling, Recording
 from espalier.train.feed import Batch, Feed
+from espalier.train.gradients import OnePass, scalar
 from espalier.train.loop import Loop
 from espalier.train.metrics import Row, Shares, clean, rows, structure
-from espalier.train.optimizer import StructureOptimizer, scalar
+from espalier.train.optimizer import StructureOptimizer
 from espalier.train.result import Result
 from espalier.train.scoring import Loss
 from espalier.train.shaping import result_of
 from espalier.train.stop import Stop
-from espalier.train.together import OnePass
 
 Scheduler = torch.optim.lr_scheduler.LRScheduler
-LOOK = 100  # updates between two looks whether a run on a GPU has diverged
 CALIBRATED = 1024  # examples that BatchNorm's statistics are estimated on for a measurement in the middle of a run
 
 
@@ -164,21 +163,16 @@ class EagerEngine:
             return loss
 
         together = self._together(forward, loss_of)
-        try:
-            loss = self.structure.step(closure, *batch, together=together)
-        except Diverged as error:
-            raise Diverged(f"update {self.done + 1} of {self.total}: {error}") from None
+        loss = self.structure.step(closure, *batch, together=together)
         if isinstance(together, OnePass) and together.seen is not None:
             self._count(*together.seen)
         self.sums[0] += loss
         self.sums[1] += 1
-        if self.done % LOOK == 0 or self.done == self.total:
-            self._check_losses()
 
     def _together(self, forward: Callable[[Any], Any], loss: Loss) -> OnePass | Recording | None:
         """How an update's gradient is computed: in one pass where it is not compiled, recorded where that is done."""
         if self.compiling is None or not self.compiling.on:  # what splits a batch by its masks is not compiled
-            return OnePass(self.gated, forward, loss)
+            return OnePass(forward, loss)
         return self.recording if self.compiling.whole else None
 
     @torch.no_grad()
@@ -187,12 +181,6 @@ class EagerEngine:
         if counts is not None:
             self.sums[2] += counts[0]
             self.sums[3] += counts[1]
-
-    def _check_losses(self) -> None:
-        try:
-            self.structure.check()
-        except Diverged as error:
-            raise Diverged(f"update {self.done} of {self.total}, or shortly before: {error}") from None
 
     def _pool(self) -> None:
         """Give the first rank what all of them have counted."""
@@ -203,7 +191,7 @@ class EagerEngine:
     def check(self) -> None:
         """Refuse to save weights from which no run could go on."""
         self._pool()
-        self._check_losses()
+        self.structure.check()
         self.structure.write_back()
         weights = [parameter.detach() for parameter in self.gated.model.parameters()]
         if not all(bool(weight.isfinite().all()) for weight in weights):

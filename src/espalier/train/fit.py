@@ -45,10 +45,10 @@ from espalier.train.callbacks import check as callbacks_checked
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.eager import EagerEngine, Scheduler
 from espalier.train.feed import Adapter
+from espalier.train.gradients import Gated
 from espalier.train.hashes import Hashes
 from espalier.train.lock import locked
 from espalier.train.loop import Loop, OutOfMemory
-from espalier.train.optimizer import Gated
 from espalier.train.ranks import Ranks
 from espalier.train.recipes import OptimizerFactory, Recipe, SchedulerFactory
 from espalier.train.result import Result

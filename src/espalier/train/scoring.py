@@ -15,9 +15,9 @@ from espalier.space import BadInput, BadType, whole_number
 from espalier.train import checks, pytree
 from espalier.train import feed as feeds
 from espalier.train.feed import Batch, Batches, Tensors
+from espalier.train.gradients import Gated, scalar
 from espalier.train.measures import Given, Meters, class_dim
 from espalier.train.measures import read as metrics_read
-from espalier.train.optimizer import Gated, scalar
 
 Loss = Callable[[Any, Any], Tensor]
 

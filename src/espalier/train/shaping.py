@@ -19,9 +19,10 @@ from espalier.space import whole_number as whole
 from espalier.train import batchnorm, checks, descent, feed, measured, pytree, ranks, recipes, scoring, targets
 from espalier.train import schedule as schedules
 from espalier.train.batched.optimizers import SGD, Adam, Optimizer
+from espalier.train.gradients import Gated
 from espalier.train.measures import Given
 from espalier.train.metrics import Shares, rows
-from espalier.train.optimizer import Gated, StructureOptimizer, check_parameters
+from espalier.train.optimizer import StructureOptimizer, check_parameters
 from espalier.train.ranks import Ranks
 from espalier.train.recipes import OptimizerFactory, Recipe
 from espalier.train.result import Result, order_of
@@ -159,6 +160,7 @@ def result_of(
     data, validation: a feed, or anything that ``fit`` takes. about: further fields of the result.
     """
     search, gated = structure.search, structure.gated
+    structure.check()
     structure.write_back()
     dtype = pytree.dtype(gated.model)
     reading = data if isinstance(data, (feed.Tensors, feed.Batches)) else feed.read(data, 1, 0, dtype)

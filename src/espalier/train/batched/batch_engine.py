@@ -234,6 +234,16 @@ class BatchEngine:
     def advance(self, updates: int, stop: Stop) -> None:
         self.gated.model.train()
         self.batch.advance(updates)
+        self._check_losses()
+
+    def _check_losses(self) -> None:
+        """One run that has diverged stops no other; where all have, there is nothing to go on with."""
+        broken = self.batch.state.broken
+        if bool((broken >= 0).all()):
+            raise Diverged(
+                f"update {int(broken.min())} of {self.total}: every loss of an update was infinite or not a number, of "
+                "every run by now. Lower the learning rate of the weights, or look at the data"
+            )
 
     def some_inputs(self, count: int) -> Nested:
         return pytree.each(lambda part: part.cpu(), next(self._stored(count)))
@@ -261,12 +271,6 @@ class BatchEngine:
         measured = self._metrics(masks) if self.validation is not None and self.plan.metrics else []
         columns["learning_rate"] = self.batch.learning_rates()
         head: Row = {"epoch": self.done // self.per_epoch, "update": self.done, "begun": self.batch.begun}
-        broken = self.batch.state.broken
-        if bool((broken >= 0).all()):
-            raise Diverged(
-                f"every run met an update whose losses were all infinite or not a number, the first at update "
-                f"{int(broken.min())} of {self.total}. Lower the learning rate of the weights, or look at the data"
-            )
         head["settled"] = self.settled
         measured = measured or [{} for _ in self.runs]
         return [head | row | more for row, more in zip(rows(columns), measured, strict=True)]

@@ -16,32 +16,28 @@ from torch import Tensor, nn
 from espalier.gates.gate import Gate
 
 Named = dict[str, Tensor]
-Parts = tuple[Tensor, Tensor, Tensor | None]  # left, right, counts
+Parts = tuple[Tensor, Tensor]  # left, right
 
 
 @dataclass(frozen=True, eq=False)
 class Factors:
     """The gradients of one layer of R runs: ``left @ right^T`` of the weight, the sum over ``left`` of the bias.
 
-    left: ``(R, out, K)``; right: ``(R, in, K)``; K runs over masks and examples. counts: ``(R, K)`` bool, where right
-    is to be read; elsewhere left is 0 and right may be anything. None: everywhere.
+    left: ``(R, out, K)``; right: ``(R, in, K)``; K runs over masks and examples.
     """
 
     weight: str
     bias: str
     left: Tensor
     right: Tensor
-    counts: Tensor | None
 
     def gradients(self) -> Named:
         """Multiplied out."""
-        right = self.right if self.counts is None else torch.where(self.counts.unsqueeze(1), self.right, 0.0)
-        return {self.weight: self.left @ right.mT, self.bias: self.left.sum(-1)}
+        return {self.weight: self.left @ self.right.mT, self.bias: self.left.sum(-1)}
 
     def contiguous(self) -> Parts:
         """The tensors, laid out for a kernel that reads along K."""
-        counts = None if self.counts is None else self.counts.contiguous()
-        return self.left.contiguous(), self.right.contiguous(), counts
+        return self.left.contiguous(), self.right.contiguous()
 
 
 @dataclass(frozen=True)
@@ -56,8 +52,7 @@ class Chain:
     def __call__(
         self, params: Named, masks: Tensor, x: Tensor, y: Tensor, *, each: bool
     ) -> tuple[list[Factors], tuple[Tensor, Tensor]]:
-        """The factors of the gradient of each run's mean over its finite losses, last layer first; losses and wrong
-        classes ``(R, S)``.
+        """The factors of the gradient of each run's mean loss, last layer first; losses and wrong classes ``(R, S)``.
 
         masks ``(R, S, d)``, or ``(R, B, d)`` if each example has its own; x ``(R, B, inputs)``; y ``(R, B)`` classes.
         """
@@ -94,8 +89,7 @@ class Chain:
         scores = params[weight] @ rights[-1] + params[bias].unsqueeze(-1)
         left, losses, wrong = _loss(scores.view(runs, -1, samples, examples), y)
 
-        counts = losses.isfinite().unsqueeze(-1).expand(runs, samples, examples).reshape(runs, -1)
-        factors = [Factors(weight, bias, left, rights[-1], counts)]
+        factors = [Factors(weight, bias, left, rights[-1])]
         by_gate: list[Tensor] = []
         for i in range(len(self.gates) - 1, -1, -1):
             back = params[self.layers[i + 1][0]].mT @ left
@@ -106,12 +100,11 @@ class Chain:
             )
             shared = i == 0 and not slopes  # an input that is the same under all masks
             left = through.sum(2) if shared else through.reshape(runs, -1, samples * examples)
-            factors.append(Factors(*self.layers[i], left, rights[i], None if shared else counts))
+            factors.append(Factors(*self.layers[i], left, rights[i]))
         if not slopes:
             return factors, (losses, wrong), None
-        # The gradient is of the mean over the finite losses, a slope of its own mask's loss.
-        finite = losses.isfinite().sum(-1).clamp(min=1).view(-1, 1, 1)
-        return factors, (losses, wrong), torch.cat(by_gate[::-1], 1).mT * finite
+        # The gradient is of the mean over the losses, a slope of its own mask's loss.
+        return factors, (losses, wrong), torch.cat(by_gate[::-1], 1).mT * samples
 
     def outputs(self, params: Named, mask: Tensor, x: Tensor) -> Tensor:
         """One network under one mask ``(d)``: ``(B, classes)``."""
@@ -122,17 +115,14 @@ class Chain:
 
 
 def _loss(scores: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient of the mean over finite losses by the scores ``(R, classes, S, B)``, as ``(R, classes, S * B)``;
-    the losses and the numbers of wrong classes ``(R, S)``. y: ``(R, S or 1, B)``."""
+    """The gradient of the mean over the losses by the scores ``(R, classes, S, B)``, as ``(R, classes, S * B)``; the
+    losses and the numbers of wrong classes ``(R, S)``. y: ``(R, S or 1, B)``."""
     runs, classes, samples, examples = scores.shape
     chosen = y.unsqueeze(1) == torch.arange(classes, device=y.device)[None, :, None, None]
     logs = torch.log_softmax(scores, 1)
     losses = -torch.where(chosen, logs, 0.0).sum(1).mean(-1)
     wrong = (scores.argmax(1) != y).sum(-1)
-    finite = losses.isfinite()
-    share = finite.to(scores.dtype) / (finite.sum(-1, keepdim=True).clamp(min=1) * examples)  # of each example
-    left = (logs.exp() - chosen.to(scores.dtype)) * share[:, None, :, None]
-    left = torch.where(finite[:, None, :, None], left, 0.0)
+    left = (logs.exp() - chosen.to(scores.dtype)) * (1 / (samples * examples))
     return left.reshape(runs, classes, samples * examples), losses, wrong
 
 

@@ -26,7 +26,7 @@ class Optimizer(Protocol):
         ...
 
     def pace(self, lr: Tensor, step: Tensor) -> Tensor:
-        """What depends on the number of the update alone, ``(k, R)``. lr: ``(R)``; step: that number, from 1."""
+        """What depends on the number of the step alone, ``(k, R)``. lr, step: ``(R)``; steps are counted from 1."""
         ...
 
     def move(
@@ -125,7 +125,7 @@ class Adam:
     def pace(self, lr: Tensor, step: Tensor) -> Tensor:
         """Learning rate and root of the second moment, each with its bias correction; between them the decay."""
         first, second = ((1 - beta ** step.to(torch.float64)).to(lr.dtype) for beta in self.betas)
-        return torch.stack([lr / first, 1 - lr * self.weight_decay, second.rsqrt().expand_as(lr)])
+        return torch.stack([lr / first, 1 - lr * self.weight_decay, second.rsqrt()])
 
     def move(
         self,

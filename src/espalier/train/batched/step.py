@@ -57,12 +57,12 @@ class Stacked:
         done, skipped = (torch.zeros(shape, dtype=torch.int64, device=device) for shape in ((), (runs,)))
         sums = torch.zeros(4, runs, dtype=torch.float64, device=device)
         broken = torch.full((runs,), -1, dtype=torch.int64, device=device)
-        pace = torch.zeros_like(optimizer.pace(rates, done + 1))
+        pace = torch.zeros_like(optimizer.pace(rates, skipped + 1))
         return cls(params, fixed, slots, rates, pace, done, sums, skipped, broken)
 
 
 class Differential:
-    """The gradient of each run's mean over its finite losses, the losses and the errors ``(R, samples)``. Pure.
+    """The gradient of each run's mean loss, the losses and the errors ``(R, samples)``. Pure.
 
     dtype: what the network computes in, where that differs from its parameters' (bfloat16 over float32 masters).
     """
@@ -91,8 +91,7 @@ class Differential:
         masks = masks.to(next(iter(params.values())).dtype)  # a derivative has the precision of what it is by
         by_both = grad(_mean(self._own), argnums=(0, 1), has_aux=True)
         (grads, slopes), measured = vmap(by_both, randomness="different")(params, masks, fixed, x, y)
-        # The gradient is of the mean over the finite losses, a slope of its own mask's loss.
-        return grads, measured, slopes * measured[0].isfinite().sum(-1).clamp(min=1).view(-1, 1, 1)
+        return grads, measured, slopes * masks.shape[1]  # the gradient is of the mean, a slope of its own mask's loss
 
     def outputs(self, params: Named, fixed: Named, mask: Tensor, x: Nested) -> Any:
         """One run under one mask ``(d)``."""
@@ -153,19 +152,13 @@ class Differential:
 
 
 def _mean(measured: Callable[..., Measured]) -> Callable[..., tuple[Tensor, Measured]]:
-    """The mean over one run's finite losses as a function that can be differentiated by parameters and masks."""
+    """The mean over one run's losses as a function that can be differentiated by parameters and masks."""
 
     def mean(params: Named, masks: Tensor, fixed: Named, x: Nested, y: Nested) -> tuple[Tensor, Measured]:
         losses, wrong = measured(params, fixed, masks, x, y)
-        finite = losses.isfinite()
-        return torch.where(finite, losses, 0.0).sum() / finite.sum().clamp(min=1), (losses, wrong)
+        return losses.sum() / len(losses), (losses, wrong)
 
     return mean
-
-
-def _of(run: int, mask: int | None, value: Nested) -> Nested:
-    """What one run reads, of the examples of one mask or of all."""
-    return pytree.each(lambda part: part[run] if mask is None else part[run, mask], value)
 
 
 def own_parts(tensor: Tensor, samples: int) -> Tensor:
@@ -225,8 +218,7 @@ class Step:
         self.set_pace()
 
     def __call__(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
-        """Without a look at any value. A run with a loss that is not finite leaves its weights alone; a chain's
-        gradient leaves out the masks of such losses, and its weights stay where no loss is finite."""
+        """Without a look at any value. A run with a loss that is not finite leaves its weights and slots alone."""
         self.descend(self.begin(source, reading, noise))
 
     def begin(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> Descent | None:
@@ -241,7 +233,7 @@ class Step:
             factors, (losses, wrong), slopes = self.chain.with_slopes(self.state.params, masks, x, y)
         else:
             factors, (losses, wrong) = self.chain(self.state.params, masks, x, y, each=source.masks_each)
-        ok = losses.isfinite().any(-1)
+        ok = losses.isfinite().all(-1)
         if self.fused:
             left = [f.contiguous() for f in factors], self.state.pace[0].clone(), ok
             self._move({one.bias: one.left.sum(-1) for one in factors}, ok)
@@ -265,49 +257,37 @@ class Step:
         grads: Named,
         measured: Measured,
         slopes: Tensor | None,
+        look: bool = False,
     ) -> None:
-        """The part that does not: weights, theta and counters move."""
+        """The part that does not: weights, theta and counters move. look: whether all losses are finite, to save work
+        where they are."""
         losses, wrong = measured
-        ok = losses.isfinite().all(-1)
+        moves = losses.isfinite().all(-1)
+        ok = None if look and bool(moves.all()) else moves
         self._move(grads, ok)
         self._learn(source, noise, masks, losses, ok, slopes)
         self._count(losses, wrong, y, source.reads_slopes)
 
-    def descend(self, left: Descent | None) -> None:
+    def descend(self, factors: Descent | None) -> None:
         """Each layer's gradient multiplied and applied in one kernel, which changes the weights where they are.
 
         Inside what is compiled the compiler would copy the weights for it, and back.
         """
-        if left is None:
+        if factors is None:
             return
         from espalier.train.batched.fused import descend
 
         assert self.chain is not None
         assert isinstance(self.optimizer, SGD)
-        parts, rates, ok = left
+        parts, rates, ok = factors
         velocities = dict(zip(self.state.params, self.state.slots[0]))
-        for (weight, _), (a, b, counts) in zip(reversed(self.chain.layers), parts, strict=True):
+        for (weight, _), (left, right) in zip(reversed(self.chain.layers), parts, strict=True):
             p, v = self.state.params[weight], velocities[weight]
-            descend(a, b, counts, p, v, rates, ok, self.optimizer, tf32=self.tf32)
+            descend(left, right, p, v, rates, ok, self.optimizer, tf32=self.tf32)
 
     def exactly(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
-        """The same with a look at the losses (so on a CPU): masks without a finite loss are left out of the mean.
-
-        Their share cannot be taken out of a gradient that was summed over masks: 0 times infinity is not 0. It is
-        computed anew, one mask at a time, for the runs it happens in.
-        """
-        masks, x, y = self._read(source, reading, noise)
-        grads, (losses, wrong), slopes = self._gradients(source, masks, x, y)
-        finite, ok = losses.isfinite(), None
-        if not bool(finite.all()):
-            ok = finite.any(-1)
-            for run in (ok & ~finite.all(-1)).nonzero().flatten().tolist():
-                there = finite[run].nonzero().flatten().tolist()
-                parts = [_of(run, i if source.reads_slopes else None, (x, y)) for i in there]
-                self._recompute(grads, run, masks[run, there], parts)
-        self._move(grads, ok)
-        self._learn(source, noise, masks, losses, ok, slopes)
-        self._count(losses, wrong, y, source.reads_slopes)
+        """The same with a look at the losses, and without a chain: on a CPU."""
+        self.finish(source, noise, *self.gradients(source, reading, noise), look=True)
 
     def _read(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> tuple[Tensor, Nested, Nested]:
         """Masks, inputs and targets; these with a dimension for masks where each has examples of its own."""
@@ -325,18 +305,6 @@ class Step:
             grads, measured = self.differential(state.params, state.fixed, masks, x, y, each=source.masks_each)
         # A parameter that no run reads has one zero for all runs; the optimiser writes where the gradient is.
         return {name: g.clone() if 0 in g.stride() else g for name, g in grads.items()}, measured, slopes
-
-    def _recompute(self, grads: Named, run: int, masks: Tensor, parts: list[Nested]) -> None:
-        """parts: what each of the masks reads."""
-        here = slice(run, run + 1)
-        params = {name: p[here] for name, p in self.state.params.items()}
-        fixed = {name: f[here] for name, f in self.state.fixed.items()}
-        alone = [
-            self.differential(params, fixed, m[None, None], *pytree.each(lambda t: t[None], part), each=False)[0]
-            for m, part in zip(masks, parts, strict=True)
-        ]
-        for name, gradient in grads.items():
-            gradient[here] = torch.stack([g[name] for g in alone]).mean(0)
 
     def _move(self, grads: Named, ok: Tensor | None) -> None:
         """The optimiser's step of the parameters that have a gradient here."""
@@ -365,10 +333,11 @@ class Step:
         self.set_pace()
 
     def set_pace(self) -> None:
-        """For the next update. Kept as a tensor: a compiler would compute it anew for every single weight."""
+        """For the next update, of which a run has skipped some. Kept as a tensor: a compiler would compute it anew for
+        every single weight."""
         state = self.state
         lr = state.rates * self.schedule.factor(state.done, self.total)
-        state.pace.copy_(self.optimizer.pace(lr, state.done + 1))
+        state.pace.copy_(self.optimizer.pace(lr, state.done - state.skipped + 1))
 
     def _count(self, losses: Tensor, wrong: Tensor, y: Nested, own: bool) -> None:
         """own: y has a dimension for masks."""
@@ -411,7 +380,7 @@ SLOPELESS = (
 
 
 class Own:
-    """Of a network that computes its own gradient of the mean over finite losses, without automatic differentiation.
+    """Of a network that computes its own gradient of the mean loss, without automatic differentiation.
 
     gradients: ``(params, masks, x, y) -> (grads, losses, wrong)`` of params ``(R, ...)``, masks ``(R, samples, d)``,
     x ``(R, B, ...)`` and y ``(R, B)``; losses and numbers of wrong classes are ``(R, samples)``. It compiles what it
