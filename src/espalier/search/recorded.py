@@ -39,9 +39,18 @@ class Recorded:
 
     def _record(self, function: Callable[..., Any], given: tuple[Any, ...]) -> None:
         inputs = _pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, given)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self.outputs = function(*inputs)
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        drawn = generator.get_state()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self.outputs = function(*inputs)
+        except RuntimeError:  # torch leaves its stream and its generator as they were in the recording
+            torch.cuda.set_stream(stream)
+            fresh = torch.Generator(generator.device)
+            fresh.set_state(drawn)
+            generator.graphsafe_set_state(fresh)
+            raise
         self.tensors, self.graph = _tensors(inputs), graph
 
 

@@ -23,6 +23,7 @@ from espalier.train.shaping import result_of
 from espalier.train.stop import Stop
 
 Scheduler = torch.optim.lr_scheduler.LRScheduler
+LONG = 5000  # updates of a run on a GPU that are worth being recorded
 CALIBRATED = 1024  # examples that BatchNorm's statistics are estimated on for a measurement in the middle of a run
 
 
@@ -47,7 +48,7 @@ class EagerEngine:
         device: torch.device,
         precision: str | None = None,
         channels_last: bool = False,
-        compile: bool = False,
+        compile: bool | None = False,
         began_with: str = "",
         known: Callable[[str], bool] = lambda _: False,
     ) -> None:
@@ -61,8 +62,11 @@ class EagerEngine:
         self.metrics = metrics
         self.began_with, self.known = began_with, known
         self.half, self.channels_last = precision == "bf16", channels_last
-        self.compiling = Compiling() if compile else None
-        self.recording = Recording() if compile and device.type == "cuda" else None
+        self.compiling, self.recording = None, None
+        long = device.type == "cuda" and self.ranks is None and phases.end >= LONG
+        if compile or (compile is None and long):  # by itself only what runs the same kernels
+            self.compiling = Compiling() if compile else Compiling(asked=False, backend="eager")
+            self.recording = Recording(asked=bool(compile)) if device.type == "cuda" else None
         # Of an epoch: loss, updates, wrong classes, predictions. On the device: reading one would wait for a GPU.
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)
         self.shares = Shares(self.gated, self.search.cost, self.search.full_cost, device)
@@ -93,6 +97,8 @@ class EagerEngine:
         for _ in range(updates):
             if self._batches is None:
                 self._batches = self._read()
+                if self.recording is not None:
+                    self.recording.looking = True
             self.step(next(self._batches))
             if self.done % self.feed.updates == 0:
                 self._batches = None
@@ -140,7 +146,10 @@ class EagerEngine:
 
     def _step(self, batch: Batch) -> None:
         counted: list[bool] = []  # under the first mask: one speaks for all, as each is drawn from theta
-        network = self.structure.network if self.compiling is None else self.compiling.network(self.structure.network)
+        network: Callable[..., Any] = self.structure.network
+        criterion: Callable[..., Any] = self.loss
+        if self.compiling is not None:
+            network, criterion = self.compiling.form("network", network), self.compiling.form("loss", criterion)
 
         def forward(inputs: Any) -> Any:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
@@ -148,7 +157,7 @@ class EagerEngine:
 
         def loss_of(outputs: Any, targets: Any) -> Tensor:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-                loss = self.loss(outputs, targets)
+                loss: Tensor = criterion(outputs, targets)
             scalar(loss)
             checks.gradient_of(loss)
             return loss

@@ -85,7 +85,7 @@ def fit(
     device: str | torch.device | None = None,
     precision: Precision | None = None,
     channels_last: bool = False,
-    compile: bool = False,
+    compile: bool | None = None,
     validation: Any = None,
     metrics: measures.Given = None,
     monitor: str | None = None,
@@ -134,8 +134,10 @@ def fit(
     seed: of the masks, of the order of the examples, and of everything random inside the call.
     precision: of matrix products while training: "float32", "tf32" (on a GPU), or "bf16" (autocast; weights stay as
         they are). None leaves torch's own switches alone. channels_last: images and weights lie so in memory.
-    compile: the network by ``torch.compile``, once for each phase of the run. It takes from seconds to a minute, which
-        a long run earns back; what cannot be compiled is trained as it is, and a warning says so.
+    compile: True: the network and the loss by ``torch.compile``, once for each phase of the run, and on a GPU updates
+        are recorded as a CUDA graph. It takes from seconds to a minute, which a long run earns back; what cannot be
+        compiled is trained as it is, and a warning says so. None: on a GPU, in a run of 5,000 updates or more, updates
+        are recorded as they are: the same kernels, without the time that it takes to launch them.
     validation: data as above, of a Dataset its test part, which is the default where ``data`` is one; or a share of
         the data to hold out, such as 0.1, each class in proportion. Evaluated after every epoch under the mask that
         would ship.
@@ -302,7 +304,7 @@ def _carry_out(
     return result
 
 
-def _check_ranks(several: Ranks, batch_size: int, compile: bool) -> None:
+def _check_ranks(several: Ranks, batch_size: int, compile: bool | None) -> None:
     if several.parallel == "data" and batch_size % several.count:
         raise BadInput(
             f"batch_size={batch_size} cannot be shared equally by {several.count} ranks; use a multiple of "
