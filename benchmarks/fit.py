@@ -169,7 +169,7 @@ class Bench:
         return closure
 
     def plain(self, model: nn.Module, *, compile: bool = False) -> Update:
-        optimizer, network = self.sgd(model), Compiling().form("network", model) if compile else model
+        optimizer, network = self.sgd(model), Compiling().form(model) if compile else model
 
         def update() -> None:
             optimizer.zero_grad()
@@ -180,7 +180,7 @@ class Bench:
 
     def plain_recorded(self, model: nn.Module, **settings: Any) -> Update:
         """The gradient recorded as that of a search is, nothing else of ours. settings: of ``Compiling``."""
-        optimizer, closure = self.sgd(model), self.closure(Compiling(**settings).form("network", model))
+        optimizer, closure = self.sgd(model), self.closure(Compiling(**settings).form(model))
         parameters, recording, no_mask = list(model.parameters()), Recording(), torch.ones(1, device=self.device)
         plain = Plain(None, no_mask, [(self.x, self.y)], parameters, closure)
 
@@ -205,7 +205,7 @@ class Bench:
         """Updates of a structure as it is now: searching, or settled. Ranked losses share one part of the batch.
         settings: of ``Compiling``."""
         network = structure.network
-        closure = self.closure(Compiling(**settings).form("network", network) if compile else network)
+        closure = self.closure(Compiling(**settings).form(network) if compile else network)
         ranked = not structure.search.reads_slopes and not structure.search.settled
         examples = self.batch // structure.search.samples if ranked else self.batch
         batch, recording = (self.x[:examples], self.y[:examples]), Recording() if record else None

@@ -31,28 +31,34 @@ def compiled(body: Function, **settings: Any) -> Function:
 
 
 class Compiling:
-    """Gives functions in compiled form, each compiled once; as they are, from the first that cannot be compiled on.
+    """Gives networks in compiled form, each compiled once, until one cannot be compiled: then it is off.
 
-    Masks are buffers of a gated network, so that another mask needs no other code. A function is compiled whole; one
+    Masks are buffers of a gated network, so that another mask needs no other code. A network is compiled whole; one
     that torch must break into pieces is not recorded. asked: by the user, who is told when it does not work; else it
     is given up silently, and pieces are not worth it. settings: of ``torch.compile``.
     """
 
     def __init__(self, asked: bool = True, **settings: Any) -> None:
         self.asked, self.settings, self.on, self.whole = asked, settings, True, True
-        self.forms: dict[str, tuple[Function, Function]] = {}
+        self.last: tuple[Function, Function] | None = None
 
-    def form(self, use: str, function: Function) -> Function:
-        """The compiled form of the function in this use, as "network" or "loss"; the last one of each is kept."""
-        if not self.on:
-            return function
-        if use not in self.forms or self.forms[use][0] is not function:
+    def form(self, function: Function, then: Function | None = None) -> Function:
+        """The compiled form of a network. then: a loss; the form takes inputs and targets and gives outputs and loss.
 
-            def call(*args: Any, **kwargs: Any) -> Any:
+        They are one function, so that nothing has run when torch finds that it cannot compile."""
+        if self.last is None or self.last[0] is not function:
+
+            def alone(*args: Any, **kwargs: Any) -> Any:
                 return function(*args, **kwargs)
 
-            self.forms[use] = function, compiled(call, fullgraph=self.whole, **self.settings)
-        return self.forms[use][1]
+            def with_loss(inputs: Any, targets: Any) -> Any:
+                outputs = pytree.call(function, inputs)
+                assert then is not None
+                return outputs, then(outputs, targets)
+
+            body = alone if then is None else with_loss
+            self.last = function, compiled(body, fullgraph=self.whole, **self.settings)
+        return self.last[1]
 
     def tried(self, update: Callable[[], None]) -> None:
         """An update; if torch cannot compile it whole, it is compiled in pieces; if it cannot at all, one line says so
@@ -61,8 +67,8 @@ class Compiling:
             return update()
         try:
             update()
-        except torch._dynamo.exc.TorchDynamoException as error:
-            self.forms = {}
+        except (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit) as error:
+            self.last = None
             if self.whole and self.asked:
                 self.whole = False
                 return self.tried(update)

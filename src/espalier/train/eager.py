@@ -146,25 +146,25 @@ class EagerEngine:
 
     def _step(self, batch: Batch) -> None:
         counted: list[bool] = []  # under the first mask: one speaks for all, as each is drawn from theta
-        network: Callable[..., Any] = self.structure.network
-        criterion: Callable[..., Any] = self.loss
-        if self.compiling is not None:
-            network, criterion = self.compiling.form("network", network), self.compiling.form("loss", criterion)
+        network, compiling = self.structure.network, self.compiling
+        whole = compiling.form(network, self.loss) if compiling is not None and compiling.on else None
 
         def forward(inputs: Any) -> Any:
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+            with self._autocast():
                 return pytree.call(network, inputs)
 
         def loss_of(outputs: Any, targets: Any) -> Tensor:
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-                loss: Tensor = criterion(outputs, targets)
-            scalar(loss)
-            checks.gradient_of(loss)
-            return loss
+            with self._autocast():
+                return checked(self.loss(outputs, targets))
 
         def closure(inputs: Any, targets: Any) -> Tensor:
-            outputs = forward(inputs)
-            loss = loss_of(outputs, targets)
+            if whole is None:
+                outputs = forward(inputs)
+                loss = loss_of(outputs, targets)
+            else:
+                with self._autocast():
+                    outputs, loss = whole(inputs, targets)
+                checked(loss)
             loss.backward()  # type: ignore[no-untyped-call]
             if not counted:
                 self._count(outputs, targets)
@@ -177,6 +177,9 @@ class EagerEngine:
             self._count(*together.seen)
         self.sums[0] += loss
         self.sums[1] += 1
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.half)
 
     def _together(self, forward: Callable[[Any], Any], loss: Loss) -> OnePass | Recording | None:
         """How an update's gradient is computed: in one pass where it is not compiled, recorded where that is done."""
@@ -295,3 +298,10 @@ class EagerEngine:
         self.sums.copy_(torch.tensor(state["sums"], dtype=torch.float64))
         if self.ranks is not None and not self.ranks.first:
             self.sums[2:] = 0.0
+
+
+def checked(loss: Tensor) -> Tensor:
+    """What a loss gave, if it is a number that can be gone backwards through."""
+    scalar(loss)
+    checks.gradient_of(loss)
+    return loss
