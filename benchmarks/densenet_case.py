@@ -67,7 +67,7 @@ class Case:
         differential = Differential(template(self.shape["depth"], self.device).call, cross_entropy, dtype)
 
         def gradients() -> tuple[dict[str, Tensor], Tensor]:
-            grads, (losses, _) = differential(self.params, {}, self.masks, self.x, self.y, each=False)
+            grads, (losses, _), _ = differential(self.params, {}, self.masks, self.x, self.y, each=False)
             return grads, losses
 
         return gradients

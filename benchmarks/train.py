@@ -194,7 +194,7 @@ def memory(device: torch.device, samples: int = 8) -> dict[str, Any]:
     def in_turn() -> None:
         total: dict[str, Tensor] = {}
         for i in range(samples):
-            grads, _ = engine.differential(engine.state.params, {}, masks[:, i : i + 1], x, y, each=False)
+            grads, _, _ = engine.differential(engine.state.params, {}, masks[:, i : i + 1], x, y, each=False)
             total = {k: g + total[k] if k in total else g for k, g in grads.items()}
 
     found = {"masks": samples, "at_once_MB": peak(at_once, device), "one_at_a_time_MB": peak(in_turn, device)}

@@ -153,7 +153,7 @@ def test_every_mask_of_every_run_has_statistics_of_its_own(network, way):
 
     gradient = Differential(call, cross_entropy) if way == "mapped" else Own(own_gradients(together))
     with torch.no_grad():
-        grads, (losses, wrong) = gradient(params, {}, masks, x, y, each=False)
+        grads, (losses, wrong), _ = gradient(params, {}, masks, x, y, each=False)
     assert wrong.shape == losses.shape == (2, 2)
     for r in range(2):
         alone = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -74,24 +75,21 @@ class Differential:
         self.call, self.loss, self.dtype = call, loss, dtype
 
     def __call__(
-        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool
-    ) -> tuple[Named, Measured]:
-        """masks ``(R, samples, d)``, or ``(R, B, d)`` if each example has its own; x ``(R, B, ...)``; y likewise."""
-        measured = self._one_each if each else self._shared
-        result: tuple[Named, Measured] = vmap(grad(_mean(measured), has_aux=True), randomness="different")(
-            params, masks, fixed, x, y
-        )
-        return result
+        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool, slopes: bool = False
+    ) -> Sloped:
+        """masks ``(R, samples, d)``, or ``(R, B, d)`` if each example has its own; x ``(R, B, ...)``; y likewise.
 
-    def with_slopes(
-        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested
-    ) -> tuple[Named, Measured, Tensor]:
-        """The same where each mask has examples of its own, x ``(R, samples, B, ...)`` and y likewise, and the slopes
-        ``(R, samples, d)`` of each mask's own loss by its entries, closed gates included."""
+        slopes: also those ``(R, samples, d)`` of each mask's own loss by its entries, closed gates included. Each mask
+        then has examples of its own, x ``(R, samples, B, ...)`` and y likewise.
+        """
+        mean = _mean(self._one_each if each else partial(self._losses, own=slopes))
+        if not slopes:
+            grads, measured = vmap(grad(mean, has_aux=True), randomness="different")(params, masks, fixed, x, y)
+            return grads, measured, None
         masks = masks.to(next(iter(params.values())).dtype)  # a derivative has the precision of what it is by
-        by_both = grad(_mean(self._own), argnums=(0, 1), has_aux=True)
-        (grads, slopes), measured = vmap(by_both, randomness="different")(params, masks, fixed, x, y)
-        return grads, measured, slopes * masks.shape[1]  # the gradient is of the mean, a slope of its own mask's loss
+        by_both = grad(mean, argnums=(0, 1), has_aux=True)
+        (grads, by_mask), measured = vmap(by_both, randomness="different")(params, masks, fixed, x, y)
+        return grads, measured, by_mask * masks.shape[1]  # the gradient is of the mean, a slope of its own mask's loss
 
     def outputs(self, params: Named, fixed: Named, mask: Tensor, x: Nested) -> Any:
         """One run under one mask ``(d)``."""
@@ -119,27 +117,18 @@ class Differential:
         one, held = ({name: t[0] for name, t in named.items()} for named in (params, fixed))
         self.measured(self.outputs(one, held, mask, x), y)
 
-    def _shared(self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested) -> Measured:
-        if len(masks) == 1:  # nothing to map over
-            loss, wrong = self.measured(self.outputs(params, fixed, masks[0], x), y)
-            return loss.unsqueeze(0), wrong.unsqueeze(0)
-
-        def under(mask: Tensor, y: Nested) -> Measured:
-            return self.measured(self.outputs(params, fixed, mask, x), y)
-
-        # Each mask has its targets, though they are the same: torch maps no mean square with one side alone mapped.
-        ys = pytree.each(lambda part: part.expand(len(masks), *part.shape), y)
-        losses: Measured = vmap(under, randomness="different")(masks, ys)
-        return losses
-
-    def _own(self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested) -> Measured:
-        if len(masks) == 1:  # nothing to map over
-            return self._shared(params, fixed, masks, *pytree.each(lambda part: part[0], (x, y)))
+    def _losses(self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, own: bool) -> Measured:
+        """own: each mask has examples of its own."""
 
         def under(mask: Tensor, x: Nested, y: Nested) -> Measured:
             return self.measured(self.outputs(params, fixed, mask, x), y)
 
-        losses: Measured = vmap(under, randomness="different")(masks, x, y)
+        if len(masks) == 1:  # nothing to map over
+            loss, wrong = under(masks[0], *(pytree.each(lambda part: part[0], (x, y)) if own else (x, y)))
+            return loss.unsqueeze(0), wrong.unsqueeze(0)
+        if not own:  # each has its targets, though they are the same: torch maps no mean square with one side mapped
+            y = pytree.each(lambda part: part.expand(len(masks), *part.shape), y)
+        losses: Measured = vmap(under, (0, 0 if own else None, 0), randomness="different")(masks, x, y)
         return losses
 
     def _one_each(self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested) -> Measured:
@@ -184,12 +173,8 @@ class Gradient(Protocol):
         ...
 
     def __call__(
-        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool
-    ) -> tuple[Named, Measured]: ...
-
-    def with_slopes(
-        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested
-    ) -> tuple[Named, Measured, Tensor]: ...
+        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool, slopes: bool
+    ) -> Sloped: ...
 
     def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Nested, y: Nested) -> None: ...
 
@@ -227,26 +212,26 @@ class Step:
             self.finish(source, noise, *self.gradients(source, reading, noise))
             return None
         masks, x, y = self._read(source, reading, noise)
+        each, by_gate = source.masks_each, source.reads_slopes
+        factors, measured, slopes = self.chain(self.state.params, masks, x, y, each=each, slopes=by_gate)
         left: Descent | None = None
-        slopes: Tensor | None = None
-        if source.reads_slopes:
-            factors, (losses, wrong), slopes = self.chain.with_slopes(self.state.params, masks, x, y)
-        else:
-            factors, (losses, wrong) = self.chain(self.state.params, masks, x, y, each=source.masks_each)
-        ok = losses.isfinite().all(-1)
         if self.fused:
+            ok = measured[0].isfinite().all(-1)
             left = [f.contiguous() for f in factors], self.state.pace[0].clone(), ok
-            self._move({one.bias: one.left.sum(-1) for one in factors}, ok)
+            grads = {one.bias: one.left.sum(-1) for one in factors}
         else:
-            self._move({name: g for one in factors for name, g in one.gradients().items()}, ok)
-        self._learn(source, noise, masks, losses, ok, slopes)
-        self._count(losses, wrong, y, source.reads_slopes)
+            grads = {name: g for one in factors for name, g in one.gradients().items()}
+        self.finish(source, noise, masks, y, grads, measured, slopes)
         return left
 
     def gradients(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> Found:
         """The part of an update that reads the network."""
         masks, x, y = self._read(source, reading, noise)
-        return masks, y, *self._gradients(source, masks, x, y)
+        params, fixed, each, by_gate = self.state.params, self.state.fixed, source.masks_each, source.reads_slopes
+        grads, measured, slopes = self.differential(params, fixed, masks, x, y, each=each, slopes=by_gate)
+        # A parameter that no run reads has one zero for all runs; the optimiser writes where the gradient is.
+        grads = {name: g.clone() if 0 in g.stride() else g for name, g in grads.items()}
+        return masks, y, grads, measured, slopes
 
     def finish(
         self,
@@ -295,16 +280,6 @@ class Step:
         if source.reads_slopes:
             x, y = pytree.each(lambda part: own_parts(part, masks.shape[1]), (x, y))
         return masks, x, y
-
-    def _gradients(self, source: Source, masks: Tensor, x: Nested, y: Nested) -> Sloped:
-        state = self.state
-        slopes: Tensor | None = None
-        if source.reads_slopes:
-            grads, measured, slopes = self.differential.with_slopes(state.params, state.fixed, masks, x, y)
-        else:
-            grads, measured = self.differential(state.params, state.fixed, masks, x, y, each=source.masks_each)
-        # A parameter that no run reads has one zero for all runs; the optimiser writes where the gradient is.
-        return {name: g.clone() if 0 in g.stride() else g for name, g in grads.items()}, measured, slopes
 
     def _move(self, grads: Named, ok: Tensor | None) -> None:
         """The optimiser's step of the parameters that have a gradient here."""
@@ -399,17 +374,14 @@ class Own:
         self.gradients, self.pack, self.unpack = gradients, pack, unpack
 
     def __call__(
-        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool
-    ) -> tuple[Named, Measured]:
+        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool, slopes: bool = False
+    ) -> Sloped:
+        if slopes:
+            raise BadInput(SLOPELESS)
         if each or fixed:
             raise BadInput("runs computed together have masks that all examples share, and no tensors but parameters")
         grads, losses, wrong = self.gradients(params, masks, x, y)
-        return grads, (losses, wrong)
-
-    def with_slopes(
-        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested
-    ) -> tuple[Named, Measured, Tensor]:
-        raise BadInput(SLOPELESS)
+        return grads, (losses, wrong), None
 
     def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Nested, y: Nested) -> None:
         self.gradients(params, mask[None, None], x[None], y[None])
