@@ -15,9 +15,9 @@ import espalier
 from densenet_compile import operations
 from espalier.models import DenseNet
 from espalier.models.densenet_fast import FastDenseNet
-from espalier.train.batched.optimizers import SGD
 from espalier.train.batched.stack import strip
 from espalier.train.batched.step import Differential, cross_entropy
+from espalier.train.descent import SGD
 
 
 @functools.cache

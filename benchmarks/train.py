@@ -26,11 +26,10 @@ from espalier.data import from_arrays
 from espalier.train.batched.batch import Batch, Compute, searched
 from espalier.train.batched.chain import chain_of
 from espalier.train.batched.mask_sources import Given
-from espalier.train.batched.optimizers import SGD
 from espalier.train.batched.runs import Run
 from espalier.train.batched.stack import build, stacked
 from espalier.train.batched.step import cross_entropy
-from espalier.train.schedule import Steps
+from espalier.train.descent import SGD, Steps
 
 PAPER = (784, 784, 784, 784, 10)
 DIGITS = (64, 64, 64, 64, 10)

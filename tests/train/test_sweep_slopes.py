@@ -28,8 +28,8 @@ from espalier.train.batched.batch import Batch, searched
 from espalier.train.batched.chain import Chain, Factors, chain_of
 from espalier.train.batched.mask_sources import Searched
 from espalier.train.batched.step import Differential, Own, Step, compiled, cross_entropy
+from espalier.train.descent import Constant
 from espalier.train.gradients import Update
-from espalier.train.schedule import Constant
 
 VECTORS, _ = networks.digit_vectors(256)
 IMAGES, _ = networks.digit_images(256)

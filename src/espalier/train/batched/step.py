@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +15,10 @@ from espalier.space import BadInput
 from espalier.train import compiling, pytree
 from espalier.train.batched.chain import Chain, Parts
 from espalier.train.batched.mask_sources import Source
-from espalier.train.batched.optimizers import SGD, Optimizer
 from espalier.train.batched.resident_data import Feed, Reading
+from espalier.train.descent import SGD, Optimizer, Schedule
 from espalier.train.measures import class_dim
 from espalier.train.pytree import Nested
-from espalier.train.schedule import Schedule
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Named = dict[str, Tensor]
@@ -62,14 +61,31 @@ class Stacked:
         return cls(params, fixed, slots, rates, pace, done, sums, skipped, broken)
 
 
-class Differential:
+class Gradient:
+    """What an update needs of the network: :class:`Differential`, or one that computes all runs and masks together.
+
+    whole: whether it can be compiled together with the rest of an update. gives_slopes: whether it knows the slopes of
+    the losses by the masks.
+    """
+
+    whole = gives_slopes = False
+
+    def __call__(
+        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool, slopes: bool = False
+    ) -> Sloped:
+        raise NotImplementedError
+
+    def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Nested, y: Nested) -> None:
+        raise NotImplementedError
+
+
+class Differential(Gradient):
     """The gradient of each run's mean loss, the losses and the errors ``(R, samples)``. Pure.
 
     dtype: what the network computes in, where that differs from its parameters' (bfloat16 over float32 masters).
     """
 
-    whole = True  # can be compiled together with the rest of an update
-    gives_slopes = True
+    whole = gives_slopes = True
 
     def __init__(self, call: Call, loss: Loss, dtype: torch.dtype | None = None) -> None:
         self.call, self.loss, self.dtype = call, loss, dtype
@@ -159,26 +175,6 @@ def own_parts(tensor: Tensor, samples: int) -> Tensor:
     return tensor.reshape(len(tensor), samples, examples // samples, *tensor.shape[2:])
 
 
-class Gradient(Protocol):
-    """What an update needs of the network: :class:`Differential`, or one that computes all runs and masks together."""
-
-    @property
-    def whole(self) -> bool:
-        """Whether it can be compiled together with the rest of an update."""
-        ...
-
-    @property
-    def gives_slopes(self) -> bool:
-        """Whether it knows the slopes of the losses by the masks."""
-        ...
-
-    def __call__(
-        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool, slopes: bool
-    ) -> Sloped: ...
-
-    def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Nested, y: Nested) -> None: ...
-
-
 class Step:
     """One update of all runs, in place. Call it eagerly, or compile it: there is one body for both.
 
@@ -246,12 +242,21 @@ class Step:
     ) -> None:
         """The part that does not: weights, theta and counters move. look: whether all losses are finite, to save work
         where they are."""
-        losses, wrong = measured
-        moves = losses.isfinite().all(-1)
-        ok = None if look and bool(moves.all()) else moves
+        state, (losses, wrong) = self.state, measured
+        finite = losses.isfinite()
+        ok = None if look and bool(finite.all()) else finite.all(-1)
         self._move(grads, ok)
-        self._learn(source, noise, masks, losses, ok, slopes)
-        self._count(losses, wrong, y, source.reads_slopes)
+        source.learn(masks, losses.to(torch.float32) if losses.dtype == torch.bfloat16 else losses, noise, slopes)
+        if ok is not None:
+            broken = (state.broken < 0) & ~finite.any(-1)
+            state.broken.copy_(torch.where(broken, state.done + 1, state.broken))
+            state.skipped.add_(~ok)
+        state.done.add_(1)
+        self.set_pace()
+        sums = torch.where(finite, losses, 0.0).sum(-1), finite.sum(-1), wrong.sum(-1)
+        state.sums[:3] += torch.stack([part.to(torch.float64) for part in sums])
+        masks_of_an_example = 1 if source.reads_slopes else losses.shape[-1]
+        state.sums[3] += sum(part[0].numel() for part in pytree.tensors(y)) * masks_of_an_example
 
     def descend(self, factors: Descent | None) -> None:
         """Each layer's gradient multiplied and applied in one kernel, which changes the weights where they are.
@@ -289,38 +294,12 @@ class Step:
         ordered = [grads[name] for name in state.params if name in grads]
         self.optimizer.move([params[i] for i in where], ordered, slots, state.pace, ok)
 
-    def _learn(
-        self,
-        source: Source,
-        noise: tuple[Tensor, ...],
-        masks: Tensor,
-        losses: Tensor,
-        ok: Tensor | None,
-        slopes: Tensor | None,
-    ) -> None:
-        state = self.state
-        source.learn(masks, losses.to(torch.float32) if losses.dtype == torch.bfloat16 else losses, noise, slopes)
-        if ok is not None:
-            broken = (state.broken < 0) & ~losses.isfinite().any(-1)
-            state.broken.copy_(torch.where(broken, state.done + 1, state.broken))
-            state.skipped.add_(~ok)
-        state.done.add_(1)
-        self.set_pace()
-
     def set_pace(self) -> None:
         """For the next update, of which a run has skipped some. Kept as a tensor: a compiler would compute it anew for
         every single weight."""
         state = self.state
         lr = state.rates * self.schedule.factor(state.done, self.total)
         state.pace.copy_(self.optimizer.pace(lr, state.done - state.skipped + 1))
-
-    def _count(self, losses: Tensor, wrong: Tensor, y: Nested, own: bool) -> None:
-        """own: y has a dimension for masks."""
-        finite = losses.isfinite()
-        predicted = sum(part[0].numel() for part in pytree.tensors(y)) * (1 if own else losses.shape[-1])
-        sums = torch.where(finite, losses, 0.0).sum(-1), finite.sum(-1), wrong.sum(-1)
-        self.state.sums[:3] += torch.stack([part.to(torch.float64) for part in sums])
-        self.state.sums[3] += predicted
 
 
 def compiled(
@@ -354,7 +333,7 @@ SLOPELESS = (
 )
 
 
-class Own:
+class Own(Gradient):
     """Of a network that computes its own gradient of the mean loss, without automatic differentiation.
 
     gradients: ``(params, masks, x, y) -> (grads, losses, wrong)`` of params ``(R, ...)``, masks ``(R, samples, d)``,
@@ -362,8 +341,6 @@ class Own:
     wants compiled itself: ``whole`` is False. pack, unpack: from the model's own names and shapes to those it keeps
     its weights in, and back.
     """
-
-    whole = gives_slopes = False
 
     def __init__(
         self,
