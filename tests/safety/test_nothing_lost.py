@@ -30,9 +30,9 @@ from espalier.study import sources
 from espalier.study.grid import Grid
 from espalier.study.settings import GridSettings, Settings
 from espalier.study.study import UNIT_SELECTION, Study
-from espalier.train import evaluate, feed, fingerprint, hashes
+from espalier.train import evaluate, feed, fingerprint
 from espalier.train.batched import Run
-from espalier.train.hashes import Hashes
+from espalier.train.fingerprint import Hashes
 from espalier.train.lock import LOCK, locked
 from espalier.train.progress import Silent
 from espalier.train.stop import Stop
@@ -169,7 +169,7 @@ class OfAFile:
             return plain(given)
 
         monkeypatch.setattr(fingerprint, "tensors", counted)
-        monkeypatch.setattr(hashes, "RECENT", -1e9)
+        monkeypatch.setattr(fingerprint, "RECENT", -1e9)
         self.write(X)
 
     def write(self, inputs: torch.Tensor) -> None:
@@ -210,7 +210,7 @@ def test_a_data_file_is_hashed_once_and_again_when_it_or_what_is_known_of_it_cha
     kept.write_text("of somebody else")
     data.hashed()
     assert kept.read_text() == "of somebody else"
-    monkeypatch.setattr(hashes, "RECENT", 60.0)  # a file of this minute may change again at the same time
+    monkeypatch.setattr(fingerprint, "RECENT", 60.0)  # a file of this minute may change again at the same time
     count = data.count
     assert data.hashed() == data.hashed() != first
     assert data.count == count + 2

@@ -18,7 +18,7 @@ from espalier.study.densenet_graph import DenseNetGraph
 from espalier.study.networks import Connections
 from espalier.study.run_batches import PaperBatch
 from espalier.study.settings import RunSpec
-from espalier.train.batched import Run, batch_engine
+from espalier.train.batched import Run, resident_data
 from espalier.train.batched.stack import made, strip
 from espalier.train.batched.step import Differential, Own, cross_entropy
 from oracle.gradients import own_gradients
@@ -153,7 +153,7 @@ def test_every_mask_of_every_run_has_statistics_of_its_own(network, way):
 
     gradient = Differential(call, cross_entropy) if way == "mapped" else Own(own_gradients(together))
     with torch.no_grad():
-        grads, (losses, wrong) = gradient(params, {}, masks, x, y, each=False)
+        grads, (losses, wrong), _ = gradient(params, {}, masks, x, y, each=False)
     assert wrong.shape == losses.shape == (2, 2)
     for r in range(2):
         alone = [
@@ -188,7 +188,7 @@ def batch_of(tmp_path, specs, **changes):
 
 
 def test_statistics_are_the_mean_over_one_pass_and_errors_are_the_compact_network_s(tmp_path, monkeypatch):
-    monkeypatch.setattr(batch_engine, "CHUNK", 16)
+    monkeypatch.setattr(resident_data, "CHUNK", 16)
     engine = batch_of(tmp_path, [RunSpec("random", "random", 0, size=0.6), RunSpec("full", "full", 1, size=1.0)]).engine
     masks = engine.masks()
     losses, errors = engine.evaluate(masks, engine.validation, True)

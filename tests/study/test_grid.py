@@ -21,12 +21,11 @@ from espalier.study.settings import GridRun, GridSettings, even_widths
 from espalier.train import PRESETS, Recipe
 from espalier.train.batched.batch import Batch
 from espalier.train.batched.mask_sources import Given
-from espalier.train.batched.optimizers import SGD
 from espalier.train.batched.step import cross_entropy
+from espalier.train.descent import SGD, Steps
 from espalier.train.lock import locked
 from espalier.train.loop import Loop
 from espalier.train.progress import Silent
-from espalier.train.schedule import Steps
 from espalier.train.stop import Stop
 
 SMALL: dict[str, Any] = {

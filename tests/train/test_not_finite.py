@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,9 @@ class Road:
             max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=[shaping],
             enable_progress_bar=False, enable_model_summary=False, default_root_dir=self.folder,
         )  # fmt: skip
-        training.fit(Module(self.model, self.inner), DataLoader(TensorDataset(x, y), SIZE))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Lightning's advice on loaders
+            training.fit(Module(self.model, self.inner), DataLoader(TensorDataset(x, y), SIZE))
 
     def trainer(self, road: str) -> None:
         transformers = pytest.importorskip("transformers")
@@ -179,12 +182,6 @@ class Road:
                 torch.stack(own).mean().backward()
                 inner.step()
         return {name: p.detach() for name, p in model.named_parameters()}
-
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
-    pytest.mark.filterwarnings("ignore:.*LeafSpec"),
-]
 
 
 @pytest.mark.parametrize("road", ROADS)

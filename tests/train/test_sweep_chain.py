@@ -41,8 +41,8 @@ def multiplied(factors: list[Factors]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("seed", range(3))
 def test_the_gradient_by_hand_is_the_derived_one(seed: int, each: bool) -> None:
     params, masks, x, y = case(seed, each)
-    grads, (losses, wrong) = Differential(CHAIN.outputs, cross_entropy)(params, {}, masks, x, y, each=each)
-    factors, (by_hand, wrong_by_hand) = CHAIN(params, masks, x, y, each=each)
+    grads, (losses, wrong), _ = Differential(CHAIN.outputs, cross_entropy)(params, {}, masks, x, y, each=each)
+    factors, (by_hand, wrong_by_hand), _ = CHAIN(params, masks, x, y, each=each)
     found = multiplied(factors)
     assert found.keys() == grads.keys()
     for name, gradient in grads.items():
@@ -55,7 +55,7 @@ def test_the_gradient_by_hand_is_the_derived_one(seed: int, each: bool) -> None:
 @pytest.mark.parametrize("each", [False, True])
 def test_a_kernel_is_given_plain_memory(each: bool, samples: int) -> None:
     params, masks, x, y = case(0, each)
-    factors, _ = CHAIN(params, masks if each else masks[:, :samples], x, y, each=each)
+    factors, _, _ = CHAIN(params, masks if each else masks[:, :samples], x, y, each=each)
     for one in factors:
         for tensor in one.contiguous():
             assert tensor.is_contiguous()

@@ -14,9 +14,8 @@ import espalier
 from espalier.space import BadInput
 from espalier.train.batched.batch import Batch, searched
 from espalier.train.batched.mask_sources import Given
-from espalier.train.batched.optimizers import SGD
 from espalier.train.batched.step import Own, compiled
-from espalier.train.schedule import Steps
+from espalier.train.descent import SGD, Steps
 from oracle.gradients import own_gradients
 
 

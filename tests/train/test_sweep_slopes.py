@@ -28,8 +28,8 @@ from espalier.train.batched.batch import Batch, searched
 from espalier.train.batched.chain import Chain, Factors, chain_of
 from espalier.train.batched.mask_sources import Searched
 from espalier.train.batched.step import Differential, Own, Step, compiled, cross_entropy
+from espalier.train.descent import Constant
 from espalier.train.gradients import Update
-from espalier.train.schedule import Constant
 
 VECTORS, _ = networks.digit_vectors(256)
 IMAGES, _ = networks.digit_images(256)
@@ -84,9 +84,9 @@ class Case:
         """By the batched road: gradients, losses and slopes; x ``(R, S, B, ...)``."""
         if self.chain is None:
             differential = Differential(self.gated.call, cross_entropy)
-            grads, (losses, _), slopes = differential.with_slopes(self.params, {}, masks, x, y)
+            grads, (losses, _), slopes = differential(self.params, {}, masks, x, y, each=False, slopes=True)
             return grads, losses, slopes
-        factors, (losses, _), slopes = self.chain.with_slopes(self.params, masks, x, y)
+        factors, (losses, _), slopes = self.chain(self.params, masks, x, y, slopes=True)
         return {name: g for one in factors for name, g in one.gradients().items()}, losses, slopes
 
 
@@ -368,7 +368,7 @@ def test_a_network_with_a_gradient_of_its_own_is_refused(gradient: Any) -> None:
         engine(case, SEARCH["penalty"], gradient=gradient)
     assert engine(case, {"signal": "ranked"}, gradient=gradient)[0].gradient is gradient
     with pytest.raises(BadInput, match="does not give slopes"):
-        gradient.with_slopes({}, {}, torch.ones(1, 1, 1), torch.ones(1), torch.ones(1))
+        gradient({}, {}, torch.ones(1, 1, 1), torch.ones(1), torch.ones(1), each=False, slopes=True)
 
 
 # Whole runs

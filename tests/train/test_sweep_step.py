@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from standin import RUNS, SAMPLES, SIZE, GatedMLP, Recorder, batch, data, initial
+from standin import RUNS, SAMPLES, SIZE, WIDTHS, GatedMLP, Recorder, batch, data, initial
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -15,9 +16,8 @@ import espalier
 from espalier.data import Stream
 from espalier.train.batched.batch import Compute, searched
 from espalier.train.batched.mask_sources import Given
-from espalier.train.batched.optimizers import SGD, Adam, AdamW
 from espalier.train.batched.step import compiled
-from espalier.train.schedule import Constant, Cosine, Steps
+from espalier.train.descent import SGD, Adam, AdamW, Constant, Cosine, Steps
 
 PENALTIES = [0.0, 0.3, -0.2]
 OPTIMIZERS: dict[str, tuple[Any, Callable[..., torch.optim.Optimizer]]] = {
@@ -153,6 +153,21 @@ def test_compiled_for_this_machine_equals_eager() -> None:
     for name, p in expected.items():
         torch.testing.assert_close(found[name], p, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(theta, eager, rtol=1e-5, atol=1e-5)
+
+
+def test_a_run_that_has_skipped_updates_goes_on_bit_for_bit() -> None:
+    """Adam corrects for the number of its steps, which is that of the updates less the skipped ones."""
+    mask = torch.ones(RUNS, GatedMLP(WIDTHS).d)
+    ours, again = (batch(initial()[1], Given(mask, torch.zeros(RUNS)), AdamW(0.01), Constant()) for _ in range(2))
+    ours.advance(3)
+    ours.state.skipped[1] = 2
+    ours.advance(1)
+    saved = copy.deepcopy(ours.state_dict())
+    again.load_state_dict(saved)
+    for engine in (ours, again):
+        engine.advance(3)
+    for name, p in ours.state.params.items():
+        assert torch.equal(again.state.params[name], p)
 
 
 def test_settled_updates_read_samples_times_as_many_examples_under_the_one_mask() -> None:

@@ -20,9 +20,8 @@ from espalier.study.settings import PAIR, GridRun, GridSettings, PaperSettings, 
 from espalier.train import rng
 from espalier.train.batched.batch import Compute, Precision
 from espalier.train.batched.batch_engine import BatchEngine
-from espalier.train.batched.runs import Run
+from espalier.train.batched.runs import Plan, Run
 from espalier.train.batched.step import cross_entropy
-from espalier.train.batched.sweep_settings import Plan
 from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.loop import Loop

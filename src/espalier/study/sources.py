@@ -20,7 +20,7 @@ from espalier.data import Dataset, load, names
 from espalier.data.dataset import CLASSES
 from espalier.ship import import_spec
 from espalier.space import BadInput, EspalierError
-from espalier.train import fingerprint, hashes
+from espalier.train import fingerprint
 
 PART = tuple[Any, Any]  # inputs, targets
 WORDS = {  # of an .npz file: the arrays of its parts, by the names in use
@@ -120,13 +120,13 @@ def read(
         for name, part in (("train", source.train), ("validation", source.validation)):
             for number, tensor in enumerate(part or ()):
                 how = [validation, flatten, scale, name, number, fingerprint.versions()]
-                hashes.mark(tensor, json.dumps([before, *how]))
+                fingerprint.mark(tensor, json.dumps([before, *how]))
     return source
 
 
 def _stamp(given: str) -> str | None:
     try:
-        return hashes.stamp(Path(given))
+        return fingerprint.stamp(Path(given))
     except (OSError, ValueError):
         return None
 

@@ -31,10 +31,10 @@ from espalier.study.settings import COSTS
 from espalier.study.sources import Source
 from espalier.train import Recipe, Result, checks, evaluate, feed, fit, pytree, recipes
 from espalier.train.batched.batch import Precision
-from espalier.train.batched.optimizers import SGD
+from espalier.train.checks import evaluating
+from espalier.train.descent import SGD
 from espalier.train.ranks import Ranks
 from espalier.train.run_directory import RunDirectory
-from espalier.train.scoring import evaluating
 from espalier.train.setting import check, declared, number, one_of, setting, share, usual_device
 from espalier.train.targets import kinds_of
 

@@ -116,7 +116,7 @@ class EagerEngine:
 
     def _shared(self, update: int, batch: Batch) -> Batch:
         """What this rank reads of it. In the structure-parallel way the optimiser decides that."""
-        if self.ranks is None or getattr(self.feed, "shared", False):
+        if self.ranks is None or self.feed.shared:
             return batch
         if not self.feed.exact and update % self.feed.updates == 0:
             hashed = {"the first batch of an epoch": fingerprint.tensors(pytree.tensors(batch))}

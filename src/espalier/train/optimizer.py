@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from espalier.compact.apply import apply_plan, cut, named_tensors, put_back
+from espalier.compact.plan import Plan
+from espalier.gates.masking import strip
 from espalier.search import Search
 from espalier.space import BadInput, BadType, Diverged
-from espalier.train import measured, pytree
+from espalier.train import pytree, targets
 from espalier.train.gradients import Gated, Gradient, Update, only_finite
-from espalier.train.ranks import Ranks
+from espalier.train.ranks import Ranks, WholeBatch
 from espalier.train.recipes import Phases
-from espalier.train.settled import Settled
-from espalier.train.whole_batch import WholeBatch
 
 if TYPE_CHECKING:
     from espalier.train.measures import Given
@@ -58,11 +59,12 @@ class StructureOptimizer(torch.optim.Optimizer):
         gated: Gated,
         *,
         phases: Phases | None = None,
+        asked: targets.Asked | None = None,
         scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        """phases: of the updates; None leaves them to the caller. scheduler: stepped after every update. ranks: that
-        train together."""
+        """phases: of the updates; None leaves them to the caller. asked: what size they are to end at, where that was
+        read. scheduler: stepped after every update. ranks: that train together."""
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise BadType(f"optimizer is a torch.optim.Optimizer, not {type(optimizer).__name__}")
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -79,7 +81,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         check_parameters(optimizer, gated.model)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.inner, self.search, self.gated = optimizer, search, gated
-        self.phases, self.scheduler = phases, scheduler
+        self.phases, self.asked, self.scheduler = phases, asked, scheduler
         self.update = 0  # updates so far
         self.corrections = 0  # how often a measured cost asked for a smaller network
         self.errors: dict[str, float] = {}  # by measured cost: measured over predicted, when it last did
@@ -108,7 +110,7 @@ class StructureOptimizer(torch.optim.Optimizer):
 
     def settle(self) -> None:
         """Fix the structure, and go on with the compact network where the gates know how to cut."""
-        self.corrections, self.errors = measured.correct(self.search, self.gated)
+        self.corrections, self.errors = targets.correct(self.search, self.gated)
         self.search.settle()
         if hasattr(self.gated, "plan"):  # a handle of one's own may know no plan, and goes on masked
             self.compact()
@@ -279,6 +281,47 @@ class StructureOptimizer(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return f"StructureOptimizer({self.inner!r}, d={self.search.space.d})"
+
+
+class Settled:
+    """A gated model's compact network in its place, trained by the same optimiser. ``small``: the network.
+
+    Masked training computes the closed gates too, and multiplies them by zero. The compact network computes the same
+    without them. Its tensors are slices of the model's, the optimiser's state is cut along, and what was trained is
+    written back.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
+        self.model, named = model, named_tensors(model)
+        self.cuts = {id(named[name]): dims for name, dims in plan.tensors.items()}  # a tied tensor has several names
+        self.pieces: dict[str, Tensor] = {}
+        self.small = strip(apply_plan(model, plan, pieces=self.pieces))
+        self._hand_over(optimizer)
+
+    def _hand_over(self, optimizer: torch.optim.Optimizer) -> None:
+        """Give the optimiser the smaller parameters in the places of the whole ones, with their state."""
+        names = {id(tensor): name for name, tensor in named_tensors(self.model).items()}
+        for group in optimizer.param_groups:
+            for place, parameter in enumerate(group["params"]):
+                name = names[id(parameter)]
+                piece = self.pieces[name]
+                group["params"][place] = piece
+                if parameter in optimizer.state:
+                    optimizer.state[piece] = self._cut_state(optimizer.state.pop(parameter), parameter, name)
+
+    def _cut_state(self, state: Mapping[str, Any], whole: Tensor, name: str) -> dict[str, Any]:
+        dims = self.cuts.get(id(whole), {})
+        return {
+            key: cut(value, name, dims) if isinstance(value, Tensor) and value.shape == whole.shape else value
+            for key, value in state.items()
+        }
+
+    def write_back(self) -> None:
+        """Write the trained slices into the model; what was cut away stays there as it was."""
+        current = named_tensors(self.small)  # a module may have put another tensor in a buffer's place
+        for name, tensor in named_tensors(self.model).items():
+            if not name.rpartition(".")[2].startswith("espalier_"):
+                put_back(tensor, current.get(name, self.pieces[name]), self.cuts.get(id(tensor), {}))
 
 
 def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:

@@ -50,30 +50,17 @@ class Chain:
     gates: tuple[slice, ...]
 
     def __call__(
-        self, params: Named, masks: Tensor, x: Tensor, y: Tensor, *, each: bool
-    ) -> tuple[list[Factors], tuple[Tensor, Tensor]]:
+        self, params: Named, masks: Tensor, x: Tensor, y: Tensor, *, each: bool = False, slopes: bool = False
+    ) -> tuple[list[Factors], tuple[Tensor, Tensor], Tensor | None]:
         """The factors of the gradient of each run's mean loss, last layer first; losses and wrong classes ``(R, S)``.
 
         masks ``(R, S, d)``, or ``(R, B, d)`` if each example has its own; x ``(R, B, inputs)``; y ``(R, B)`` classes.
+        slopes: also those ``(R, S, d)`` of each mask's own loss by its gates, closed ones included; each mask then has
+        examples of its own, x ``(R, S, B, inputs)`` and y ``(R, S, B)``.
+
+        Everything in between is ``(R, units, masks x examples)``: so laid out both factors are read along K.
         """
-        factors, measured, _ = self._passes(params, masks, x, y.unsqueeze(1), each=each, slopes=False)
-        return factors, measured
-
-    def with_slopes(
-        self, params: Named, masks: Tensor, x: Tensor, y: Tensor
-    ) -> tuple[list[Factors], tuple[Tensor, Tensor], Tensor]:
-        """The same where each mask has examples of its own, x ``(R, S, B, inputs)`` and y ``(R, S, B)``, and the
-        slopes ``(R, S, d)`` of each mask's own loss by its gates, closed ones included."""
-        factors, measured, slopes = self._passes(params, masks, x.flatten(1, 2), y, each=False, slopes=True)
-        assert slopes is not None
-        return factors, measured, slopes
-
-    def _passes(
-        self, params: Named, masks: Tensor, x: Tensor, y: Tensor, *, each: bool, slopes: bool
-    ) -> tuple[list[Factors], tuple[Tensor, Tensor], Tensor | None]:
-        """Forward and backward. x ``(R, B, inputs)`` and y ``(R, 1, B)`` for all masks; with slopes
-        ``(R, S * B, inputs)`` and ``(R, S, B)``. Everything in between is ``(R, units, masks x examples)``: so laid out
-        both factors are read along K."""
+        x, y = (x.flatten(1, 2), y) if slopes else (x, y.unsqueeze(1))
         runs, _, examples = y.shape
         open = (masks.unsqueeze(1) if each else masks.unsqueeze(2)).permute(0, 3, 1, 2)  # (R, d, S or 1, 1 or B)
         samples = open.shape[2]

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from espalier.train.batched.optimizers import SGD
+from espalier.train.descent import SGD
 
 ROWS, COLUMNS, DEPTH, WARPS = 64, 64, 64, 8  # of a tile; measured on an H200, see docs/performance.md
 
