@@ -153,7 +153,8 @@ class Bench:
         return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
 
     def sgd(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9, nesterov=True)
+        fused = self.device.type == "cuda"
+        return torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9, nesterov=True, fused=fused)
 
     def loss(self, network: Callable[..., Tensor], x: Tensor, y: Tensor) -> Tensor:
         with self.autocast():

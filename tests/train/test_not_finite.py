@@ -23,7 +23,7 @@ from espalier.train.recipes import PAPER
 
 UPDATES, SIZE, SAMPLES = 24, 8, 4
 SETTINGS: dict[str, Any] = {"penalty": 0.0, "recipe": PAPER, "samples": SAMPLES}
-ROADS = ["closure", "one pass", "compiled", "lightning", "trainer", "sweep", "sweep, unseen", "sweep, chain"]
+ROADS = ["closure", "fused", "one pass", "compiled", "lightning", "trainer", "sweep", "sweep, unseen", "sweep, chain"]
 
 
 def order(seed: int) -> Tensor:
@@ -61,7 +61,9 @@ class Road:
 
         self.patch.setattr(espalier.StructureOptimizer, "step", kept)
         self.weights = weights
-        {"closure": self.closure, "lightning": self.lightning, "trainer": self.trainer}.get(road, self.fit)(road)
+        {"closure": self.closure, "fused": self.closure, "lightning": self.lightning, "trainer": self.trainer}.get(
+            road, self.fit
+        )(road)
         return {name.removeprefix("body."): tensor for name, tensor in weights.items()}
 
     def batches(self) -> list[tuple[Tensor, Tensor]]:
@@ -72,6 +74,8 @@ class Road:
 
     def closure(self, road: str) -> None:
         inner = self.inner(self.model)
+        if road == "fused":  # it steps, and is told not to
+            inner = torch.optim.AdamW(self.model.parameters(), 0.01, weight_decay=0.1, fused=True)
         shaping = espalier.shape(self.model, self.x[:4], inner, updates=UPDATES, seed=self.seed, **SETTINGS)
 
         def closure(x: Tensor, y: Tensor) -> Tensor:

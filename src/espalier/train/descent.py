@@ -49,6 +49,11 @@ class Optimizer(Protocol):
         ...
 
 
+def _fused(parameters: Sequence[Tensor]) -> bool | None:
+    """On a GPU: one kernel for all parameters, which also leaves them alone where it is told to."""
+    return True if parameters and all(parameter.is_cuda for parameter in parameters) else None
+
+
 @dataclass(frozen=True)
 class SGD:
     """Stochastic gradient descent with (Nesterov) momentum and weight decay, as torch.optim.SGD computes it."""
@@ -70,7 +75,8 @@ class SGD:
         return 1 if self.momentum else 0
 
     def torch(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, **asdict(self))
+        parameters = list(parameters)
+        return torch.optim.SGD(parameters, **asdict(self), fused=_fused(parameters))
 
     def pace(self, lr: Tensor, step: Tensor) -> Tensor:
         return lr.unsqueeze(0)
@@ -112,7 +118,8 @@ class Adam:
 
     def torch(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         kind = torch.optim.AdamW if self.decoupled else torch.optim.Adam
-        return kind(parameters, self.lr, self.betas, self.eps, self.weight_decay)
+        parameters = list(parameters)
+        return kind(parameters, self.lr, self.betas, self.eps, self.weight_decay, fused=_fused(parameters))
 
     def pace(self, lr: Tensor, step: Tensor) -> Tensor:
         """Learning rate and root of the second moment, each with its bias correction; between them the decay."""

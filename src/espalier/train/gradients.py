@@ -47,6 +47,7 @@ class Update:
     closure: given a part, computes the loss of the masked model, goes backwards through it, and returns it. What the
     gradients held before is lost. gated: None where it needs no mask, as that of a compact network.
     across: the mean of a loss over processes, where each computes a part of it: then all of them know the same losses.
+    skips: the optimiser leaves the weights alone by itself where a loss is not finite, see :func:`step_if_finite`.
     """
 
     gated: Any
@@ -56,6 +57,7 @@ class Update:
     closure: Callable[..., Tensor | float]
     slopes: bool = False
     across: Callable[[Tensor], Tensor] | None = None
+    skips: bool = False
 
     def one_at_a_time(self, masks: Tensor | None = None, parts: Sequence[Any] | None = None) -> Gradient:
         """The gradient, one mask after the other; masks, parts: others of the same shapes."""
@@ -84,7 +86,8 @@ class Update:
     def known(self, losses: Tensor) -> Tensor:
         """The losses as all processes know them; the gradients count only where all of these are finite."""
         losses = losses if self.across is None else self.across(losses)
-        only_finite(self.parameters, losses)
+        if not self.skips:
+            only_finite(self.parameters, losses)
         return losses
 
     def _under(self, mask: Tensor) -> AbstractContextManager[Any]:
@@ -94,9 +97,24 @@ class Update:
         return masked
 
 
+def skips(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it can be told on the device not to step: a fused one can."""
+    return getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
+def step_if_finite(optimizer: torch.optim.Optimizer, losses: Tensor) -> None:
+    """One step of an optimiser that skips; none where a loss is not finite, and nobody waits to know."""
+    optimizer.found_inf = (~losses.isfinite().all()).float()  # type: ignore[attr-defined]
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.found_inf  # type: ignore[attr-defined]
+
+
 def only_finite(parameters: Sequence[Tensor], losses: Tensor) -> None:
     """Where a loss of an update is not finite the weights are to stay: no gradient is left, so that an optimiser does
-    nothing. On a GPU, which is not waited for, it is 0: momentum and weight decay still move the weights."""
+    nothing. On a GPU, which is not waited for, it is 0: momentum and weight decay still move the weights, unless the
+    optimiser skips."""
     spoilt = ~losses.isfinite().all()
     if losses.is_cuda:
         for gradient in (parameter.grad for parameter in parameters):

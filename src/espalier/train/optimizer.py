@@ -15,7 +15,7 @@ from espalier.gates.masking import strip
 from espalier.search import Search
 from espalier.space import BadInput, BadType, Diverged
 from espalier.train import pytree, targets
-from espalier.train.gradients import Gated, Gradient, Update, only_finite
+from espalier.train.gradients import Gated, Gradient, Update, only_finite, skips, step_if_finite
 from espalier.train.ranks import Ranks, WholeBatch
 from espalier.train.recipes import Phases
 
@@ -154,14 +154,16 @@ class StructureOptimizer(torch.optim.Optimizer):
                 apart, across = self.ranks.rows(len(masks)), None
                 masks_now, parts = masks[apart], parts if len(parts) == 1 else parts[apart]
         gated = self.gated if self.settled is None else None
-        update = Update(gated, masks_now, parts, parameters, closure, reads_slopes, across)
+        skipping = skips(self.inner)
+        update = Update(gated, masks_now, parts, parameters, closure, reads_slopes, across, skipping)
         with self._beside_others(apart is None):
             losses, slopes = update.one_at_a_time() if together is None else together(update)
         if apart is not None:
             assert self.ranks is not None
             losses = self.ranks.placed(losses, apart, len(masks))
             slopes = None if slopes is None else self.ranks.placed(slopes, apart, len(masks))
-            only_finite(parameters, losses)  # also where the masks of another rank are the cause
+            if not skipping:
+                only_finite(parameters, losses)  # also where the masks of another rank are the cause
         elif across is not None and slopes is not None:
             slopes = across(slopes)
         finite = losses.isfinite()
@@ -177,7 +179,10 @@ class StructureOptimizer(torch.optim.Optimizer):
             self.check()
         if self.ranks is not None:
             self.ranks.add_up(parameters, 1 / self.ranks.count if apart is None else len(masks_now) / len(masks))
-        self.inner.step()
+        if skipping:
+            step_if_finite(self.inner, losses)
+        else:
+            self.inner.step()
         # Inside an autocast region torch keeps the weights it has cast; they have just changed.
         torch.clear_autocast_cache()
         self.update += 1
