@@ -3,8 +3,7 @@
     python benchmarks/evidence_picture.py FILE.jsonl ... --out PICTURE.svg
 
 A mark is the mean over the seeds of one target, at least three where there are so many; its arms are one standard
-deviation. A dashed line is the whole
-network, where the files hold runs of it.
+deviation. A dashed line is the whole network, where the files hold runs of it.
 """
 
 from __future__ import annotations
