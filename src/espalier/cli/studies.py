@@ -18,9 +18,8 @@ from espalier.files import below
 from espalier.report import packed
 from espalier.space import BadInput
 from espalier.study import sweeping
-from espalier.study.grid import Grid
-from espalier.study.settings import ConnectionSettings, GridSettings, Settings
-from espalier.study.study import CONNECTION_SELECTION, UNIT_SELECTION, Experiment, Study
+from espalier.study.settings import ConnectionSettings, GridSettings, PaperSettings, Settings
+from espalier.study.study import Grid, PaperStudy, Study
 from espalier.study.sweeping import Sweeping, as_dataset
 from espalier.train import Result, progress, recipes
 from espalier.train.batched import Compute
@@ -177,7 +176,7 @@ def unit_selection(*, out: Out, data_dir: DataDir = None, settings: Settings, ru
 
     Example: espalier paper unit-selection --out results/unit-selection --data-dir data --device cuda
     """
-    _paper_study(UNIT_SELECTION, settings, out, data_dir, running)
+    _paper_study(settings, out, data_dir, running)
 
 
 def connection_selection(
@@ -187,15 +186,13 @@ def connection_selection(
 
     Example: espalier paper connection-selection --out results/connection-selection --data-dir data --device cuda
     """
-    _paper_study(CONNECTION_SELECTION, settings, out, data_dir, running)
+    _paper_study(settings, out, data_dir, running)
 
 
-def _paper_study(
-    experiment: Experiment, settings: Any, out: Path, data_dir: Path | None, running: PaperRunning
-) -> None:
+def _paper_study(settings: PaperSettings, out: Path, data_dir: Path | None, running: PaperRunning) -> None:
     stop, compute = Stop(running.time_limit), running.compute(settings.precision)
     kept: dict[str, Any] = {"keep_state": running.keep_state, "runs_at_once": running.runs_at_once}
-    study = Study(experiment, settings, out, data_dir=data_dir, compute=compute, **kept, **running.origin())
+    study = PaperStudy(settings, out, data_dir=data_dir, compute=compute, **kept, **running.origin())
 
     def report() -> Written:
         from espalier.paper import write
@@ -228,7 +225,7 @@ def study(
     """
     stop, recipe, elsewhere = Stop(running.time_limit), changes.apply(), executing.ray()
     compute = Compute(precision=settings.precision, updates_at_once=running.updates_at_once)  # type: ignore[arg-type]
-    common: dict[str, Any] = {"data_dir": data_dir, "compute": compute, "at_once": running.runs_at_once}
+    common: dict[str, Any] = {"data_dir": data_dir, "compute": compute, "runs_at_once": running.runs_at_once}
     lengths = [whole(word, "of epochs") for word in words(epochs)]
     if not lengths:
         raise BadInput("epochs is empty, so there is nothing to run")
@@ -369,7 +366,7 @@ Written = tuple[list[Path], list[str]]  # the files of a report, and notes about
 
 
 def _run(
-    studies: Sequence[Study | Grid],
+    studies: Sequence[Study],
     out: Path,
     running: Running,
     stop: Stop,
