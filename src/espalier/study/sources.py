@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from espalier.data import Dataset, load, names
-from espalier.data.dataset import CLASSES
+from espalier.data.dataset import CLASSES, from_arrays
 from espalier.ship import import_spec
 from espalier.space import BadInput, EspalierError
-from espalier.train import fingerprint, hashes
+from espalier.train import fingerprint, hashes, pytree
 
 PART = tuple[Any, Any]  # inputs, targets
 WORDS = {  # of an .npz file: the arrays of its parts, by the names in use
@@ -159,7 +159,7 @@ def _judged(train: Any, test: Any, validation: str) -> Source:
         held = train.hold_out(count, SPLIT)
         return Source(held, held, words, test)
     order = torch.randperm(examples, generator=torch.Generator().manual_seed(SPLIT))
-    kept, out = (_rows(train, index) for index in (order[count:], order[:count]))
+    kept, out = (pytree.each(lambda t, at=at: t[at], train) for at in (order[count:], order[:count]))  # type: ignore[misc]
     return Source(kept, out, words, test)
 
 
@@ -301,17 +301,6 @@ def _is_pair(part: Any) -> bool:
     return isinstance(part, tuple) and len(part) == 2 and isinstance(part[1], Tensor)
 
 
-def _rows(part: PART, index: Tensor) -> PART:
-    def take(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value[index]
-        if isinstance(value, dict):
-            return {key: take(item) for key, item in value.items()}
-        return type(value)(take(item) for item in value)
-
-    return take(part[0]), take(part[1])
-
-
 def _flat(part: Any, given: str) -> Any:
     if part is None:
         return None
@@ -334,3 +323,28 @@ def checked(source: Source, outputs: int) -> None:
             f"the classes go from {least} to {most}, and the network gives {outputs} scores: classes count from 0, and "
             "the network needs one score for each"
         )
+
+
+def as_dataset(given: str, **about: Any) -> Dataset:
+    """Data of one's own as a study of classes reads them: a training and a test part, or a tenth held out."""
+    source = read(given, **about)
+    if isinstance(source.train, Dataset):
+        return source.train
+    pair, test = source.pair, source.validation
+    if pair is None or pair[1].is_floating_point() or test is None:
+        raise BadInput(f"--data {given}: a study reads inputs and integer classes, in one tensor each")
+    return from_arrays(pair, test, name=name_of(given))
+
+
+def name_of(given: str) -> str:
+    """What data are called in the names of folders.
+
+    >>> name_of("mnist"), name_of("data/my arrays.npz"), name_of("net.py:parts")
+    ('mnist', 'my_arrays', 'net-parts')
+    """
+    if given in names():
+        return given
+    where, _, function = given.partition(":")
+    stem = Path(where).name.removesuffix(".npz").removesuffix(".py")
+    words = f"{stem}-{function}" if function else stem
+    return "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in words)
