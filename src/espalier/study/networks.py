@@ -7,10 +7,11 @@ trains them as a sweep does.
 from __future__ import annotations
 
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,53 +34,60 @@ NEAR = 0.005  # a random selection is within half a point of its share
 MOST_DRAWS = 20_000
 
 
-class Selection(Protocol):
+class Selection(ABC):
     """A network with gates, what its runs start from, and what its masks mean.
 
-    ``share``: the name of the share that progress shows. ``options``: further arguments of the sweep's plan.
+    ``share``: the name of the share that progress shows. ``counted``: what the gates are. ``shares``: what is recorded
+    of a mask, beside the kind of cost it is a share of. ``options``: further arguments of the sweep's plan.
     """
 
     share: str
+    counted: str
+    shares: tuple[tuple[str, str], ...]
+    options: dict[str, Any]
 
-    @property
+    @cached_property
+    @abstractmethod
     def gated(self) -> Gated: ...
-    @property
-    def options(self) -> dict[str, Any]: ...
 
     @property
+    @abstractmethod
     def groups(self) -> Sequence[slice | Tensor]:
         """Where the gates are in a mask that are counted together: of one layer, of one block."""
-        ...
 
+    @abstractmethod
     def describe(self) -> Row:
         """What tells this network from another of its kind, for run files."""
-        ...
 
     def layout(self) -> Row:
         """What tells two arrangements of the same weights apart, for checkpoints."""
-        ...
+        return {}
 
+    @abstractmethod
     def build(self, run: Run) -> nn.Module:
         """He initialisation, normal by fan-in, biases 0. The fan-in is what is read under the mask of the run, if it
         has one: the open part of a network starts as the small network it is."""
-        ...
 
+    @abstractmethod
     def given(self, run: RunSpec) -> tuple[Tensor, Row]:
         """The mask ``(d)`` of a run that does not search, and how it was come by."""
-        ...
 
-    def cost(self, kind: str) -> Cost: ...
+    def cost(self, kind: str) -> Cost:
+        return self.gated.cost(kind)
 
     def counts(self, masks: Tensor) -> list[Row]:
         """Gates of each group, and shares, of each mask ``(R, d)``."""
-        ...
+        ones, costs = torch.ones_like(masks[0]), {name: self.cost(kind) for kind, name in self.shares}
+        columns = {self.counted: torch.stack([masks[:, where].sum(-1) for where in self.groups], -1).long()}
+        columns |= {name: cost(masks) / cost(ones) for name, cost in costs.items()}
+        return [dict(zip(columns, row)) for row in zip(*(column.tolist() for column in columns.values()), strict=True)]
 
     def about(self, masks: Tensor) -> list[Row]:
         """The same of canonical masks ``(R, d)``, and what else is known of the network that ships."""
-        ...
+        return self.counts(masks)
 
 
-class Units:
+class Units(Selection):
     """Units of an MLP. widths: inputs, hidden units of each layer, classes. least: units that a layer keeps at least;
     the paper puts no floor under a layer.
 
@@ -87,7 +95,8 @@ class Units:
     2352
     """
 
-    share = "unit_share"
+    share, counted = "unit_share", "units"
+    shares = ("units", "unit_share"), ("weights", "weight_share")
 
     def __init__(self, widths: Sequence[int], least: int = 0) -> None:
         self.widths, self.least = tuple(widths), least
@@ -117,9 +126,6 @@ class Units:
     def describe(self) -> Row:
         return {"widths": list(self.widths)}
 
-    def layout(self) -> Row:
-        return {}
-
     @torch.no_grad()
     def build(self, run: Run) -> MLP:
         model = self._model()
@@ -142,18 +148,6 @@ class Units:
     def first(self, units: Sequence[int]) -> Tensor:
         """The mask ``(d)`` with the first so many units of each layer."""
         return torch.cat([(torch.arange(width) < count).float() for width, count in zip(self.hidden, units)])
-
-    def cost(self, kind: str) -> Cost:
-        return self.gated.cost(kind)
-
-    def counts(self, masks: Tensor) -> list[Row]:
-        units = torch.stack([masks[:, where].sum(-1) for where in self.groups], -1).long().tolist()
-        return _counted(
-            {"units": units}, masks, {"unit_share": self.cost("units"), "weight_share": self.cost("weights")}
-        )
-
-    def about(self, masks: Tensor) -> list[Row]:
-        return self.counts(masks)
 
 
 @dataclass(frozen=True)
@@ -235,14 +229,15 @@ class DenseNetGraph:
         )
 
 
-class Connections:
+class Connections(Selection):
     """Connections of a DenseNet. depth, growth: of it; shape: of an image; fast: computed by kernels for many runs at
     once, with matrix products of this precision.
 
     In the middle of a run the statistics of BatchNorm are estimated on 5,000 images, at its end on all.
     """
 
-    share = "weight_share"
+    share, counted = "weight_share", "connections"
+    shares = ("weights", "weight_share"), ("macs", "mac_share")
 
     def __init__(
         self,
@@ -321,10 +316,8 @@ class Connections:
         return self._costs[kind]
 
     def counts(self, masks: Tensor) -> list[Row]:
-        kept = torch.stack([masks[:, where.to(masks.device)].sum(-1) for where in self.groups], -1).long().tolist()
-        costs = {"weight_share": self.cost("weights"), "mac_share": self.cost("macs")}
         shares = masks.double().mean(-1).tolist()
-        return _counted({"connections": kept, "connection_share": shares}, masks, costs)
+        return [row | {"connection_share": share} for row, share in zip(super().counts(masks), shares, strict=True)]
 
     def about(self, masks: Tensor) -> list[Row]:
         graph = self.graph
@@ -334,13 +327,6 @@ class Connections:
             | {"dead_layers": graph.dead_layers(mask), "mask": mask_to_hex(mask)}
             for row, mask in zip(self.counts(masks), masks.cpu())
         ]
-
-
-def _counted(columns: dict[str, list[Any]], masks: Tensor, costs: dict[str, Cost]) -> list[Row]:
-    """A row for each mask ``(R, d)``: of the columns, and the shares of these costs."""
-    ones = torch.ones_like(masks[0])
-    columns |= {name: (cost(masks) / cost(ones)).tolist() for name, cost in costs.items()}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def selection(settings: PaperSettings, data: Dataset) -> tuple[Dataset, Selection]:

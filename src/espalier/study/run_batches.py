@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from espalier.data import Dataset
+from espalier.files import clean
 from espalier.space import BadInput
 from espalier.study.networks import Row, Selection, Units
 from espalier.study.run_files import mask_to_hex
@@ -275,28 +276,20 @@ class GridBatch:
         """What came out of each run, of its last update."""
         units = [row["units"] for row in self.network.counts(self.engine.masks())]
         shares = self.full.counts(torch.stack([self.full.first(kept) for kept in units]))
-        keys = ("loss", "validation_loss", "validation_error", "expected_share")
+        keys = ("update", "loss", "validation_loss", "validation_error", "expected_share")
         records = list[Row]()
         for spec, share, result in zip(self.specs, shares, loop.results(), strict=True):
             last = result.history[-1]
             outcome: Row = {"updates": result.updates, "test_error": last["validation_error"]}
-            outcome |= {"test_loss": last["validation_loss"], "weight_share": share["weight_share"]}
-            outcome |= {"unit_share": share["unit_share"], "units": share["units"]}
+            outcome |= {"test_loss": last["validation_loss"], **share}
             if result.share_before is not None:
                 outcome |= {"reached_before": result.share_before, "reached_after": result.share_after}
                 if spec.target is not None:
                     outcome["gap"] = result.share_before - spec.target
             outcome |= {"diverged_at": result.diverged, "skipped_updates": result.skipped}
-            curve = [
-                {"update": row["update"]} | {CURVE.get(key, key): _rounded(row[key]) for key in keys if key in row}
-                for row in result.history
-            ]
-            records.append({"run": spec.describe(), "result": outcome, "curve": curve})
+            curve = [{CURVE.get(key, key): row[key] for key in keys if key in row} for row in result.history]
+            records.append({"run": spec.describe(), "result": outcome, "curve": clean(curve, digits=4)})
         return records
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")
 
 
 def holding(widths: Sequence[int], each: Sequence[Sequence[int]], unit: int) -> tuple[int, ...]:
