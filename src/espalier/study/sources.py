@@ -20,7 +20,7 @@ from espalier.data import Dataset, load, names
 from espalier.data.dataset import CLASSES, from_arrays
 from espalier.ship import import_spec
 from espalier.space import BadInput, EspalierError
-from espalier.train import fingerprint, hashes, pytree
+from espalier.train import feed, fingerprint, hashes
 
 PART = tuple[Any, Any]  # inputs, targets
 WORDS = {  # of an .npz file: the arrays of its parts, by the names in use
@@ -154,13 +154,8 @@ def _judged(train: Any, test: Any, validation: str) -> Source:
     count = round(share * examples)
     if not 0 < count < examples:
         raise BadInput(f"--validation {validation}: that is {count} of {examples} examples; hold out some, not all")
-    words = f"{count} examples held out of the training part"
-    if isinstance(train, Dataset):
-        held = train.hold_out(count, SPLIT)
-        return Source(held, held, words, test)
-    order = torch.randperm(examples, generator=torch.Generator().manual_seed(SPLIT))
-    kept, out = (pytree.each(lambda t, at=at: t[at], train) for at in (order[count:], order[:count]))  # type: ignore[misc]
-    return Source(kept, out, words, test)
+    kept, out = feed.split_off(train, share, SPLIT)
+    return Source(kept, out, f"{count} examples held out of the training part", test)
 
 
 def _counted(part: Any) -> str:
@@ -280,20 +275,9 @@ def _shown(given: Any) -> str:
 
 def _part(given: Any) -> Any:
     """Tensors for arrays, and a tuple for a list of inputs and targets."""
-    found = _tensors(given)
-    pair = isinstance(found, list) and len(found) == 2 and isinstance(found[1], Tensor)
-    return tuple(found) if pair else found
-
-
-def _tensors(value: Any) -> Any:
-    """NumPy arrays as tensors, inside tuples and dicts too."""
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value.astype(np.float32) if value.dtype == np.float64 else value)
-    if type(value) in (tuple, list):
-        return type(value)(_tensors(item) for item in value)
-    if type(value) is dict:
-        return {key: _tensors(item) for key, item in value.items()}
-    return value
+    value = feed.as_tensors(given)
+    pair = isinstance(value, list) and len(value) == 2 and isinstance(value[1], Tensor)
+    return tuple(value) if pair else value
 
 
 def _is_pair(part: Any) -> bool:
