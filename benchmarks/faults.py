@@ -55,9 +55,8 @@ from espalier.report import packed
 from espalier.report import read as read_report
 from espalier.ship import delivery
 from espalier.space import EspalierError
-from espalier.study.grid import Grid
 from espalier.study.settings import GridSettings, Settings
-from espalier.study.study import UNIT_SELECTION, Study
+from espalier.study.study import Grid, PaperStudy
 from espalier.train import fingerprint, loop
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.progress import Silent
@@ -115,7 +114,7 @@ def paper(folder: Path, inputs: Tensor = X) -> None:
         methods=("search", "fixed"),
     )  # fmt: skip
     data = from_arrays((inputs, Y), (inputs, Y))
-    study = Study(UNIT_SELECTION, settings, folder / "run", data=data, commit="abc", command="espalier paper")
+    study = PaperStudy(settings, folder / "run", data=data, commit="abc", command="espalier paper")
     study.run(Stop(None), Silent())
 
 

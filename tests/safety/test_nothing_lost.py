@@ -27,9 +27,8 @@ from espalier.report import packed, read, write
 from espalier.report.tables import Table, readme_of
 from espalier.space import BadInput, BadType, Corrupt
 from espalier.study import sources
-from espalier.study.grid import Grid
 from espalier.study.settings import GridSettings, Settings
-from espalier.study.study import UNIT_SELECTION, Study
+from espalier.study.study import Grid, PaperStudy
 from espalier.train import evaluate, feed, fingerprint
 from espalier.train.batched import Run
 from espalier.train.fingerprint import Hashes
@@ -105,7 +104,7 @@ def paper(out: Path, data: torch.Tensor, stop: Stop | None = None, force: bool =
     given = {"hidden": (5, 4), "epochs": 1, "trials": 1, "penalties": (0.0,), "batch_size": 8, "methods": ("search",)}
     own = from_arrays((data, Y), (data, Y))
     settings = Settings(**given | changes)
-    return Study(UNIT_SELECTION, settings, out, data=own, commit="abc", force=force).run(stop or Stop(), Silent())
+    return PaperStudy(settings, out, data=own, commit="abc", force=force).run(stop or Stop(), Silent())
 
 
 class AfterOneUpdate(Stop):
