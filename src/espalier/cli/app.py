@@ -49,10 +49,10 @@ def compact(
     onnx: bool = typer.Option(False, "--onnx", help="Write model.onnx too, checked with onnxruntime."),
     formats: str = typer.Option("", help=f"Further formats, by commas: {', '.join(FORMATS)}."),
     model: str = typer.Option("", help="The factory of the uncut network; needed where it is code of your own."),
-    trust: bool = typer.Option(False, "--trust", help="Run the code that the run names, though it may have changed."),
+    trust: bool = typer.Option(False, "--trust", help="Run the code that the run names, although it may have changed."),
     as_json: bool = typer.Option(False, "--json", help="What was written and checked as one JSON object."),
 ) -> None:
-    """Write the small network of a run, with its plan and a card that says what it is and how to load it.
+    """Write the small network of a run, ready to ship. A card says what it is and how to load it.
 
     Example: espalier compact runs/digits --to digits-small --onnx
     """
@@ -89,7 +89,7 @@ def report(
     as_json: bool = typer.Option(False, "--json", help="What was written, as one JSON object."),
     page: bool = typer.Option(True, help="The page report.html (needs jinja2)."),
 ) -> None:
-    """Write report.html, a page that needs no network, and tables and figures beside it.
+    """Write a page about runs, report.html. Tables and figures are written beside it.
 
     Example: espalier report results/unit-selection
     """
@@ -104,7 +104,7 @@ def report(
 
 @data.command("list")
 def list_sets(data_dir: Path | None = FOLDER) -> None:
-    """Which sets are known, and whether they are on this machine.
+    """List the sets, and whether they are on this machine.
 
     Example: espalier data list --data-dir data
     """
@@ -116,7 +116,7 @@ def list_sets(data_dir: Path | None = FOLDER) -> None:
 def get_set(
     name: str = typer.Argument(help="A set by name: see espalier data list."), data_dir: Path | None = FOLDER
 ) -> None:
-    """Have a set on this machine, checked: downloaded where it is missing.
+    """Download a set, if it is not here yet, and check it.
 
     Example: espalier data get mnist --data-dir data
     """

@@ -34,7 +34,7 @@ def train(
     quiet: Quiet = False,
     as_json: bool = typer.Option(False, "--json", help="The result as one JSON object, the last line of stdout."),
 ) -> None:
-    """Train one network and shape it on the way: a run directory, and in it the small network.
+    """Train one network and shape it on the way. The run directory holds the small network.
 
     Example: espalier train --model mlp --data digits --target 0.25 --out runs/digits
 
@@ -82,7 +82,8 @@ def _in_words(result: Result, ships: dict[str, Any], training: Training, out: Pa
             lines[name] = (f"loss {loss:.4f}" if error is None else f"error {error:.2%}") + f" on {where}"
     if not result.finished:
         lines["unfinished"] = "stopped by its time limit; the same command goes on"
-    lines["run"] = f"{out}; to ship it: espalier compact {shlex.quote(str(out))} --to DIR --onnx"
+    again = f" --model {shlex.quote(training.model)}" if ":" in training.model else ""  # code is named again
+    lines["run"] = f"{out}; to ship it: espalier compact {shlex.quote(str(out))}{again} --to DIR --onnx"
     return "\n".join(f"{name:<11} {text}" for name, text in lines.items())
 
 

@@ -278,7 +278,7 @@ def _run(
     first = ranks is None or ranks.first
     if not quiet and first:
         count, groups = sum(p.numel() for p in model.parameters()), len(gated.space.slices)
-        parts = f"{count:,} parameters, {gated.d} gates in {groups} groups"
+        parts = f"{count:,} parameters, {gated.d} gates in {groups} group{'s' * (groups != 1)}"
         judged = f"{_named(loss)}, judged on {source.judged_on}"
         print(f"{training.model}: {parts}, on {device}; {judged}", file=sys.stderr)
     result = fit(
