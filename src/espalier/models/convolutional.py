@@ -72,7 +72,7 @@ class VGG(nn.Module):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The channels of each convolution as it is now. By those of a compact network you can build it from scratch."""
+        """The channels of each convolution as it is now: those to build a compact network from scratch with."""
         return tuple(block[0].out_channels for block in self.blocks)  # type: ignore[index]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ class ResNet(nn.Module):
 
     @property
     def streams(self) -> tuple[int, ...]:
-        """The channels of each stage as it is now. By those of a compact network you can build it from scratch."""
+        """The channels of each stage as it is now: those to build a compact network from scratch with."""
         count = len(self.blocks) // 3
         return tuple(self.blocks[count * stage].conv2.out_channels for stage in range(3))  # type: ignore[union-attr, misc]
 
