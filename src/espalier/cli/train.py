@@ -90,4 +90,4 @@ def _in_words(result: Result, ships: dict[str, Any], training: Training, out: Pa
 def _asked(share: float, training: Training) -> str:
     if isinstance(training.target, str):
         return f"{training.target}, {share:.2%} of the full cost"
-    return f"{share:.2%} of the {training.cost}"
+    return f"{share:.2%} of the {'MACs' if training.cost == 'macs' else training.cost}"
