@@ -1,6 +1,7 @@
 """The tables and the figure of docs/signal.md, from the file of ``signals.py``.
 
     python benchmarks/signals_table.py FILE.json [--into PAGE.md] [--figure FILE.svg]
+    python benchmarks/signals_table.py FILE.json --all     # every signal, both gradients, each theta: printed
 
 A number is a mean over the trained networks; after the sign, half of its 95% interval by Student's t.
 """
@@ -19,7 +20,7 @@ from evidence_table import deviation, mean, quantile
 
 MARKS = ("<!-- generated: signals -->", "<!-- end of generated: signals -->")
 PARTS = {"apart": "what tells gates apart", "whole": "the whole gradient"}
-# Names in signals.py, in the order of the tables; the short ones are rows of every table.
+# Names in signals.py, in the order of the tables.
 ROWS = {
     "ranked": 'ranked losses (`"ranked"`)',
     "antithetic": "ranked losses, antithetic masks",
@@ -46,6 +47,7 @@ ROWS = {
     "permuted, all, masks too, own": "control: masks and slopes permuted among all",
     "alike": "all gates alike",
 }
+PAGE = [name for name in ROWS if name in ("ranked", "antithetic", "raw", "varied") or name.endswith(", own")]
 SHORT = (
     "ranked", "antithetic", "varied", "first-order, own", "probe, own", "fisher, own", "slopes, mean, own",
     "slopes, own", "open, own", "permuted, layer, own", "permuted, all, own", "permuted, all, masks too, own",
@@ -100,8 +102,8 @@ def by_theta(records: Records, length: int, part: str) -> str:
     return lines(["theta", *thetas], rows)
 
 
-def over_all(records: Records, part: str) -> str:
-    """Every signal, averaged over thetas and lengths of training for each network."""
+def over_all(records: Records, part: str, signals: Iterable[str] = ROWS) -> str:
+    """A row for each signal, averaged over thetas and lengths of training for each network."""
 
     def average(signal: str, measure: str) -> list[float | None]:
         lists = [record.get(measure, []) for key, record in records.items() if key[2:] == (signal, part)]
@@ -109,7 +111,7 @@ def over_all(records: Records, part: str) -> str:
         return [None if None in column else mean(column) for column in columns]
 
     rows, best = [], average("slopes, own", "single")
-    for signal, label in ROWS.items():
+    for signal in signals:
         if (part, signal) == ("apart", "alike"):
             continue
         control = signal.startswith(("permuted", "alike"))
@@ -117,24 +119,34 @@ def over_all(records: Records, part: str) -> str:
         cells = [cell(average(signal, measure)) for measure in measures]
         pairs = zip(best, average(signal, "single"))
         ahead = cell([None if one is None or two is None else one - two for one, two in pairs])
-        rows.append([label, *cells, *[""] * (5 - len(cells)), "" if signal == "slopes, own" else ahead])
+        rows.append([ROWS[signal], *cells, *[""] * (5 - len(cells)), "" if signal == "slopes, own" else ahead])
     return lines(["signal", "one update", "mean of ten", "mean update", "bias", "noise", '`"slopes"` ahead'], rows)
 
 
 def text(path: Path) -> str:
-    """What stands between the marks of the page."""
+    """What stands between the marks of the page: the signals that read examples of their own, and the figure."""
     story, records = read(path)
     settings = story["settings"]
     shape = "-".join(map(str, settings["network"]))
-    widest = max(value for record in records.values() for value in record.get("single_half", []))
-    pieces = [
-        f"Digits, {shape}, {settings['gates']} gates; {settings['weights']} networks for each theta, "
-        f"{settings['updates']:,} updates of {settings['samples']} masks and {settings['examples']} examples for each; "
-        f"torch {story['versions']['torch']}, {story['hardware']['cpu']}, {story['seconds']:.0f} seconds. A number is "
-        "a mean over the networks; after the sign, half of its 95% interval. Over the updates of one network the half "
-        f"interval of a cosine is at most {widest:.3f}.",
-        "![How well a single update points](../results/signal/digits.svg)",
-    ]
+    table = "python benchmarks/signals_table.py results/signal/digits.json"
+    return "\n\n".join(
+        [
+            f"Digits, {shape}, {settings['gates']} gates. {settings['weights']} networks for each theta, "
+            f"{settings['updates']:,} updates of {settings['samples']} masks and {settings['examples']} examples for "
+            f"each. torch {story['versions']['torch']}, {story['hardware']['cpu']}, {story['seconds']:.0f} seconds. "
+            "A number is a mean over the networks, the six thetas and both lengths of training. After the sign stands "
+            "half of its 95% interval.",
+            over_all(records, "apart", PAGE),
+            "![How well a single update points, for each theta](../results/signal/digits.svg)",
+            f"```console\n$ {story['command']}\n$ {table} --all\n```",
+        ]
+    )
+
+
+def everything(path: Path) -> str:
+    """All signals, for what tells gates apart and for the whole gradient, over all thetas and for each."""
+    _, records = read(path)
+    pieces = []
     for part, name in PARTS.items():
         title = f"**{name.capitalize()}: means over the six thetas and both lengths of training**"
         pieces += [title, over_all(records, part)]
@@ -142,8 +154,6 @@ def text(path: Path) -> str:
         for length in sorted({key[1] for key in records}, reverse=True):
             title = f"**{name.capitalize()}: cosine of a single update, weights trained for {length:,} updates**"
             pieces += [title, by_theta(records, length, part)]
-    table = "python benchmarks/signals_table.py results/signal/digits.json --into docs/signal.md"
-    pieces.append("\n".join(["```", story["command"], f"{table} --figure results/signal/digits.svg", "```"]))
     return "\n\n".join(pieces)
 
 
@@ -194,12 +204,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--into", type=Path, help="the page whose generated part is replaced; else it is printed")
+    parser.add_argument("--all", action="store_true", help="print every table instead")
     parser.add_argument("--figure", type=Path, help="a file to draw into, by its ending: .svg or .png")
     options = parser.parse_args(arguments)
     if options.into:
         put_between(options.into, [(MARKS, text(options.file))])
     else:
-        print(text(options.file))
+        print(everything(options.file) if options.all else text(options.file))
     if options.figure:
 
         def save(figure: Any) -> None:

@@ -51,9 +51,9 @@ def default_of(parameter: Any) -> str:
     if parameter.required:
         return "required"
     if value is True:
-        return "on"
+        return "default on"
     told = isinstance(value, (str, int, float, Path)) and value is not False and value != ""
-    return f"`{value}`" if told else ""
+    return f"default `{value}`" if told else ""
 
 
 def kind_of(command: Any, parameter: Any) -> str:
@@ -68,7 +68,8 @@ def kind_of(command: Any, parameter: Any) -> str:
 def row(command: Any, parameter: Any) -> str:
     """A line of a command's table. A flag is its TOML key too."""
     shown = " / ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
-    cells = (shown, kind_of(command, parameter), default_of(parameter), parameter.help or "")
+    value = ", ".join(words for words in (kind_of(command, parameter), default_of(parameter)) if words)
+    cells = (shown, parameter.help or "", value)
     return f"| {' | '.join(' '.join(cell.replace('|', chr(92) + '|').split()) for cell in cells)} |"
 
 
@@ -77,7 +78,7 @@ def section(name: str, command: Any) -> str:
     words = " ".join(about.split())
     code = "\n".join(f"$ {' '.join(example.split())}" for example in examples)
     rows = [row(command, parameter) for parameter in command.params if parameter.name != "help"]
-    table = "\n".join(["| setting | value | default | what it is |", "|---|---|---|---|", *rows])
+    table = "\n".join(["| setting | what it is | value |", "|---|---|---|", *rows])
     return f"## espalier {name}\n\n{words}\n\n```console\n{code}\n```\n\n{table}\n"
 
 

@@ -1,4 +1,4 @@
-"""A loop of your own, with autocast and clipped gradients, that keeps its shape. CPU, seconds."""
+"""A loop of your own, with autocast and clipped gradients, that shapes its network. CPU, seconds."""
 
 import torch
 from torch import Tensor, nn

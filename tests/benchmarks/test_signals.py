@@ -9,7 +9,7 @@ import torch
 
 import signals
 from oracle.structures import raw_loss_direction
-from signals_table import MARKS, half, mean, read, text
+from signals_table import MARKS, everything, half, mean, read, text
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "results" / "signal" / "digits.json"
@@ -98,4 +98,5 @@ def test_a_small_study_is_written_and_can_be_tabled(tmp_path, monkeypatch):
     story = json.loads(out.read_text())
     assert {"command", "settings", "versions", "hardware", "seconds", "records"} <= story.keys()
     assert {len(values) for r in story["records"] for values in r.values() if isinstance(values, list)} == {2}
-    assert "weights trained for 3 updates" in text(out)
+    assert "weights trained for 3 updates" in everything(out)
+    assert "20 updates of 2 masks" in text(out)

@@ -92,6 +92,7 @@ def test_the_small_network_its_card_and_its_onnx_file(espal, trained, monkeypatc
     card = (trained / "small" / "README.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     assert len(blocks) == 2
+    assert '"recipe": "default"' in card  # a setting is called as its flag is
     scope: dict[str, object] = {}
     for block in blocks:
         exec(block, scope)

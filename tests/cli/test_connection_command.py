@@ -66,7 +66,7 @@ def test_the_command_runs_and_reports(data, tmp_path):
     report = (tmp_path / "out" / "README.md").read_text()
     assert "Table 2" in report
     assert "The paper trains for 300 epochs, these runs for 1." in report
-    assert "C6. Connection selection beats random selection" in page.read_text()
+    assert "C6, undecided: Connection selection beats random selection" in page.read_text()
     assert page.read_text().endswith("by hand\n")
     again = CliRunner().invoke(app, ["report", str(tmp_path / "out"), "--no-figures"])
     assert again.exit_code == 0

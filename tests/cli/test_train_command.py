@@ -62,6 +62,7 @@ def test_a_network_and_data_of_ones_own_in_a_file(espal, own):
     assert call["model"]["arguments"] == {"width": 24, "deep": True}
     assert story(own / "run", "result.json")["sizes"]["weights"][1] == 64 * 24 + 24 * 24 + 24 * 10
     assert "10 examples held out" in done.out  # a tenth, since there is no test part
+    assert "espalier compact run --model net.py:build --to DIR" in done.out  # without it compact would refuse
 
 
 @pytest.mark.parametrize(

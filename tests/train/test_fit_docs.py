@@ -38,8 +38,8 @@ def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     ("row", "field"),
     [
         ("signal", "signal"),
-        ("theta's learning rate", "theta_rate"),
-        ("way of theta", "theta_way"),
+        ("theta's learning rate times degrees of freedom", "theta_rate"),
+        ("theta's learning rate times updates of the search", "theta_way"),
         ("even", "even"),
         ("theta at the start", "initial"),
         ("begin", "begin"),
@@ -47,7 +47,7 @@ def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
         ("settle", "settle"),
         ("weights", "weights_learning_rate"),
         ("weight decay", "weight_decay"),
-        ("divided", "drops"),
+        ("the rate falls", "drops"),
     ],
 )
 def test_the_table_of_presets_is_true(row: str, field: str) -> None:

@@ -167,13 +167,14 @@ def odd_rows(found: list[dict[str, Any]]) -> list[str]:
 
 
 def speed_tables(speed: dict[str, Any]) -> list[str]:
+    threads = f"{speed['threads']} thread{'s' * (speed['threads'] != 1)}"
     lines = [
         "",
         "## Speed",
         "",
-        f"Medians of {speed['repeats']} interleaved repeats on {speed['device']}, {speed['threads']} thread(s), "
-        f"torch {speed['torch']}, clock `{speed['clock']}`; `python benchmarks/gates.py`. The raw figures with their "
-        "quartiles are in results/gates/speed.json.",
+        f"Medians of {speed['repeats']} interleaved repeats on {speed['device']}, {threads}, "
+        f"torch {speed['torch']}, clock `{speed['clock']}`; `python benchmarks/gates.py`. Quartiles are in "
+        "`results/gates/speed.json`.",
         "",
         "| training step | mode | batch | plain ms | masked ms | masked / plain |",
         "|---|---|---:|---:|---:|---:|",
@@ -207,20 +208,20 @@ def page(results: dict[str, Any], speed: dict[str, Any] | None) -> str:
         "",
         "<!-- Written by `python -m tests.zoo.table` from results/gates; do not edit. -->",
         "",
-        f"Gates attached by themselves to networks built from their configuration, in float64, with torch "
-        f"{versions['torch']} and transformers {versions['transformers']}.",
+        "Networks that `espalier.attach` was tried on, with the gates that it found. They were built from their "
+        f"configuration, in float64, with torch {versions['torch']} and transformers {versions['transformers']}.",
         "",
-        f"- **eval, train**: the largest relative difference between the masked and the compact model over "
-        f"{results['masks']} random masks from dense to nearly empty, and the emptiest one (dropout off).",
-        "- **smallest share**: the share of linear and convolution weights that the emptiest mask keeps; **bound**: "
-        "what it may be at most, 5%, or for a transformer the share of the weights that no gate can cut (output "
-        "layers, patch embeddings, ...) and two points.",
-        "- **other sizes**: the same difference on other batch, sequence or image sizes than the example's.",
-        "- **gradients**: the compact model's against the masked model's at the same elements, in train mode.",
-        "- A difference of exactly 0: the norms of that model round to float32, which hides rounding in float64; with",
-        "  their channels gated too it shows, at the size of float32's.",
-        "- **costs**: weights, MACs, parameters and units by `gated.cost`, from the compact model's tensors, and by "
-        "an independent counter of the operations executed.",
+        "| column | is |",
+        "|---|---|",
+        "| smallest share | the share of linear and convolution weights that the emptiest mask keeps |",
+        "| bound | what that may be at most: 5%; for a transformer the share that no gate can cut, and two points |",
+        f"| eval, train | the largest relative difference between the masked and the compact model, over "
+        f"{results['masks']} random masks and the emptiest one, with dropout off |",
+        "| other sizes | the same difference on other batch, sequence or image sizes |",
+        "| gradients | the same for the gradients, in train mode |",
+        "| costs | whether three counts agree: `gated.cost`, the compact model's tensors, an independent counter |",
+        "",
+        "A difference of exactly 0 means that the norms of that model round to float32, which hides the rounding.",
         "",
         *architecture_table(results["architectures"]),
         "",
@@ -235,8 +236,8 @@ def page(results: dict[str, Any], speed: dict[str, Any] | None) -> str:
         "",
         "## Unusual layers",
         "",
-        "A stem, the unusual layer, and a head that reads it: the gates found and the largest relative difference "
-        "between masked and compact, or why nothing was gated.",
+        "Each network is a stem, the unusual layer, and a head that reads it. The table has the gates found and the "
+        "largest relative difference between masked and compact, or why nothing was gated.",
         "",
         "| layer | gated (gates), or why not | difference |",
         "|---|---|---:|",
@@ -244,9 +245,9 @@ def page(results: dict[str, Any], speed: dict[str, Any] | None) -> str:
         "",
         "## Random graphs",
         "",
-        f"Seeds {first} to {stop - 1}: {graphs['with_gates']} graphs with {graphs['gates']:,} gates, "
-        f"{graphs['refused']} refused by name, {len(graphs['mismatches'])} mismatches; the largest relative "
-        f"difference is {small_number(graphs['worst_error'])}.",
+        f"Seeds {first} to {stop - 1} give {graphs['with_gates']} graphs with {graphs['gates']:,} gates; "
+        f"{graphs['refused']} are refused by name. There are {len(graphs['mismatches'])} mismatches. The largest "
+        f"relative difference is {small_number(graphs['worst_error'])}.",
     ]
     refused = [row for row in results["architectures"] if "refused" in row]
     if refused:

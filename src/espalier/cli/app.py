@@ -66,7 +66,7 @@ def train(
     quiet: Quiet = False,
     as_json: bool = typer.Option(False, "--json", help="The result as one JSON object, the last line of stdout."),
 ) -> None:
-    """Train one network and shape it on the way: a run directory, and in it the small network.
+    """Train one network and shape it on the way. The run directory holds the small network.
 
     Example: espalier train --model mlp --data digits --target 0.25 --out runs/digits
 
@@ -114,14 +114,15 @@ def _in_words(result: Result, ships: dict[str, Any], training: Training, out: Pa
             lines[name] = (f"loss {loss:.4f}" if error is None else f"error {error:.2%}") + f" on {where}"
     if not result.finished:
         lines["unfinished"] = "stopped by its time limit; the same command goes on"
-    lines["run"] = f"{out}; to ship it: espalier compact {shlex.quote(str(out))} --to DIR --onnx"
+    again = f" --model {shlex.quote(training.model)}" if ":" in training.model else ""  # code is named again
+    lines["run"] = f"{out}; to ship it: espalier compact {shlex.quote(str(out))}{again} --to DIR --onnx"
     return "\n".join(f"{name:<11} {text}" for name, text in lines.items())
 
 
 def _asked(share: float, training: Training) -> str:
     if isinstance(training.target, str):
         return f"{training.target}, {share:.2%} of the full cost"
-    return f"{share:.2%} of the {training.cost}"
+    return f"{share:.2%} of the {'MACs' if training.cost == 'macs' else training.cost}"
 
 
 def compact(
@@ -130,10 +131,10 @@ def compact(
     onnx: bool = typer.Option(False, "--onnx", help="Write model.onnx too, checked with onnxruntime."),
     formats: str = typer.Option("", help=f"Further formats, by commas: {', '.join(FORMATS)}."),
     model: str = typer.Option("", help="The factory of the uncut network; needed where it is code of your own."),
-    trust: bool = typer.Option(False, "--trust", help="Run the code that the run names, though it may have changed."),
+    trust: bool = typer.Option(False, "--trust", help="Run the code that the run names, although it may have changed."),
     as_json: bool = typer.Option(False, "--json", help="What was written and checked as one JSON object."),
 ) -> None:
-    """Write the small network of a run, with its plan and a card that says what it is and how to load it.
+    """Write the small network of a run, ready to ship. A card says what it is and how to load it.
 
     Example: espalier compact runs/digits --to digits-small --onnx
     """
@@ -170,7 +171,7 @@ def report(
     as_json: bool = typer.Option(False, "--json", help="What was written, as one JSON object."),
     page: bool = typer.Option(True, help="The page report.html (needs jinja2)."),
 ) -> None:
-    """Write report.html, a page that needs no network, and tables and figures beside it.
+    """Write a page about runs, report.html. Tables and figures are written beside it.
 
     Example: espalier report results/unit-selection
     """
@@ -185,7 +186,7 @@ def report(
 
 @data.command("list")
 def list_sets(data_dir: Path | None = FOLDER) -> None:
-    """Which sets are known, and whether they are on this machine.
+    """List the sets, and whether they are on this machine.
 
     Example: espalier data list --data-dir data
     """
@@ -197,7 +198,7 @@ def list_sets(data_dir: Path | None = FOLDER) -> None:
 def get_set(
     name: str = typer.Argument(help="A set by name: see espalier data list."), data_dir: Path | None = FOLDER
 ) -> None:
-    """Have a set on this machine, checked: downloaded where it is missing.
+    """Download a set, if it is not here yet, and check it.
 
     Example: espalier data get mnist --data-dir data
     """

@@ -98,7 +98,7 @@ def demo(
     out: Path = typer.Option(Path("espalier-demo"), help="Where runs, small networks and the page are written."),
     quiet: Quiet = False,
 ) -> None:
-    """See it work: networks on handwritten digits, trained and cut to size in the same loop, on a CPU.
+    """See it work on handwritten digits, on a CPU. Networks are trained and cut to size in the same loop.
 
     Example: espalier demo --epochs 20
     """
@@ -177,14 +177,12 @@ def _sizes(console: Console, out: Path, epochs: int, seeds: range, quiet: bool) 
     led = [(target, control) for control in (False, True) for target in TARGETS if target < 1]
     count, batch = len(led) * len(seeds), RIVALS_BATCH
     console.print(
-        f"1. {count} networks {_shape(WIDTHS)} as one batch, each to end at its own share of the "
-        "weights. In every update a network is tried under two drawn structures: its weights follow both, and the "
-        "distribution of structures follows the better one, along a ramp to the target. Half way the structure "
-        "settles, and the weights finish under what ships. Half of the networks are the control: their signal is "
-        "shuffled among the gates, so that nothing but chance and the ramp chooses. Beside them: uniform networks of "
-        f"the same sizes, and the uncut one, from scratch, in updates of {batch} examples, which suit "
-        "them best (of 16, 32 and 64, on held-out folds of the training images). Every network reads equally many "
-        "examples."
+        f"1. {count} networks {_shape(WIDTHS)} as one batch, each with a target of its own. Every update draws two "
+        "structures for a network: its weights learn under both, and the search follows the better one, along a ramp "
+        "to the target. Half way the structure settles, and the weights finish under what ships.\n"
+        "   Half of the networks are the control: their signal is shuffled among the gates.\n"
+        "   Beside them, from scratch: uniform networks of the same sizes, and the uncut one, in updates of "
+        f"{batch} examples, which suit them best. Every network reads equally many examples."
     )
     data, network = load("digits").flatten(), Units(WIDTHS, least=1)
     even = {target: even_widths(WIDTHS, target) for target in TARGETS}

@@ -214,7 +214,7 @@ def study(
     running: GridRunning,
     executing: Executing,
 ) -> None:
-    """A grid of runs at equal budget: the search, networks of equal and of the found widths from scratch, the control.
+    """Compare the search with its rivals and its control. All methods have an equal budget.
 
     Example: espalier study --data digits --targets 0.1,0.3 --seeds 3 --epochs 20 --out runs/digits
 
@@ -301,7 +301,7 @@ def _own_network(
 
 
 def sweep(*, out: Out, task: Sweeping, running: Running, executing: Executing) -> None:
-    """Many sizes at once: every target, or penalty, with every seed, trained as one batch; then a report.
+    """Train many sizes at once, and report. Every target, or penalty, with every seed is a run of one batch.
 
     Example: espalier sweep --model mlp --data digits --targets 5%,10%,25% --seeds 3 --out runs/sizes
 

@@ -96,7 +96,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Any) -> Plan:
-        """Of what :meth:`to_dict` gave; every number is bounded before anything is built from it."""
+        """The plan of what :meth:`to_dict` gave. Every number is bounded before anything is built from it."""
         try:
             if not isinstance(data, Mapping) or not isinstance(data.get("format"), int):
                 raise schema.Mismatch("it has no format number")

@@ -150,7 +150,7 @@ class Dataset:
     def hold_out(self, count: int = 10_000, seed: int = 0) -> Dataset:
         """The training part alone, cut in two: ``count`` of its examples, by class, become the test part.
 
-        What is tuned is tuned on this; the real test part is not in it.
+        Tune settings on it: the real test part is not in it.
         """
         left, held = held_out(self.train_labels.cpu().numpy(), count, seed)
         return replace(self.take(left, held), name=f"{self.name} (validation: {count} held out, seed {seed})")

@@ -52,7 +52,7 @@ def show(file: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class Status:
-    """How a set stands on this machine.
+    """The state of a set on this machine.
 
     ``embedded``: in the package. ``here``: every file is there, not looked into. ``incomplete``, ``missing``: some or
     all are not. After :func:`verify` also: ``verified``, the published files byte for byte; ``other``, sound files of
@@ -67,14 +67,14 @@ class Status:
 
     @property
     def usable(self) -> bool:
-        """Whether :func:`load` would get by without a download."""
+        """Whether :func:`load` needs no download."""
         return self.state in ("embedded", "here", "verified", "other")
 
 
 def load(
     name: str = DIGITS, data_dir: Folder | None = None, *, download: bool = True, progress: Progress = show
 ) -> Dataset:
-    """A dataset by name: looked for under ``data_dir``, ``ESPALIER_DATA`` and the cache, else downloaded.
+    """A dataset by name. It is looked for under ``data_dir``, ``ESPALIER_DATA`` and the cache, and else downloaded.
 
     >>> digits = load()
     >>> digits.train_inputs.shape, digits.test_inputs.shape
@@ -95,7 +95,7 @@ def load(
 
 
 def get(name: str, data_dir: Folder | None = None, *, progress: Progress = show) -> Status:
-    """Have a set on this machine, sound: verify it, and download it where it is missing or incomplete."""
+    """Fetch a set: verify it, and download it where it is missing or incomplete."""
     status = verify(name, data_dir)
     if status.state in ("missing", "incomplete"):
         source = known(name)
@@ -108,12 +108,12 @@ def get(name: str, data_dir: Folder | None = None, *, progress: Progress = show)
 
 
 def available(data_dir: Folder | None = None) -> tuple[Status, ...]:
-    """How every set known by name stands here; looks for files, not into them."""
+    """The state of every set known by name. It looks for files, not into them."""
     return tuple(_status(name, data_dir) for name in names())
 
 
 def verify(name: str, data_dir: Folder | None = None) -> Status:
-    """How a set stands here, every byte checked. A bad file is a state, not an error."""
+    """The state of a set, with every byte checked. A bad file is a state, not an error."""
     status = _status(name, data_dir)
     source = known(name)
     if source is None:

@@ -36,16 +36,14 @@ def attach(
     """Put gates on a model: those placed by hand if there are any, else those that ``attach`` finds.
 
     ``example_inputs``: a tensor, a tuple (positional) or a dict (keyword); run once to see what the model does.
-    ``kinds``: which gates to find; on request also "width" (channels behind LayerNorm and RMSNorm, as the width of a
-    transformer), "branches" (whole residual branches), "blocks" (whole layers of a transformer, residual blocks),
-    "inputs" (features) and kinds that were registered (``espalier.gates.register_kind``).
+    ``kinds``: which gates to find. On request also "width" (channels behind LayerNorm and RMSNorm), "branches" (whole
+    residual branches), "blocks" (whole layers of a transformer, residual blocks), "inputs" (features), and kinds that
+    were registered by ``espalier.gates.register_kind``.
     ``ignore``: names of modules whose own units are left alone.
-    ``check``: whether every group is tried out in numbers. False is for huge models; then ``least`` stays at 1
-    everywhere.
-    ``round_to``: one gate for each block of so many channels, so that widths end at multiples of it; "auto": what suits
-    the model's device (8 or 16, and less where a group would be one block); or a dict by group of such numbers, or of
-    the blocks themselves, as ``gated.blocks`` holds them. A block holds units of like importance; if their number is no
-    multiple, one block is smaller.
+    ``check``: whether every group is tried out in numbers. False is for huge models; then ``least`` is 1 everywhere.
+    ``round_to``: one gate for each block of so many channels, so that widths are multiples of it. "auto" is what suits
+    the model's device, 8 or 16, and less where a group would be one block. A dict gives numbers by group, or the blocks
+    themselves, as ``gated.blocks`` holds them. A block holds units of like importance.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))

@@ -21,7 +21,8 @@ def explain(gated: Gated, mask: Array | None) -> str:
     """mask: ``(d)``, canonical, or None for all open. Readable in 80 columns."""
     structure, space = gated.structure, gated.space
     opened = structure.whole() if mask is None else mask
-    lines = [f"{type(gated.model).__name__}: {space.d} gates in {len(space.groups)} groups", ""]
+    count = len(space.groups)
+    lines = [f"{type(gated.model).__name__}: {space.d} gates in {count} group{'s' * (count != 1)}", ""]
     lines.append(f"{'group':<34}{'kind':<10}{'before':>8}{'after':>8}{'share':>8}{'least':>8}")
     for group in structure.groups:
         where = space.slices[group.name]

@@ -72,7 +72,7 @@ class VGG(nn.Module):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """As the network is now: of a compact one, those with which it can be built from scratch."""
+        """The channels of each convolution as it is now: those to build a compact network from scratch with."""
         return tuple(block[0].out_channels for block in self.blocks)  # type: ignore[index]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -150,13 +150,13 @@ class ResNet(nn.Module):
 
     @property
     def streams(self) -> tuple[int, ...]:
-        """As the network is now: of a compact one, those with which it can be built from scratch."""
+        """The channels of each stage as it is now: those to build a compact network from scratch with."""
         count = len(self.blocks) // 3
         return tuple(self.blocks[count * stage].conv2.out_channels for stage in range(3))  # type: ignore[union-attr, misc]
 
     @property
     def inner(self) -> tuple[int, ...]:
-        """As the network is now, one for each block."""
+        """The channels inside each block as it is now."""
         return tuple(block.conv1.out_channels for block in self.blocks)  # type: ignore[union-attr, misc]
 
     def forward(self, x: Tensor) -> Tensor:

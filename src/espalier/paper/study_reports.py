@@ -45,13 +45,15 @@ class Report:
 
     def write(self, study: Study, reproduction: str | os.PathLike[str] | None, figures: bool) -> list[Path]:
         """Make everything anew from the runs. reproduction: a page whose generated part is replaced as well.
+        That part has the sections with all methods, if there are such; README.md has every section.
 
         The page is README.md, or REPORT.md beside a README.md that no report has made.
         figures: draw them too; without matplotlib there are none, and the README says so. Returns the files written.
         """
         root, readme = study.root, readme_of(study.root)
         can_draw = importlib.util.find_spec("matplotlib") is not None
-        written, documented, pieces = list[Path](), list[str](), [f"# {self.title}", "", MARK, ""]
+        written, pieces = list[Path](), [f"# {self.title}", "", MARK, ""]
+        every, documented = list[str](), list[str]()
         if figures and not can_draw:
             pieces += ["There are no figures: matplotlib was not installed.", ""]
         for section in paper.sections_of(study):
@@ -61,10 +63,11 @@ class Report:
             drawn = self._draw(section, root / "figures") if figures and can_draw else {}
             written += [path for paths in drawn.values() for path in paths]
             pieces.append(self._section(section, tables, claims, list(drawn)))
-            documented.append(self._documented(section, tables, claims))
+            every.append(self._documented(section, tables, claims))
+            documented += every[-1:] if all(section.of(method) for method in self.methods) else []
         written.append(files.write(readme, "\n".join(pieces)))
         if reproduction is not None:
-            written.append(put_between(Path(reproduction), [(self.marks, "\n".join(documented))]))
+            written.append(put_between(Path(reproduction), [(self.marks, "\n".join(documented or every))]))
         return written
 
     def _draw(self, section: Section, folder: Path) -> dict[str, list[Path]]:
@@ -106,12 +109,15 @@ class Report:
         return "\n".join([*lines, f"{origin}.", ""])
 
     def _claims(self, section: Section) -> str:
-        columns = (("claim", ""), ("verdict", ""), ("runs", "g"), ("found", ""), ("test", ""))
+        """A list: each claim with its verdict, what was found and the test."""
         verdicts = self.verdicts(section)
-        rows = tuple((f"{v.claim}. {v.words}", v.verdict, v.n, v.evidence, v.test) for v in verdicts)
         undecided = sum(v.verdict == UNDECIDED for v in verdicts)
-        caption = f"Claims on {self.title.lower()}: {len(rows) - undecided} decided, {undecided} undecided"
-        return Table("claims", caption, columns, rows, paper.note(section)).markdown()
+        name, decided = self.title.lower(), len(verdicts) - undecided
+        lines = [f"**Claims on {name}: {decided} decided, {undecided} undecided**", ""]
+        for v in verdicts:
+            lines += [f"- **{v.claim}, {v.verdict}: {escaped(v.words)}** {v.n} runs."]
+            lines += [f"    - Found: {escaped(v.evidence)}.", f"    - Test: {escaped(v.test)}."]
+        return "\n".join([*lines, "", f"*{escaped(paper.note(section))}*"])
 
     def missing(self, section: Section) -> str:
         """How many trials there are, what a whole study has and this one lacks, and how long the paper trains."""

@@ -64,7 +64,7 @@ FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-se
 
 
 def draw(drawing: Drawing) -> str:
-    """The SVG. Equal drawings give equal text; ids are of the content, and every rule of style is for it alone."""
+    """The picture as SVG text. Equal drawings give equal text. Its ids and style rules touch nothing else in a page."""
     scene = lay_out(drawing)
     body = "\n".join(_element(shape) for shape in scene.shapes)
     title, words = _text(scene.title), _text(scene.words)

@@ -149,7 +149,7 @@ class Run:
 
     @property
     def searches(self) -> bool:
-        """Its structure was found; a given one is what it is from the start."""
+        """Whether its structure was searched for, not given."""
         return self.method in ("search", "permuted", "penalty")
 
     @property
@@ -171,7 +171,7 @@ class Run:
         return self.error if measure == "error" else self.loss
 
     def share(self, name: str) -> float | None:
-        """Of what is counted so; live things are those of the mask where nothing else is said."""
+        """Its share of what is counted. Without a count of live parts, that of the mask."""
         return self.shares.get(name, self.shares.get(name.removeprefix(LIVE)))
 
     def number(self, name: str) -> float:

@@ -37,10 +37,10 @@ class Search:
     signal: what theta learns from. "ranked": the order of the losses, as in the paper. "slopes": how strongly the loss
         depends on each gate, which ``tell`` is given beside the losses; one mask an update is then enough.
         "first-order": the slopes as they are, exact where the loss is linear in each gate. See docs/signal.md.
-    ramp: the share of the horizon over which the expected cost is led to the target, straight. Or a function: how much
-        of the way is gone, from 0 to 1 and never back, when this share of the horizon is; a number, or one for each
-        run. A state does not hold it: to resume, give the same again.
-    even: from which gates the way to a target takes: 0 from each in proportion to its cost, 1 from all alike.
+    ramp: the share of the horizon over which the expected cost goes to the target, in a straight line. Or a function of
+        the share of the horizon that is gone: it gives the share of the way that is gone, from 0 to 1 and never back, a
+        number or one for each run. A state does not hold it: to resume, give the same again.
+    even: which gates the ramp closes: 0 by their cost, 1 all alike.
 
     >>> search = Search(20, penalty=0.1, seed=1)             # twenty bits, each open one costing the same
     >>> for _ in range(2000):
@@ -111,7 +111,7 @@ class Search:
 
     @property
     def penalty(self) -> Tensor:
-        """The eps' in force ``(*batch)``; with a target, the running mean of what it took."""
+        """The eps' in force ``(*batch)``; with a target, the running mean of what was solved for."""
         return torch.zeros_like(self.learning_rate) if self._penalty is None else self._penalty.value
 
     @property
@@ -166,8 +166,10 @@ class Search:
         }
 
     def tighten(self, name: str, factor: float) -> bool:
-        """Let ``select`` stay below a target or limit, by its name in :meth:`budgets`, by a further factor: what ships
-        was found to cost more than was thought. Whether there is a structure that small; if not, nothing changes."""
+        """Make ``select`` stay below a target or limit by a further factor, after a measurement above the prediction.
+
+        name: of the target or limit, as in :meth:`budgets`. Returns whether a structure that small exists; if not,
+        nothing changes."""
         one = self._limits.get(name, self._controlled)
         tighter = self._tightened.get(name, 1.0) * factor
         if one.target is None or not bool((one.target * tighter * one.full_cost >= one.smallest_cost).all()):
@@ -176,8 +178,8 @@ class Search:
         return True
 
     def whole(self, noise: Tensor | None = None) -> Tensor:
-        """A mask ``(*batch, d)`` with every bit open, to train under before the search begins; choices, of which there
-        is no whole, are drawn, from this noise or new."""
+        """A mask ``(*batch, d)`` with every bit open, to train under before the search begins. Choices are drawn, from
+        this noise or a new one."""
         if self.space.is_bits:
             return torch.ones_like(self._theta, dtype=torch.float32)
         mask = self.draw(self.noise() if noise is None else noise)[..., 0, :].clone()
@@ -277,8 +279,8 @@ class Search:
             self._recorded = Recorded()
 
     def compile(self) -> None:
-        """Compile the two. It takes seconds, once; on a GPU a search over many gates then takes one pass over theta
-        where the single operations take many. Not needed inside a step that is compiled as a whole."""
+        """Compile :meth:`draw` and :meth:`learn`. It takes seconds, once. On a GPU a search over many gates then takes
+        one pass over theta instead of many. Not needed inside a step that is compiled as a whole."""
         self._draw = torch.compile(self._distribution.draw, fullgraph=True, dynamic=False)
         self._learn = torch.compile(self._update, fullgraph=True, dynamic=False)
 

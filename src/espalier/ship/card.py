@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 UNSET = ("null", '""', "[]", "false")
+FORMER = {"preset": "recipe", "lr": "learning_rate"}  # as run directories name settings: as the flags do
 NAMES = {"units": "gates", "weights": "weights", "macs": "MACs per example", "parameters": "parameters"}
 
 
@@ -44,12 +45,11 @@ def write(
 def about(asked: Mapping[str, Any], finished: bool) -> str:
     """asked: target, penalty, cost and data of the run."""
     size, target = "no target", asked["target"]
+    cost = "MACs" if asked["cost"] == "macs" else asked["cost"]
     if target is not None:
-        size = (
-            f"a target of {target}" if isinstance(target, str) else f"a target of {target:.2%} of the {asked['cost']}"
-        )
+        size = f"a target of {target}" if isinstance(target, str) else f"a target of {target:.2%} of the {cost}"
     if asked["penalty"] is not None:
-        size = f"a penalty of {asked['penalty']:g} on the {asked['cost']}"
+        size = f"a penalty of {asked['penalty']:g} on the {cost}"
     on = f", on `{asked['data']}`" if asked["data"] else ""
     text = f"A plain torch network, trained and cut to size in one training loop by Espalier, with {size}{on}."
     if not finished:
@@ -72,7 +72,7 @@ def _errors(numbers: Mapping[str, Any]) -> str:
         if loss is not None:
             wrong = "" if error is None else f"error {error:.2%}, "
             count = numbers.get(f"{name}_examples")
-            counted = "" if count is None else f", {count} examples"
+            counted = "" if count is None or "examples" in where else f", {count} examples"
             lines.append(f"- {name}: {wrong}loss {loss:.4g}{counted} ({where})")
     return "## How good it is\n\n" + ("\n".join(lines) or "Nothing was held out, so that is not known.")
 
@@ -161,7 +161,7 @@ def _checks(checks: Mapping[str, Any]) -> str:
 
 def origin(command: str, asked: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """The command of a run, if one is known, what it was asked for, and what it ran on, by its settings.json."""
-    given = {key: value for key, value in asked.items() if json.dumps(value) not in UNSET}
+    given = {FORMER.get(key, key): value for key, value in asked.items() if json.dumps(value) not in UNSET}
     shown = f"```console\n$ {command}\n```\n\n" if command else ""
     machine, versions = settings["hardware"], settings["versions"]
     device = machine.get("gpu") or machine.get("cpu", "unknown hardware")

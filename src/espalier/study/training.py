@@ -329,7 +329,7 @@ def run(
         first = ranks is None or ranks.first
         if not quiet and first:
             count, groups = sum(p.numel() for p in model.parameters()), len(gated.space.slices)
-            sizes = f"{count:,} parameters, {gated.d} gates in {groups} groups"
+            sizes = f"{count:,} parameters, {gated.d} gates in {groups} group{'s' * (groups != 1)}"
             judged = f"{_named(parts.loss)}, judged on {source.judged_on}"
             print(f"{training.model}: {sizes}, on {device}; {judged}", file=sys.stderr)
         result = fit(

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Override what is wanted; every method does nothing here. ``loop`` knows how far the runs are.
+    """Override the methods you want; here they do nothing. ``loop`` knows how far the runs are.
 
     A sweep trains batches of runs, one loop for each; ``rows`` and ``results`` have an entry for each run of the batch.
-    ``once``: where several processes train one run, only the first of them is to tell it, as what logs or writes.
+    ``once``: where several processes train one run, only the first calls it, as for loggers.
 
     >>> class Patient(Callback):
     ...     def on_epoch(self, loop, rows):
@@ -55,7 +55,7 @@ class Callback:
         """What came out; ``loop.finished`` is False where a time limit came first."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint is to keep of it: numbers, strings, tensors, lists and dicts of them."""
+        """What a checkpoint keeps of this callback: numbers, strings, tensors, lists and dicts of them."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -97,8 +97,8 @@ def fit(
     model: a module, to which gates are attached, or what :func:`espalier.attach` gave. New or already trained. Parts of
         it in eval mode (frozen BatchNorm) stay so and keep their statistics, unless the whole model is in eval mode.
     data: ``(inputs, targets)`` with examples first: tensors, NumPy arrays or tables of pandas; a
-        :class:`espalier.data.Dataset` (its training part); a torch Dataset; or an iterable of batches that can be gone
-        through again, as a DataLoader can. Inputs may be a tensor, a tuple (positional arguments) or a dict (keyword
+        :class:`espalier.data.Dataset` (its training part); a torch Dataset; or an iterable of batches that can be read
+        again, such as a DataLoader. Inputs may be a tensor, a tuple (positional arguments) or a dict (keyword
         arguments). They reach the model as they are, also uint8; what is stored in a Dataset, and its ``test`` as
         validation, as the Dataset says.
     batch: makes ``(inputs, targets)`` of what such an iterable gives. Default: a tuple is its inputs and last its
@@ -124,7 +124,7 @@ def fit(
     scheduler: instead of a schedule: called with the optimiser, gives a torch scheduler, which is stepped after every
         epoch.
     settle: the share of the run, at its end, in which the structure is fixed; the ramp to a target ends before it.
-        What comes before, by the recipe, is shortened where it has to be.
+        The phases before it are shortened where needed.
     recipe: a :class:`espalier.train.Recipe`, or the name of one: "default" (slopes of the gates as the signal),
         "ranked" (the order of losses; the default where there is no target), "paper", "finetune". preset: its old name.
     seed: of the masks, of the order of the examples, and of everything random inside the call.
@@ -145,7 +145,7 @@ def fit(
     resume: "same" goes on only with the same data, network, code and settings, and shows what differs; "anyway" goes on
         all the same, also where another host has left its lock, and the run records what differed.
     time_limit: seconds after which this call stops, with a checkpoint.
-    callbacks: objects of classes made from :class:`espalier.Callback`, told of epochs, settling and the end.
+    callbacks: objects of classes made from :class:`espalier.Callback`, called at epochs, at settling and at the end.
     parallel: inside a process group of several ranks: "data", each reads its share of every mini-batch, or "structure",
         each has masks of its own, of at least as many samples; "none" where each trains a run of its own. Every rank
         makes the same call with the same data. What comes out is that of one process, to rounding; see docs/scale.md.

@@ -55,7 +55,7 @@ class Ray:
     def carry_out(
         self, task: Task, shared: Any, jobs: Mapping[str, Any], folder: Path, stop: Stop, shown: Progress
     ) -> dict[str, Any]:
-        """What came of each job, by its name; of those that ``stop`` left unfinished, what they had come to.
+        """The outcome of each job, by its name. Of those that ``stop`` left unfinished, their state so far.
 
         task: is called with what all jobs share, the job, and the seconds that it may take, in the folder that this
         process is in. folder: what they write to.

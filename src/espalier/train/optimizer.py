@@ -265,7 +265,7 @@ class StructureOptimizer(torch.optim.Optimizer):
             self.scheduler.load_state_dict(state_dict["scheduler"])
 
     def finish(self, data: Any, *, loss: Loss | None = None, validation: Any = None, metrics: Given = None) -> Result:
-        """What comes out, as of ``fit``: the mask that ships, BatchNorm's statistics under it, and the compact model.
+        """The result, as of ``fit``: the mask that ships, BatchNorm's statistics under it, and the compact model.
 
         data: to estimate those statistics on, in any form of ``fit``. loss, validation, metrics: to score it by.
         """

@@ -39,7 +39,7 @@ class Phases:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How structure and weights are trained; the defaults are what ``fit`` does when it is told nothing else.
+    """How structure and weights are trained. The defaults are those of ``fit``.
 
     theta_rate: theta's learning rate is at least this over the degrees of freedom; 1 is the paper's, which needs
         hundreds of updates per gate.

@@ -87,7 +87,7 @@ class Result:
 
     @property
     def warning(self) -> str:
-        """That the network has not learned, where a constant answer is as good on the validation data; else ""."""
+        """Says that the network has not learned, if a constant answer is as good on the validation data; else ""."""
         score = self.validation
         if score is None or score.learned:
             return ""
@@ -118,7 +118,7 @@ class Result:
         return self.explanation or self.table()
 
     def table(self) -> str:
-        """What each group of gates keeps, in words of one line each."""
+        """What each group of gates keeps, a line for each."""
         width = max((len(name) for name in self.kept), default=0)
         return "\n".join(
             f"{name:<{width}}  {kept:>6} of {full:>6}  {kept / full:>6.1%}  {'#' * round(20 * kept / full)}"

@@ -41,7 +41,7 @@ class Score:
 
 
 def evaluate(model: nn.Module, data: object, *, loss: Loss, batch_size: int = 512, metrics: Given = None) -> Score:
-    """The score of a model as it is, in eval mode; data and metrics as for :func:`espalier.fit`, each example once.
+    """The score of a model in eval mode; data and metrics as for :func:`espalier.fit`, each example once.
 
     Of a Dataset, its test part. Tensors are given to the model as they are: the stored uint8 of ``dataset.test`` are
     refused by most; give the Dataset, or ``dataset.as_floats().test``.

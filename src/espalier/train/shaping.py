@@ -49,7 +49,7 @@ def shape(
     seed: int = 0,
     parallel: str | Ranks | None = None,
 ) -> StructureOptimizer:
-    """Everything ``fit`` does with the structure, for a loop of one's own over so many updates.
+    """Everything ``fit`` does with the structure, for a loop of your own.
 
     model: a module, to which gates are attached, or what :func:`espalier.attach` gave.
     example: inputs to attach with; a tensor, a tuple (positional arguments) or a dict (keyword arguments).

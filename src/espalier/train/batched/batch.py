@@ -40,7 +40,7 @@ AT_ONCE = 50  # updates whose examples are chosen together, and updates in one C
 
 @dataclass(frozen=True)
 class Compute:
-    """How a batch is computed; nothing of what is computed, beyond rounding.
+    """How a batch is computed. It changes results by rounding alone.
 
     precision: of matrix products; "bf16" keeps float32 masters of the weights. compile, capture: None means on a GPU
     and not on a CPU; capture records ``updates_at_once`` updates as one CUDA graph. autotune: look longer for faster
