@@ -137,4 +137,4 @@ def test_the_structure_shown_is_of_the_run_of_the_middle_error_as_on_the_page():
     errors = {5: 0.4, 6: 0.2, 7: 0.1}
     models = {width: nn.Sequential(nn.Linear(64, width), nn.Linear(width, 8), nn.Linear(8, 10)) for width in errors}
     found = [SimpleNamespace(model=models[width], validation_error=error) for width, error in errors.items()]
-    assert Size(0.25, found, [], [], ()).example == (6, 8)
+    assert Size(0.25, (), found, [], []).example == (6, 8)
