@@ -28,9 +28,9 @@ from torch import Tensor, nn
 import espalier
 from espalier.gates.gated import Gated
 from espalier.models import DenseNet
+from espalier.picture.describe import bits
 from espalier.report import read
-from espalier.study.densenet_graph import DenseNetGraph
-from espalier.study.run_files import mask_from_hex
+from espalier.study.networks import DenseNetGraph
 from espalier.train.fingerprint import versions
 from espalier.train.run_directory import hardware
 
@@ -65,7 +65,10 @@ def found(folder: Path, depth: int, growth: int) -> Iterator[tuple[str, Tensor]]
     packed = (folder / "runs.jsonl").is_file()
     for run in read(folder).runs if packed or any(folder.glob("runs/*/*/*.json")) else ():
         if (run.settings.get("depth"), run.settings.get("growth")) == (depth, growth):
-            yield run.name, mask_from_hex(run.result["mask"], DenseNetGraph((depth - 4) // 3).d)
+            yield (
+                run.name,
+                torch.tensor(bits(run.result["mask"], DenseNetGraph((depth - 4) // 3).d), dtype=torch.float32),
+            )
 
 
 def drawn(gated: Gated, depth: int) -> Iterator[tuple[str, Tensor]]:

@@ -15,9 +15,9 @@ import espalier
 from densenet_compile import operations
 from espalier.models import DenseNet
 from espalier.models.densenet_fast import FastDenseNet
-from espalier.train.batched.optimizers import SGD
 from espalier.train.batched.stack import strip
 from espalier.train.batched.step import Differential, cross_entropy
+from espalier.train.descent import SGD
 
 
 @functools.cache
@@ -67,7 +67,7 @@ class Case:
         differential = Differential(template(self.shape["depth"], self.device).call, cross_entropy, dtype)
 
         def gradients() -> tuple[dict[str, Tensor], Tensor]:
-            grads, (losses, _) = differential(self.params, {}, self.masks, self.x, self.y, each=False)
+            grads, (losses, _), _ = differential(self.params, {}, self.masks, self.x, self.y, each=False)
             return grads, losses
 
         return gradients

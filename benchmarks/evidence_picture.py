@@ -2,14 +2,15 @@
 
     python benchmarks/evidence_picture.py FILE.jsonl ... --out PICTURE.svg
 
-A mark is the mean over the seeds of one target, its arms are one standard deviation. A dashed line is the whole
-network, where the files hold runs of it.
+A mark is the mean over the seeds of one target, at least three where there are so many; its arms are one standard
+deviation. A dashed line is the whole network, where the files hold runs of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,15 @@ from espalier.report.figures import COLOURS, RULES
 from evidence import lines_of
 from evidence_table import COSTS, NETWORKS, deviation, mean, shown
 
+RUNS = 3  # of a method at a size, to be drawn
 # What is drawn, and how it is called: ours, the same network narrowed from scratch, pruning.
 METHODS = {"ours": "Espalier", "uniform": "narrower, from scratch", "Torch-Pruning": "Torch-Pruning"}
 
 
 def panel(axes: Axes, lines: Sequence[dict[str, Any]], cost: str) -> None:
     """One network, its size counted in one cost."""
-    tried = {(line["target"], shown(line)) for line in lines if line["cost"] == cost}
+    runs = Counter((line["target"], shown(line)) for line in lines if line["cost"] == cost)
+    tried = {one for one, count in runs.items() if count >= RUNS} or set(runs)
     there = {method for _, method in tried}
     targets = sorted({one for one, _ in tried if all((one, method) in tried for method in METHODS if method in there)})
     for (method, name), (colour, marker) in zip(METHODS.items(), COLOURS):

@@ -26,7 +26,8 @@ MARKS = ("<!-- generated: evidence -->", "<!-- end of generated: evidence -->")
 OVERVIEW = ("<!-- generated: overview -->", "<!-- end of generated: overview -->")
 BUDGET = ("data", "held_out", "epochs", "batch", "examples", "narrow")
 COSTS = {"weights": "weights", "macs": "MACs", "parameters": "parameters"}
-NETWORKS = {"vgg16": "VGG-16", "resnet20": "ResNet-20", "resnet56": "ResNet-56"}
+NETWORKS = {"vgg16": "VGG-16", "resnet20": "ResNet-20", "resnet56": "ResNet-56", "densenet40": "DenseNet-40"}
+GUESS = 90.0  # error in % of one class for all of ten
 ORDER = ("ours", "ranked", "control", "control-group", "uniform", "uniform-macs", "found", "pruned", "dense")
 
 
@@ -172,6 +173,7 @@ def overview(lines: Sequence[dict[str, Any]], across: bool = False) -> str:
         own.setdefault((line["network"], line["cost"], line["target"]), []).append(100 * line["error"])
     if across:  # what every method has
         cells = [cell for cell in cells if all(cell in own for own in by.values())]
+        by = {name: {cell: own[cell] for cell in cells} for name, own in by.items()}
     head = [f"{NETWORKS.get(network, network)}, {100 * target:g}% of {COSTS[cost]}" for network, cost, target in cells]
     table = [["", *head]]
     table += [[name, *(f"{mean(own[cell]):.2f}" if cell in own else "" for cell in cells)] for name, own in by.items()]
@@ -185,19 +187,25 @@ def overview(lines: Sequence[dict[str, Any]], across: bool = False) -> str:
             f"| | {' | '.join(table[0][1:])} |",
             "|---" * len(table[0]) + "|",
             *(f"| {' | '.join(row)} |" for row in table[1:]),
-            *(["", ahead(by)] if across else []),
+            *(["", ahead(by), *learned_nothing(by)] if across else []),
         ]
     )
 
 
 def ahead(by: dict[str, dict[tuple[Any, ...], list[float]]]) -> str:
-    """By how many points of error the first method is ahead of each other one, over the cells of both."""
+    """By how many points of error the first method is ahead of each other one."""
     (first, own), *others = by.items()
     parts = []
     for name, rival in others:
-        points = [mean(rival[cell]) - mean(own[cell]) for cell in own if cell in rival]
+        points = [mean(rival[cell]) - mean(own[cell]) for cell in own]
         parts += [f"of {name} by {min(points):.1f} to {max(points):.1f}"] if points else []
     return f"In points of error, {first} is ahead {', '.join(parts)}."
+
+
+def learned_nothing(by: dict[str, dict[tuple[Any, ...], list[float]]]) -> list[str]:
+    """A line for each method that has runs with the error of a guess, which its means do not show."""
+    counts = {name: [error >= GUESS for errors in own.values() for error in errors] for name, own in by.items()}
+    return [f"{sum(c)} of the {len(c)} runs of {name} learned nothing." for name, c in counts.items() if any(c)]
 
 
 def main(words: Sequence[str] | None = None) -> None:

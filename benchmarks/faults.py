@@ -55,10 +55,9 @@ from espalier.report import packed
 from espalier.report import read as read_report
 from espalier.ship import delivery
 from espalier.space import EspalierError
-from espalier.study.grid import Grid
 from espalier.study.settings import GridSettings, Settings
-from espalier.study.study import UNIT_SELECTION, Study
-from espalier.train import hashes, loop
+from espalier.study.study import Grid, PaperStudy
+from espalier.train import fingerprint, loop
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.progress import Silent
 from espalier.train.stop import Stop
@@ -115,7 +114,7 @@ def paper(folder: Path, inputs: Tensor = X) -> None:
         methods=("search", "fixed"),
     )  # fmt: skip
     data = from_arrays((inputs, Y), (inputs, Y))
-    study = Study(UNIT_SELECTION, settings, folder / "run", data=data, commit="abc", command="espalier paper")
+    study = PaperStudy(settings, folder / "run", data=data, commit="abc", command="espalier paper")
     study.run(Stop(None), Silent())
 
 
@@ -305,7 +304,7 @@ class Campaign:
         self.number = itertools.count()
         delivery.milliseconds = lambda models, inputs: dict.fromkeys(models, 1.0)  # type: ignore[assignment]
         loop.LOOK, loop.SAVING = 0.0, 1e9  # type: ignore[misc]  # a look, and a checkpoint, after every update
-        hashes.RECENT = -1e9  # type: ignore[misc]  # files of this moment are stamped, too
+        fingerprint.RECENT = -1e9  # type: ignore[misc]  # files of this moment are stamped, too
         hypothesis.configuration.set_hypothesis_home_dir(place / "hypothesis")
         self._prepare()
 

@@ -30,7 +30,8 @@ from torch.nn import functional as F
 import espalier
 from espalier.models import VGG, ResNet
 from espalier.train.compiling import Compiling, Recording
-from espalier.train.together import OnePass
+from espalier.train.gradients import Gradient, OnePass
+from espalier.train.gradients import Update as UpdateOf
 
 Update = Callable[[], object]
 
@@ -122,6 +123,15 @@ NETWORKS: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
 }
 
 
+class Plain(UpdateOf):
+    """The gradient of a network without gates, and nothing else."""
+
+    def one_at_a_time(self, masks: Tensor | None = None, parts: Sequence[Any] | None = None) -> Gradient:
+        self.forget()
+        loss: Any = self.closure(*(self.parts if parts is None else parts)[0])
+        return loss.detach(), None
+
+
 class Bench:
     """One network on one device, with the updates that are compared."""
 
@@ -143,7 +153,8 @@ class Bench:
         return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
 
     def sgd(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9, nesterov=True)
+        fused = self.device.type == "cuda"
+        return torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9, nesterov=True, fused=fused)
 
     def loss(self, network: Callable[..., Tensor], x: Tensor, y: Tensor) -> Tensor:
         with self.autocast():
@@ -159,7 +170,7 @@ class Bench:
         return closure
 
     def plain(self, model: nn.Module, *, compile: bool = False) -> Update:
-        optimizer, network = self.sgd(model), Compiling().network(model) if compile else model
+        optimizer, network = self.sgd(model), Compiling().form(model) if compile else model
 
         def update() -> None:
             optimizer.zero_grad()
@@ -168,18 +179,14 @@ class Bench:
 
         return update
 
-    def plain_recorded(self, model: nn.Module) -> Update:
-        """The gradient recorded as that of a search is, nothing else of ours."""
-        optimizer, closure = self.sgd(model), self.closure(Compiling().network(model))
+    def plain_recorded(self, model: nn.Module, **settings: Any) -> Update:
+        """The gradient recorded as that of a search is, nothing else of ours. settings: of ``Compiling``."""
+        optimizer, closure = self.sgd(model), self.closure(Compiling(**settings).form(model))
         parameters, recording, no_mask = list(model.parameters()), Recording(), torch.ones(1, device=self.device)
-
-        def gradient(_: Tensor, parts: Sequence[Any]) -> tuple[Tensor, None]:
-            for parameter in parameters:
-                parameter.grad = None
-            return closure(*parts[0]).detach(), None
+        plain = Plain(None, no_mask, [(self.x, self.y)], parameters, closure)
 
         def update() -> None:
-            recording([(self.x, self.y)], no_mask, parameters, False, gradient)
+            recording(plain)
             optimizer.step()
 
         return update
@@ -193,10 +200,13 @@ class Bench:
         )  # fmt: skip
         return espalier.StructureOptimizer(self.sgd(model), search, gated)
 
-    def shaped(self, structure: espalier.StructureOptimizer, *, compile: bool = False, record: bool = False) -> Update:
-        """Updates of a structure as it is now: searching, or settled. Ranked losses share one part of the batch."""
+    def shaped(
+        self, structure: espalier.StructureOptimizer, *, compile: bool = False, record: bool = False, **settings: Any
+    ) -> Update:
+        """Updates of a structure as it is now: searching, or settled. Ranked losses share one part of the batch.
+        settings: of ``Compiling``."""
         network = structure.network
-        closure = self.closure(Compiling().network(network) if compile else network)
+        closure = self.closure(Compiling(**settings).form(network) if compile else network)
         ranked = not structure.search.reads_slopes and not structure.search.settled
         examples = self.batch // structure.search.samples if ranked else self.batch
         batch, recording = (self.x[:examples], self.y[:examples]), Recording() if record else None
@@ -217,7 +227,7 @@ class Bench:
             return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
         def update() -> None:
-            together = OnePass(structure.gated, forward, loss)
+            together = OnePass(forward, loss)
             structure.step(self.closure(model), *batch, together=together)
 
         update()
@@ -250,12 +260,7 @@ class Bench:
             settled, alone = self.settled()
             updates["plain, compiled"] = self.plain(self.build(), compile=True)
             if self.device.type == "cuda":
-                updates |= {
-                    "plain, recorded": self.plain_recorded(self.build()),
-                    "search, slopes, recorded": self.shaped(self.structure("slopes", 1), compile=True, record=True),
-                    "settled, recorded": self.shaped(settled, compile=True, record=True),
-                    "compact, plain, recorded": self.plain_recorded(alone),
-                }
+                updates |= self.recorded(", recorded", backend="eager") | self.recorded(", compiled and recorded")
             else:
                 updates |= {
                     "search, slopes, compiled": self.shaped(self.structure("slopes", 1), compile=True),
@@ -263,6 +268,16 @@ class Bench:
                     "compact, plain, compiled": self.plain(alone, compile=True),
                 }
         return updates
+
+    def recorded(self, kind: str, **settings: Any) -> dict[str, Update]:
+        """On a GPU: the kernels of torch as they are (``backend="eager"``), or compiled ones, recorded."""
+        settled, alone = self.settled()
+        return {
+            f"plain{kind}": self.plain_recorded(self.build(), **settings),
+            f"search, slopes{kind}": self.shaped(self.structure("slopes", 1), compile=True, record=True, **settings),
+            f"settled{kind}": self.shaped(settled, compile=True, record=True, **settings),
+            f"compact, plain{kind}": self.plain_recorded(alone, **settings),
+        }
 
 
 RATIOS = {
@@ -272,20 +287,21 @@ RATIOS = {
     "ranked, one pass, over plain": ("search, ranked, one pass", "plain"),
     "slopes of two masks over plain": ("search, slopes of two masks", "plain"),
     "slopes of two masks, one pass, over plain": ("search, slopes of two masks, one pass", "plain"),
-    "search over plain, compiled": ("search, slopes, compiled", "plain, compiled"),
-    "settled over compact, compiled": ("settled, compiled", "compact, plain, compiled"),
-    "search over plain, recorded": ("search, slopes, recorded", "plain, recorded"),
-    "settled over compact, recorded": ("settled, recorded", "compact, plain, recorded"),
 }
+KINDS = ("", ", compiled", ", recorded", ", compiled and recorded")
 
 
 def ratios(times: dict[str, float]) -> dict[str, float]:
+    pairs = dict(RATIOS)
+    for kind in KINDS[1:]:
+        pairs[f"search over plain{kind}"] = f"search, slopes{kind}", f"plain{kind}"
+        pairs[f"settled over compact{kind}"] = f"settled{kind}", f"compact, plain{kind}"
     found = {
         name: round(times[ours] / times[other], 3)
-        for name, (ours, other) in RATIOS.items()
+        for name, (ours, other) in pairs.items()
         if ours in times and other in times
     }
-    for kind in ("", ", compiled", ", recorded"):
+    for kind in KINDS:
         if f"settled{kind}" in times:
             mean = (times[f"search, slopes{kind}"] + times[f"settled{kind}"]) / 2
             found[f"half searched, half settled, over plain{kind}"] = round(mean / times[f"plain{kind}"], 3)

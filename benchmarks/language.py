@@ -2,12 +2,17 @@
 
     python benchmarks/language.py --out results/language/gpt.jsonl --device cuda [--updates 4000] [--seeds 0,1,2]
     python benchmarks/language.py --out results/language/gpt.jsonl --into docs/evidence.md
+    python benchmarks/language.py --out TUNING.jsonl --tune --methods ours --recipe '{"begin": 0.3, "ramp": 0.2}'
 
 The text ships with Python: the documentation strings of its standard library, a tenth of the files held out. Tokens are
 bytes. Every method makes as many updates of as many windows, with AdamW, a short warm-up and a straight line to 0.
-ours: heads, units of the feed-forward parts and whole blocks are gates. uniform: all widths scaled alike, heads in the
-same proportion. pruned: Torch-Pruning after half of the run, by group Taylor importance, with heads and units alone
-("inner") or the width of the model, too; then trained on. Perplexity is that of one byte of held-out text. A line for
+
+ours: heads, units of the feed-forward parts and whole blocks are gates. ours-width: so is the width of the model.
+uniform: all widths scaled alike, heads in the same proportion. pruned: Torch-Pruning after half of the run, by group
+Taylor importance, then trained on; it cuts heads and units alone ("inner"), or the width of the model, too.
+
+Perplexity is that of one byte of held-out text; with ``--tune`` of another tenth of the files, which then is not
+trained on, and nothing reads the held-out text. ``--recipe`` changes fields of the default one for ours. A line for
 each run; lines that are there are not made again.
 """
 
@@ -24,6 +29,7 @@ import sysconfig
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +39,7 @@ from torch.nn import functional as F
 
 import espalier
 from espalier.report.tables import put_between
+from espalier.train import PRESETS
 from evidence_table import mean
 
 MARKS = ("<!-- generated: language -->", "<!-- end of generated: language -->")
@@ -88,13 +95,13 @@ def parameters(model: nn.Module) -> int:
 
 
 @functools.cache
-def documentation(held_out: bool) -> bytes:
-    """The documentation strings of the standard library; of the files held out, or of the others."""
+def documentation(part: range) -> bytes:
+    """The documentation strings of the standard library, of the files whose hashes begin with a byte of this range."""
     parts: dict[str, None] = {}
     for file in sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py")):
         if "site-packages" in file.parts or "dist-packages" in file.parts:
             continue
-        if (hashlib.sha256(file.name.encode()).digest()[0] < 26) is not held_out:
+        if hashlib.sha256(file.name.encode()).digest()[0] not in part:
             continue
         try:
             tree = ast.parse(file.read_bytes())
@@ -136,8 +143,8 @@ class Case:
     def __init__(self, given: argparse.Namespace, seed: int) -> None:
         self.given, self.seed, self.device = given, seed, torch.device(given.device)
         self.text, self.held_out = (
-            torch.frombuffer(bytearray(documentation(held_out)), dtype=torch.uint8).to(self.device)
-            for held_out in (False, True)
+            torch.frombuffer(bytearray(documentation(part)), dtype=torch.uint8).to(self.device)
+            for part in ((range(52, 256), range(26, 52)) if given.tune else (range(26, 256), range(26)))
         )
 
     def network(self, scale: float = 1.0) -> GPT:
@@ -189,15 +196,16 @@ class Case:
         return math.exp(total / count)
 
 
-def ours(case: Case, target: float) -> nn.Module:
+def ours(case: Case, target: float, *, width: bool) -> nn.Module:
     model, windows = case.network().to(case.device), case.windows()
-    kinds = ("units", "heads", "blocks")
+    kinds = ("units", "heads", "blocks", *(("width",) if width else ()))
     gated = espalier.attach(model, windows.next()[0][:2], kinds=kinds)
     updates = case.given.updates
     with case.autocast():
         result = espalier.fit(
             gated, windows, loss=loss_of, epochs=1, cost="parameters", target=target, seed=case.seed, quiet=True,
             optimizer=lambda weights: case.optimizer(weights, updates),
+            recipe=replace(PRESETS["default"], **case.given.recipe),
         )  # fmt: skip
     if result.updates != updates:
         raise RuntimeError(f"fit made {result.updates} updates, not {updates}")
@@ -262,7 +270,8 @@ def pruned(case: Case, target: float, *, inner: bool) -> nn.Module:
 
 
 METHODS: dict[str, Callable[[Case, float], nn.Module]] = {
-    "ours": ours,
+    "ours": functools.partial(ours, width=False),
+    "ours-width": functools.partial(ours, width=True),
     "uniform": uniform,
     "pruned": functools.partial(pruned, inner=False),
     "pruned-inner": functools.partial(pruned, inner=True),
@@ -298,6 +307,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--into", type=Path, help="write the table of the file into this page, and train nothing")
+    parser.add_argument("--tune", action="store_true", help="measure on a part of the training text")
+    parser.add_argument("--recipe", type=json.loads, default={}, help="fields of the recipe of ours, as JSON")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--targets", default="0.5,0.25")
@@ -314,7 +325,11 @@ def main() -> None:
         put_between(given.into, [(MARKS, table(lines))])
         return
     budget = {name: getattr(given, name) for name in ("updates", "batch", "lr", "width", "heads", "blocks")}
-    there = {json.dumps([line[key] for key in (*budget, "method", "target", "seed")]) for line in lines}
+    empty = {"tune": False, "recipe": {}}  # as lines of an earlier form have it
+    budget |= {"tune": given.tune, "recipe": given.recipe}
+    there = {
+        json.dumps([line.get(key, empty.get(key)) for key in (*budget, "method", "target", "seed")]) for line in lines
+    }
     given.out.parent.mkdir(parents=True, exist_ok=True)
     for seed in map(int, given.seeds.split(",")):
         case = Case(given, seed)

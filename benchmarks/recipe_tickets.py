@@ -22,9 +22,9 @@ from torch import Tensor
 
 from espalier.report.significance import paired_interval
 from espalier.study import run_files
-from espalier.study.grid import Grid
 from espalier.study.run_batches import GridBatch
 from espalier.study.settings import PAIR, GridSettings
+from espalier.study.study import Grid
 from espalier.train.batched.batch import Batch
 from espalier.train.batched.mask_sources import Given
 from espalier.train.batched.runs import Run
@@ -95,7 +95,7 @@ def main() -> None:
     folds: dict[float, list[int | None]] = {target: [] for target in settings.targets}
     for fold in settings.parts:
         data, runs = grid.data(fold), settings.runs("search", fold, {})
-        found = GridBatch(settings, grid.widths, data, runs, CPU)
+        found = GridBatch(settings, grid.full, data, runs, CPU)
         loop = found.loop(None, Stop(), Silent())
         loop.train()
         masks = found.engine.masks()

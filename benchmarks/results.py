@@ -34,6 +34,7 @@ COMMANDS = (
     f"benchmarks/evidence_picture.py {EVIDENCE}/cifar10.jsonl --out docs/pictures/evidence.svg",
     "benchmarks/signals_table.py results/signal/digits.json --into docs/signal.md --figure results/signal/digits.svg",
     "benchmarks/features.py --out results/sklearn/features.jsonl --into docs/sklearn.md",
+    "benchmarks/language.py --out results/language/gpt.jsonl --into docs/evidence.md",
     "benchmarks/scale.py tables --into docs/scale.md",
     "-m tests.zoo.table",
     "docs/pages.py",

@@ -26,11 +26,10 @@ from espalier.data import from_arrays
 from espalier.train.batched.batch import Batch, Compute, searched
 from espalier.train.batched.chain import chain_of
 from espalier.train.batched.mask_sources import Given
-from espalier.train.batched.optimizers import SGD
 from espalier.train.batched.runs import Run
 from espalier.train.batched.stack import build, stacked
 from espalier.train.batched.step import cross_entropy
-from espalier.train.schedule import Steps
+from espalier.train.descent import SGD, Steps
 
 PAPER = (784, 784, 784, 784, 10)
 DIGITS = (64, 64, 64, 64, 10)
@@ -194,7 +193,7 @@ def memory(device: torch.device, samples: int = 8) -> dict[str, Any]:
     def in_turn() -> None:
         total: dict[str, Tensor] = {}
         for i in range(samples):
-            grads, _ = engine.differential(engine.state.params, {}, masks[:, i : i + 1], x, y, each=False)
+            grads, _, _ = engine.differential(engine.state.params, {}, masks[:, i : i + 1], x, y, each=False)
             total = {k: g + total[k] if k in total else g for k, g in grads.items()}
 
     found = {"masks": samples, "at_once_MB": peak(at_once, device), "one_at_a_time_MB": peak(in_turn, device)}

@@ -113,7 +113,7 @@ def test_imports_point_down(path):
         ("search", "from espalier import Space"),
         ("search", "import espalier"),
         ("gates", "from espalier import train"),
-        ("report", "from espalier.study import grid"),
+        ("report", "from espalier.study import study"),
         ("data", "from espalier.cost import Cost"),
         ("search", "from espalier.data import digits"),
         ("files", "from espalier.cost import Cost"),

@@ -49,12 +49,18 @@ def anything(value: Any, where: str, depth: int = 0) -> None:
             anything(item, where, depth + 1)
 
 
-def integer(low: int = -LARGEST, high: int = LARGEST) -> Spec:
+def kind(fits: Callable[[Any], bool], words: str) -> Spec:
+    """Of a single value: whether it fits, and what it should be."""
+
     def check(value: Any, where: str) -> None:
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise Mismatch(f"{where} is a whole number from {low} to {high}, not {_shown(value)}")
+        if not fits(value):
+            raise Mismatch(f"{where} is {words}, not {_shown(value)}")
 
     return check
+
+
+def integer(low: int = -LARGEST, high: int = LARGEST) -> Spec:
+    return kind(lambda value: type(value) is int and low <= value <= high, f"a whole number from {low} to {high}")
 
 
 def version(newest: int) -> Spec:
@@ -70,25 +76,17 @@ def version(newest: int) -> Spec:
 
 def number(low: float = -math.inf, high: float = math.inf) -> Spec:
     """Finite: a file that holds another is not read at all."""
-
-    def check(value: Any, where: str) -> None:
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
-            raise Mismatch(f"{where} is a number, not {_shown(value)}")
-
-    return check
+    return kind(lambda value: type(value) in (int, float) and low <= value <= high, "a number")
 
 
 def text(pattern: str = "", most: int = TEXT) -> Spec:
-    def check(value: Any, where: str) -> None:
-        if not isinstance(value, str) or len(value) > most or (pattern and not re.fullmatch(pattern, value)):
-            raise Mismatch(f"{where} is not such text: {_shown(value)}")
-
-    return check
+    form = re.compile(pattern or "(?s).*")
+    words = f"text of the form {pattern}" if pattern else "text"
+    return kind(lambda value: type(value) is str and len(value) <= most and bool(form.fullmatch(value)), words)
 
 
-def flag(value: Any, where: str) -> None:
-    if not isinstance(value, bool):
-        raise Mismatch(f"{where} is true or false, not {_shown(value)}")
+flag = kind(lambda value: type(value) is bool, "true or false")
+_OBJECT = kind(lambda value: type(value) is dict, "an object")
 
 
 def maybe(spec: Spec) -> Spec:
@@ -110,10 +108,10 @@ def either(first: Spec, second: Spec) -> Spec:
 
 def each(spec: Spec, least: int = 0, most: int = 1 << 24) -> Spec:
     """A list."""
+    sized = kind(lambda value: type(value) is list and least <= len(value) <= most, "a list")
 
     def check(value: Any, where: str) -> None:
-        if not isinstance(value, list) or not least <= len(value) <= most:
-            raise Mismatch(f"{where} is a list, not {_shown(value)}")
+        sized(value, where)
         for item in value:
             spec(item, where)
 
@@ -124,8 +122,7 @@ def table(spec: Spec, keys: str = "") -> Spec:
     """An object with names of any kind, or such as the pattern says."""
 
     def check(value: Any, where: str) -> None:
-        if not isinstance(value, dict):
-            raise Mismatch(f"{where} is an object, not {_shown(value)}")
+        _OBJECT(value, where)
         for key, item in value.items():
             if keys and not re.fullmatch(keys, key):
                 raise Mismatch(f"{where} has the name {_shown(key)}")
@@ -139,8 +136,7 @@ def record(needs: Mapping[str, Spec], may: Mapping[str, Spec] | None = None) -> 
     known = {**needs, **(may or {})}
 
     def check(value: Any, where: str) -> None:
-        if not isinstance(value, dict):
-            raise Mismatch(f"{where} is an object, not {_shown(value)}")
+        _OBJECT(value, where)
         for key in needs:
             if key not in value:
                 raise Mismatch(f"{key} is missing" if where == "it" else f"{where}.{key} is missing")

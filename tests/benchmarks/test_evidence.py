@@ -99,10 +99,10 @@ def test_a_line_cut_short_is_left_out_and_not_written_into(tmp_path):
     assert lines_of(file) == [{"a": 1}, {"c": 2}]
 
 
-@pytest.mark.parametrize("name", ["vgg16", "resnet20"])
+@pytest.mark.parametrize("name", ["vgg16", "resnet20", "densenet40"])
 @pytest.mark.parametrize("kind", ["weights", "macs", "parameters"])
 def test_uniform_widths_meet_the_cost_and_have_no_room_for_one_more(name, kind):
-    whole = whole_widths(name, 4)
+    whole = whole_widths(name, 2 if name == "densenet40" else 4)
 
     def cost(widths):
         return count_widths(name, widths, (3, 32, 32))[kind]
@@ -120,10 +120,10 @@ def test_uniform_widths_meet_the_cost_and_have_no_room_for_one_more(name, kind):
         uniform(whole, 1, cost)
 
 
-@pytest.mark.parametrize("name", ["vgg16", "resnet20"])
+@pytest.mark.parametrize("name", ["vgg16", "resnet20", "densenet40"])
 def test_counts_agree_with_those_of_the_gates(name):
     torch.manual_seed(1)
-    model = build(name, whole_widths(name, 8))
+    model = build(name, whole_widths(name, 4 if name == "densenet40" else 8))
     gated = espalier.attach(model, torch.rand(1, *SHAPE), check=False)
     for chance in (1.0, 0.6):
         mask = gated.canonical((torch.rand(gated.d) < chance).float())

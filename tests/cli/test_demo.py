@@ -17,17 +17,11 @@ from espalier.train.batched.batch import Batch
 
 pytest.importorskip("typer")
 from espalier.cli import demo as demonstration
-from espalier.cli.demo_sweep import Size, uniform, weights
-
-WIDTHS = (64, 64, 64, 10)
+from espalier.cli.demo import Size
 
 
-def network(widths):
-    def build():
-        layers = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b), nn.ReLU())]
-        return nn.Sequential(*layers[:-1])
-
-    return build
+def weights(hidden):
+    return sum(a * b for a, b in pairwise((64, *hidden, 10)))
 
 
 @pytest.fixture
@@ -59,10 +53,10 @@ def test_the_demo_shows_and_writes_all_of_its_parts(espal, tmp_path, narrow):
     ]
     for path in files:
         story = json.loads((out / "runs" / path).read_text())
-        kept = story["result"]["widths"]
-        assert story["result"]["weight_share"] == pytest.approx(weights(tuple(kept)) / weights(WIDTHS))
+        kept = story["result"]["units"]
+        assert story["result"]["weight_share"] == pytest.approx(weights(kept) / weights((64, 64)))
+        assert weights(kept) <= weights((64, 64)) * (1.0 if "size_1-" in path else 0.25)
         if "search" in path:
-            assert story["result"]["weight_share"] <= 0.25
             assert story["run"]["target"] == 0.25
         about = story["settings"]  # equally many examples, whatever the batch: two passes over 1,344 of them
         assert about["batch_size"] * about["masks"] * story["result"]["updates"] == 2 * 1344
@@ -138,14 +132,6 @@ def test_folders_of_somebody_else_are_left_alone(espal, tmp_path):
 
 def test_the_structure_shown_is_of_the_run_of_the_middle_error_as_on_the_page():
     errors = {5: 0.4, 6: 0.2, 7: 0.1}
-    found = [SimpleNamespace(model=network((64, width, 8, 10))(), validation_error=e) for width, e in errors.items()]
-    assert Size(0.25, found, WIDTHS, []).example == (64, 6, 8, 10)
-
-
-def test_uniform_networks_are_the_widest_that_fit():
-    for share in (0.05, 0.1, 0.25, 0.5):
-        widths = uniform(WIDTHS, share)
-        wider = (64, widths[1] + 1, widths[1] + 1, 10)
-        assert weights(widths) <= share * weights(WIDTHS) < weights(wider)
-        counted = sum(p.numel() for p in network(widths)().parameters() if p.ndim == 2)
-        assert counted == weights(widths)
+    models = {width: nn.Sequential(nn.Linear(64, width), nn.Linear(width, 8), nn.Linear(8, 10)) for width in errors}
+    found = [SimpleNamespace(model=models[width], validation_error=error) for width, error in errors.items()]
+    assert Size(0.25, found, [], [], ()).example == (6, 8)

@@ -11,8 +11,7 @@ import torch
 import espalier
 from espalier import report
 from espalier.cli.studies import GridSettings
-from espalier.study.sweeping import Sweeping
-from espalier.study.training import Training
+from espalier.study.training import Sweeping, Training
 from espalier.train.batched import Run
 from espalier.train.setting import declared
 

@@ -215,12 +215,12 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(espal, tmp_path, monkeypatc
 
 
 def test_any_other_refusal_of_the_system_is_one_line(espal, tmp_path, monkeypatch):
-    from espalier.cli import train
+    from espalier.cli import app
 
     def refused(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "x"))
 
-    monkeypatch.setattr(train, "run", refused)
+    monkeypatch.setattr(app, "training_run", refused)
     assert espal("train", "--model", "mlp", "--out", tmp_path, *FAST).line == (
         f"espalier: {tmp_path / 'x'}: Permission denied\n"
     )

@@ -12,7 +12,7 @@ from torch import nn
 import espalier
 from espalier.compact.layers import Select
 from espalier.gates.order import arranged
-from espalier.train.settled import Settled
+from espalier.train.optimizer import Settled
 
 
 def together(order, chosen):

@@ -30,8 +30,8 @@ from espalier.cli.app import app
 from espalier.data import load
 from espalier.paper import write
 from espalier.schema import CHECKSUM
-from espalier.study.grid import Grid
 from espalier.study.settings import GridSettings
+from espalier.study.study import Grid
 from espalier.train import Recipe
 from espalier.train.batched import Run
 from espalier.train.progress import Silent

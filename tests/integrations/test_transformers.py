@@ -37,13 +37,16 @@ def bert(dropout: float = 0.0, **sizes: int) -> Any:
     return transformers.BertForSequenceClassification(config)
 
 
-def trainer(folder: Path, model: Any, optimizer: Any = None, target: float = 0.5, **settings: Any) -> ShapingTrainer:
+def trainer(
+    folder: Path, model: Any, optimizer: Any = None, target: float = 0.5, shaping: Any = None, **settings: Any
+) -> ShapingTrainer:
     usual: dict[str, Any] = {
         "num_train_epochs": 4, "per_device_train_batch_size": 32, "learning_rate": 3e-3, "report_to": [],
         "save_strategy": "no", "logging_strategy": "epoch", "disable_tqdm": True, "use_cpu": True,
     }  # fmt: skip
     arguments = transformers.TrainingArguments(str(folder), **usual | settings)
     given = {} if optimizer is None else {"optimizers": (optimizer, None)}
+    given |= shaping or {}
     return ShapingTrainer(model, arguments, train_dataset=DATA, eval_dataset=DATA, target=target, **given)
 
 
@@ -56,13 +59,14 @@ def same(ours: Any, theirs: Any) -> None:
         assert tensor.equal(expected[name]), name
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_it_is_an_own_loop_to_the_last_bit(parts: int, tmp_path: Path) -> None:
-    """A batch in one part, or in two whose gradients accumulate; clipped, by an optimiser of one's own."""
+@pytest.mark.parametrize(("parts", "settings"), [(1, {}), (2, {}), (1, {"recipe": "ranked", "samples": 3})])
+def test_it_is_an_own_loop_to_the_last_bit(parts: int, settings: dict[str, Any], tmp_path: Path) -> None:
+    """A batch in one part, or in two whose gradients accumulate; clipped, by an optimiser of one's own; by slopes, or
+    by the order of three losses."""
     model = bert()
     training = trainer(
-        tmp_path, model, torch.optim.AdamW(model.parameters(), 3e-3), lr_scheduler_type="constant", max_grad_norm=0.5,
-        train_sampling_strategy="sequential", per_device_train_batch_size=32 // parts,
+        tmp_path, model, torch.optim.AdamW(model.parameters(), 3e-3), shaping=settings, lr_scheduler_type="constant",
+        max_grad_norm=0.5, train_sampling_strategy="sequential", per_device_train_batch_size=32 // parts,
         gradient_accumulation_steps=parts,
     )  # fmt: skip
     training.train()
@@ -70,8 +74,9 @@ def test_it_is_an_own_loop_to_the_last_bit(parts: int, tmp_path: Path) -> None:
     own = bert()
     shaping = shape(
         own, {"input_ids": IDS[:4], "labels": LABELS[:4]}, torch.optim.AdamW(own.parameters(), 3e-3), updates=40,
-        samples=1, target=0.5,
+        target=0.5, **settings,
     )  # fmt: skip
+    assert shaping.search.samples == settings.get("samples", 1)
 
     def closure(ids: Tensor, labels: Tensor) -> Tensor:
         losses = []

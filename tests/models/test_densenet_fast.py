@@ -39,7 +39,7 @@ class Problem:
 
     def readable(self):
         differential = Differential(self.gated.call, cross_entropy)
-        grads, (losses, wrong) = differential(self.params, {}, self.masks, self.x, self.y, each=False)
+        grads, (losses, wrong), _ = differential(self.params, {}, self.masks, self.x, self.y, each=False)
         return grads, losses, wrong
 
     def fast(self, precision="float64", params=None):

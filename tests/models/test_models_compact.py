@@ -13,7 +13,7 @@ from torch import nn
 
 import espalier
 from espalier.models import DenseNet
-from espalier.study.densenet_graph import DenseNetGraph
+from espalier.study.networks import DenseNetGraph
 from espalier.study.run_files import mask_to_hex
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,11 +33,18 @@ def gated():
     return espalier.attach(model, torch.zeros(1, 3, 8, 8, dtype=torch.float64), check=False)
 
 
+def place(block: int, reader: int, source: int) -> int:
+    """Of a connection in the mask: of a block's layer 0, 1, .. or, last, of what closes it."""
+    first = block * (LAYERS + 1) + 1
+    ends = [(gate.source - first, gate.reader - first - 1) if gate.block == block else None for gate in GRAPH.gates]
+    return ends.index((source, reader))
+
+
 def without(*closed: tuple[int, int, int]) -> torch.Tensor:
     """All open but these: (block, reader, source)."""
     mask = torch.ones(GRAPH.d)
-    for block, reader, source in closed:
-        mask[GRAPH.readers(block)[reader].start + source] = 0
+    for connection in closed:
+        mask[place(*connection)] = 0
     return mask
 
 
@@ -47,7 +54,7 @@ CASES = {
     "chain of dead layers": without((2, 1, 0), (2, 1, 1), (2, 3, 1), (2, 2, 1)),
     "unread channels of the last layer": without((2, 3, 0), (2, 3, 2)),
     "block input read by the first layer alone": without(*((1, r, 0) for r in (1, 2, 3))),
-    "one path": torch.zeros(GRAPH.d).index_fill(0, torch.tensor([GRAPH.readers(b)[3].start for b in range(3)]), 1),
+    "one path": torch.zeros(GRAPH.d).index_fill(0, torch.tensor([place(b, 3, 0) for b in range(3)]), 1),
 }
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from statistics import fmean
 
-from espalier.cli.demo_sweep import RIVALS_BATCH
+from espalier.cli.demo import RIVALS_BATCH
 from espalier.report import read
 
 ROOT = Path(__file__).parents[2]

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from studies import run_directory
 
 from espalier.files import NotSaved
 from espalier.report import grid_tables, read
+from espalier.report import write as report
 from espalier.report.grid_tables import BEGIN, END, by_pair, compare, comparisons
 from espalier.report.phrases import made_by
 from espalier.report.significance import paired_interval
@@ -254,3 +256,27 @@ def test_the_legend_of_three_rivals_lies_above_the_bars_and_takes_them_no_room(t
 def only_ours(folder: Path) -> Path:
     save(folder, "search", [record("search", 0.1, 0, seed, 0.1) for seed in range(3)])
     return folder
+
+
+@pytest.mark.parametrize(
+    ("signal", "word"), [({}, "losses"), ({"signal": "slopes"}, "slopes")], ids=["ranked", "slopes"]
+)
+def test_the_control_is_called_by_what_was_permuted(tmp_path: Path, signal: dict[str, str], word: str) -> None:
+    pytest.importorskip("matplotlib")
+    for method in ("search", "permuted", "scratch"):
+        runs = [record(method, 0.3, fold, seed, 0.1 + 0.01 * fold) for fold in range(2) for seed in range(2)]
+        save(tmp_path, method, runs, settings=HEAD["settings"] | (signal if method != "scratch" else {}))
+    written, _ = report(tmp_path)
+    label, other = f"control: {word} permuted", {"losses": "slopes", "slopes": "losses"}[word]
+    pages = {path.name: path.read_text() for path in written if path.suffix in (".md", ".csv", ".html", ".svg")}
+    assert {name for name, text in pages.items() if label.partition(": ")[2] in text} >= {
+        "README.md", "report.html", "runs.csv", "digits-20_epochs-medians.md", "digits-20_epochs-rivals.svg",
+    }  # fmt: skip
+    assert not any(f"{other} permuted" in text for text in pages.values())
+
+
+def test_the_control_of_a_sweep_is_called_by_what_was_permuted(tmp_path: Path) -> None:
+    for signal in ("ranked", "slopes"):
+        run_directory(tmp_path / signal, permuted=True, recipe={"signal": signal}, learning_rate=0.1)
+    words = {run.called for run in read(tmp_path / "ranked").runs + read(tmp_path / "slopes").runs}
+    assert words == {f"control: {what} permuted, learning rate 0.1" for what in ("losses", "slopes")}

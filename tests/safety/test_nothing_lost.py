@@ -27,12 +27,11 @@ from espalier.report import packed, read, write
 from espalier.report.tables import Table, readme_of
 from espalier.space import BadInput, BadType, Corrupt
 from espalier.study import sources
-from espalier.study.grid import Grid
 from espalier.study.settings import GridSettings, Settings
-from espalier.study.study import UNIT_SELECTION, Study
-from espalier.train import evaluate, feed, fingerprint, hashes
+from espalier.study.study import Grid, PaperStudy
+from espalier.train import evaluate, feed, fingerprint
 from espalier.train.batched import Run
-from espalier.train.hashes import Hashes
+from espalier.train.fingerprint import Hashes
 from espalier.train.lock import LOCK, locked
 from espalier.train.progress import Silent
 from espalier.train.stop import Stop
@@ -105,7 +104,7 @@ def paper(out: Path, data: torch.Tensor, stop: Stop | None = None, force: bool =
     given = {"hidden": (5, 4), "epochs": 1, "trials": 1, "penalties": (0.0,), "batch_size": 8, "methods": ("search",)}
     own = from_arrays((data, Y), (data, Y))
     settings = Settings(**given | changes)
-    return Study(UNIT_SELECTION, settings, out, data=own, commit="abc", force=force).run(stop or Stop(), Silent())
+    return PaperStudy(settings, out, data=own, commit="abc", force=force).run(stop or Stop(), Silent())
 
 
 class AfterOneUpdate(Stop):
@@ -169,7 +168,7 @@ class OfAFile:
             return plain(given)
 
         monkeypatch.setattr(fingerprint, "tensors", counted)
-        monkeypatch.setattr(hashes, "RECENT", -1e9)
+        monkeypatch.setattr(fingerprint, "RECENT", -1e9)
         self.write(X)
 
     def write(self, inputs: torch.Tensor) -> None:
@@ -210,7 +209,7 @@ def test_a_data_file_is_hashed_once_and_again_when_it_or_what_is_known_of_it_cha
     kept.write_text("of somebody else")
     data.hashed()
     assert kept.read_text() == "of somebody else"
-    monkeypatch.setattr(hashes, "RECENT", 60.0)  # a file of this minute may change again at the same time
+    monkeypatch.setattr(fingerprint, "RECENT", 60.0)  # a file of this minute may change again at the same time
     count = data.count
     assert data.hashed() == data.hashed() != first
     assert data.count == count + 2

@@ -9,7 +9,7 @@ import torch
 
 from espalier.data import Dataset, from_arrays
 from espalier.study.settings import ConnectionSettings
-from espalier.study.study import CONNECTION_SELECTION, Study
+from espalier.study.study import PaperStudy
 from espalier.train.batched import Compute
 from espalier.train.progress import Silent
 from espalier.train.stop import Stop
@@ -33,9 +33,8 @@ def images(train: int = 48, test: int = 20, side: int = 8) -> Dataset:
     return from_arrays(*parts, name="patterns", scale=1 / 255).standardised()
 
 
-def study(out: Path, runs_at_once: int | None = None, keep_state: bool = False, **changes: Any) -> Study:
-    return Study(
-        CONNECTION_SELECTION,
+def study(out: Path, runs_at_once: int | None = None, keep_state: bool = False, **changes: Any) -> PaperStudy:
+    return PaperStudy(
         ConnectionSettings(**(TINY | changes)),
         out,
         data=images(),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.study.settings import Settings
-from espalier.study.study import UNIT_SELECTION, Study
+from espalier.study.study import PaperStudy
 from espalier.train.progress import Silent
 from espalier.train.stop import Stop
 
@@ -29,10 +29,8 @@ class StopAfter(Stop):
         return self.looks < 0
 
 
-def study(out: Path, **changes: Any) -> Study:
-    return Study(
-        UNIT_SELECTION, Settings(**(SMALL | changes)), out, device="cpu", commit="abc", command="espalier paper"
-    )
+def study(out: Path, **changes: Any) -> PaperStudy:
+    return PaperStudy(Settings(**(SMALL | changes)), out, device="cpu", commit="abc", command="espalier paper")
 
 
 def run(out: Path, stop: Stop | None = None, **changes: Any) -> bool:

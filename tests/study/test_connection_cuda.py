@@ -10,7 +10,7 @@ from connection_helpers import TINY, images, run
 from study_helpers import StopAfter, stories
 
 from espalier.study.settings import ConnectionSettings
-from espalier.study.study import CONNECTION_SELECTION, Study
+from espalier.study.study import PaperStudy
 from espalier.train.batched import Compute
 from espalier.train.progress import Silent
 from espalier.train.stop import Stop
@@ -26,7 +26,7 @@ STEPS = ["readable", *(["fast"] if importlib.util.find_spec("espalier.models.den
 def on_gpu(out, stop, **changes):
     settings = ConnectionSettings(**(TINY | LONGER | changes))
     compute = Compute(compile=settings.step == "fast", updates_at_once=3)  # to compile the readable one takes minutes
-    study = Study(CONNECTION_SELECTION, settings, out, data=images(), device="cuda", compute=compute, commit="abc")
+    study = PaperStudy(settings, out, data=images(), device="cuda", compute=compute, commit="abc")
     return study.run(stop, Silent())
 
 

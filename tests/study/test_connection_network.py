@@ -13,12 +13,11 @@ from torch.func import grad
 import espalier
 from espalier.models import DenseNet
 from espalier.space import BadInput
-from espalier.study import densenet_graph
-from espalier.study.densenet_graph import DenseNetGraph
-from espalier.study.networks import Connections
+from espalier.study import networks
+from espalier.study.networks import Connections, DenseNetGraph
 from espalier.study.run_batches import PaperBatch
 from espalier.study.settings import RunSpec
-from espalier.train.batched import Run, batch_engine
+from espalier.train.batched import Run, resident_data
 from espalier.train.batched.stack import made, strip
 from espalier.train.batched.step import Differential, Own, cross_entropy
 from oracle.gradients import own_gradients
@@ -34,6 +33,15 @@ def network():
 @pytest.fixture(scope="module")
 def paper():
     return Connections(40, 12, (3, 32, 32), 10)
+
+
+def readers(graph: DenseNetGraph, block: int) -> list[slice]:
+    """Where the connections are that each layer of a block reads, and last what closes it: by counting."""
+    inside = graph.layers * (graph.layers + 1) // 2
+    starts = [block * inside + layer * (layer + 1) // 2 for layer in range(graph.layers)]
+    closing = 3 * inside + block * (graph.layers + 1)
+    layers = [slice(start, start + layer + 1) for layer, start in enumerate(starts)]
+    return [*layers, slice(closing, closing + graph.layers + 1)]
 
 
 def random_masks(count: int, d: int, share: float = 0.6, seed: int = 0) -> Tensor:
@@ -72,10 +80,10 @@ def test_prices_by_hand(paper):
     """Layer 2 of block 2 of the paper's network: 3 x 3 convolutions to 12 channels, on 16 x 16 positions."""
     weights, macs = paper.prices("weights"), paper.prices("macs")
     assert float(weights.sum()) == 1_001_184
-    second = paper.graph.readers(1)[1]
+    second = readers(paper.graph, 1)[1]
     assert weights[second].tolist() == [160 * 12 * 9, 12 * 12 * 9]
     assert macs[second].tolist() == [160 * 12 * 9 * 256, 12 * 12 * 9 * 256]
-    closing = [paper.graph.readers(b)[12] for b in range(3)]
+    closing = [readers(paper.graph, b)[12] for b in range(3)]
     assert weights[closing[0]].tolist() == [16 * 160, *[12 * 160] * 12]
     assert macs[closing[0]].tolist() == [16 * 160 * 1024, *[12 * 160 * 1024] * 12]  # before it is pooled
     assert macs[closing[2]].tolist() == weights[closing[2]].tolist() == [3040, *[120] * 12]
@@ -102,10 +110,10 @@ def test_the_depth_of_a_found_network():
     assert graph.depth_under(torch.ones(273)) == 40
     mask = torch.zeros(273)
     for block in range(3):  # only the block's input is read by what closes it
-        mask[graph.readers(block)[12].start] = 1
+        mask[readers(graph, block)[12].start] = 1
     assert (graph.depth_under(mask), graph.chains(mask)) == (4, [0, 0, 0])
     assert graph.dead_layers(mask) == [*range(2, 14), *range(15, 27), *range(28, 40)]
-    mask[graph.readers(1)[4].start] = mask[graph.readers(1)[12].start + 5] = 1  # and one layer of block 2
+    mask[readers(graph, 1)[4].start] = mask[readers(graph, 1)[12].start + 5] = 1  # and one layer of block 2
     assert graph.chains(mask) == [0, 1, 0]
     assert graph.dead_layers(mask) == [*range(2, 14), *range(15, 19), *range(20, 27), *range(28, 40)]
 
@@ -153,7 +161,7 @@ def test_every_mask_of_every_run_has_statistics_of_its_own(network, way):
 
     gradient = Differential(call, cross_entropy) if way == "mapped" else Own(own_gradients(together))
     with torch.no_grad():
-        grads, (losses, wrong) = gradient(params, {}, masks, x, y, each=False)
+        grads, (losses, wrong), _ = gradient(params, {}, masks, x, y, each=False)
     assert wrong.shape == losses.shape == (2, 2)
     for r in range(2):
         alone = [
@@ -182,13 +190,13 @@ def test_initialisation_is_he_s_by_the_channels_that_are_read():
 
 def batch_of(tmp_path, specs, **changes):
     made = study(tmp_path, **changes)
-    batch = PaperBatch(made.settings, made.network, made.data, specs, torch.device("cpu"), made.compute)
+    batch = PaperBatch(made.settings, made.network, made.given, specs, torch.device("cpu"), made.compute)
     batch.engine.batch.advance(4)
     return batch
 
 
 def test_statistics_are_the_mean_over_one_pass_and_errors_are_the_compact_network_s(tmp_path, monkeypatch):
-    monkeypatch.setattr(batch_engine, "CHUNK", 16)
+    monkeypatch.setattr(resident_data, "CHUNK", 16)
     engine = batch_of(tmp_path, [RunSpec("random", "random", 0, size=0.6), RunSpec("full", "full", 1, size=1.0)]).engine
     masks = engine.masks()
     losses, errors = engine.evaluate(masks, engine.validation, True)
@@ -232,7 +240,7 @@ def test_random_selections_are_near_their_share_and_lead_somewhere(paper, monkey
     low, high = (sum(t["without_path"] for t in seen[s]) / sum(t["draws"] for t in seen[s]) for s in (0.16, 0.42))
     assert low > 0.7  # PAPER: 86% and 3%
     assert high < 0.15
-    monkeypatch.setattr(densenet_graph, "MOST_DRAWS", 300)
+    monkeypatch.setattr(networks, "MOST_DRAWS", 300)
     with pytest.raises(BadInput, match=r"none of 300 .* another share"):
         DenseNetGraph(1).draw(0.001, torch.ones(9, dtype=torch.float64), 0)
 
@@ -247,7 +255,7 @@ def test_a_given_network_is_trained_without_its_dead_parts(tmp_path):
 def test_what_no_gate_reads_has_no_gradient(network):
     """A dead layer's weights stay where weight decay leaves them."""
     mask = torch.ones(network.gated.d)
-    for reader in network.graph.readers(0)[1:]:
+    for reader in readers(network.graph, 0)[1:]:
         mask[reader.start + 1] = 0  # nobody reads the first layer
     params, call = dict(made(network.build, Run(0)).named_parameters()), caller(network)
     x = torch.randn(4, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))

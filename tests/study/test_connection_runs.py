@@ -13,15 +13,19 @@ from torch import nn
 
 import espalier
 from espalier.models import DenseNet
+from espalier.picture import describe
 from espalier.space import BadInput
 from espalier.study.run_batches import PaperBatch
-from espalier.study.run_files import mask_from_hex
 from espalier.study.settings import ConnectionSettings
 from espalier.train.lock import locked
 from espalier.train.progress import Silent
 from espalier.train.stop import Stop
 
 UPDATES = 48 // 4
+
+
+def mask_from_hex(text: str, d: int) -> torch.Tensor:
+    return torch.tensor(describe.bits(text, d), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +95,7 @@ def test_the_kept_weights_are_those_that_were_measured(whole):
         model.load_state_dict(safetensors.torch.load_file(made.weights(spec)))
         gated = espalier.attach(model, torch.zeros(1, 3, 8, 8), check=False)
         mask = mask_from_hex(story["result"]["mask"], 18)
-        data = made.data.as_floats()
+        data = made.given.as_floats()
         with torch.no_grad(), gated.masked(gated.canonical(mask)):
             out = model.eval()(data.test_inputs)
         assert float((out.argmax(-1) != data.test_labels).double().mean()) == story["result"]["test_error"]
@@ -226,7 +230,9 @@ def test_bad_settings_are_named(changes, word):
 
 def test_the_penalty_of_macs_is_normalised_by_the_dearest_connection(tmp_path):
     made = study(tmp_path, cost="macs")
-    batch = PaperBatch(made.settings, made.network, made.data, made.settings.runs("search"), torch.device("cpu")).engine
+    batch = PaperBatch(
+        made.settings, made.network, made.given, made.settings.runs("search"), torch.device("cpu")
+    ).engine
     macs = made.network.prices("macs")
     theta = batch.search.theta.clone()
     losses = torch.zeros(2, 2)  # a tie: only the penalty moves theta

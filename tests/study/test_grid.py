@@ -13,20 +13,19 @@ from study_helpers import StopAfter
 
 from espalier.data import from_arrays, load
 from espalier.space import BadInput, Corrupt, Unreachable
-from espalier.study.grid import Grid
 from espalier.study.networks import Units
 from espalier.study.run_batches import GridBatch
 from espalier.study.settings import GRID_METHODS as METHODS
-from espalier.study.settings import GridRun, GridSettings, even_widths
+from espalier.study.settings import GridSettings, RunSpec, even_widths
+from espalier.study.study import Grid
 from espalier.train import PRESETS, Recipe
 from espalier.train.batched.batch import Batch
 from espalier.train.batched.mask_sources import Given
-from espalier.train.batched.optimizers import SGD
 from espalier.train.batched.step import cross_entropy
+from espalier.train.descent import SGD, Steps
 from espalier.train.lock import locked
 from espalier.train.loop import Loop
 from espalier.train.progress import Silent
-from espalier.train.schedule import Steps
 from espalier.train.stop import Stop
 
 SMALL: dict[str, Any] = {
@@ -54,8 +53,8 @@ def batch(method: str, **changes: Any) -> GridBatch:
     data = load("digits").flatten()
     units = {"scratch": (3, 2), "found": (4, 6)}.get(method)
     price = {"penalty": 0.1} if method == "penalty" else {"target": 0.5}
-    run = GridRun(method, 0, None, units=units, **price)
-    return GridBatch(settings, FULL, data, [run], torch.device("cpu"))
+    run = RunSpec(method, method, 0, units=units, **price)
+    return GridBatch(settings, Units(FULL, least=1), data, [run], torch.device("cpu"))
 
 
 @pytest.mark.parametrize("cost", ["weights", "units", "parameters"])
@@ -95,8 +94,8 @@ def test_a_network_of_given_widths_is_that_small_network() -> None:
     """Computed in a wider shape under a mask, it starts with its own fan-in, and trains as the small one does."""
     settings = GridSettings(**SMALL)
     data = load("digits").flatten()
-    runs = [GridRun("found", 0, target=0.5, units=(5, 3)), GridRun("found", 1, target=0.5, units=(9, 7))]
-    both = GridBatch(settings, FULL, data, runs, torch.device("cpu"))
+    runs = [RunSpec("found", "found", seed, target=0.5, units=units) for seed, units in enumerate([(5, 3), (9, 7)])]
+    both = GridBatch(settings, Units(FULL, least=1), data, runs, torch.device("cpu"))
     assert both.network.widths == (64, 9, 7, 10)
     start = {name: p[:1].clone() for name, p in both.engine.weights().items()}
     assert start["layers.1.weight"][0, :3, :5].std().item() == pytest.approx((2 / 5) ** 0.5, rel=0.5)

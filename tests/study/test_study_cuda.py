@@ -7,7 +7,7 @@ import torch
 from study_helpers import SMALL, StopAfter, run, stories
 
 from espalier.study.settings import Settings
-from espalier.study.study import UNIT_SELECTION, Study
+from espalier.study.study import PaperStudy
 from espalier.train.progress import Silent
 from espalier.train.stop import Stop
 
@@ -19,9 +19,7 @@ LONGER = {"epochs": 8, "trials": 1}  # 336 updates: several recordings and a rem
 
 
 def on_gpu(out, stop, **changes):
-    return Study(UNIT_SELECTION, Settings(**(SMALL | LONGER | changes)), out, device="cuda", commit="abc").run(
-        stop, Silent()
-    )
+    return PaperStudy(Settings(**(SMALL | LONGER | changes)), out, device="cuda", commit="abc").run(stop, Silent())
 
 
 def test_given_masks_train_as_on_a_cpu(tmp_path):

@@ -89,7 +89,7 @@ def test_a_layer_without_units_closes_everything():
 def test_a_fixed_run_equals_a_small_network_trained_from_scratch(tmp_path):
     made = study(tmp_path, hidden=(10, 8, 6))
     specs = [RunSpec("fixed", "fixed", seed, size=0.5) for seed in (0, 1)]
-    engine = PaperBatch(made.settings, made.network, made.data, specs, torch.device("cpu")).engine
+    engine = PaperBatch(made.settings, made.network, made.given, specs, torch.device("cpu")).engine
     smalls = [cut(made.network.build(run), made.network.widths, run.mask) for run in engine.runs]
     data = load("digits").flatten().as_floats()
     updates = engine.total

@@ -84,7 +84,7 @@ def test_further_trials_train_what_is_missing_alone(whole, tmp_path):
     assert run(tmp_path, methods=("search",), trials=1)
     before = stories(tmp_path)
     made = study(tmp_path, methods=("search",))
-    assert [[r.seed for r in runs] for _, runs, _ in made.parts()] == [[1, 1, 1]]
+    assert [[r.seed for r in runs] for runs in (part.runs for part in made.parts())] == [[1, 1, 1]]
     assert run(tmp_path, methods=("search",))
     assert len(stories(tmp_path)) == 6
     assert all(stories(tmp_path)[name] == story for name, story in before.items())
@@ -146,7 +146,7 @@ def test_a_half_written_run_file_is_named(whole, tmp_path):
     path.parent.mkdir(parents=True)
     path.write_text('{"format": 1, "ru')
     with pytest.raises(Corrupt, match=path.name):
-        made.missing(("dropout",))
+        made.parts()
 
 
 @pytest.mark.parametrize(
@@ -179,10 +179,10 @@ def test_variants_run_resume_and_stay_apart(changes, tmp_path):
 def test_held_out_images_stand_in_for_the_test_set(tmp_path):
     made = study(tmp_path, held_out=300)
     data = load("digits").flatten()
-    assert len(made.data.test_labels) == 300
-    assert len(made.data.train_labels) == len(data.train_labels) - 300
+    assert len(made.given.test_labels) == 300
+    assert len(made.given.train_labels) == len(data.train_labels) - 300
     rows = {tuple(row.tolist()) for row in data.test_inputs}
-    outside = sum(tuple(row.tolist()) not in rows for row in made.data.test_inputs)
+    outside = sum(tuple(row.tolist()) not in rows for row in made.given.test_inputs)
     assert outside > 290  # digits repeats hardly any image
     assert "held_out" in made.settings.folder
     assert made.settings.evaluated_on == "300 held-out training images"
@@ -190,12 +190,12 @@ def test_held_out_images_stand_in_for_the_test_set(tmp_path):
 
 def test_bad_devices_and_batches_are_refused_at_once(tmp_path):
     from espalier.study.settings import Settings
-    from espalier.study.study import UNIT_SELECTION, Study
+    from espalier.study.study import PaperStudy
 
     with pytest.raises(BadInput, match="tpu9"):
-        Study(UNIT_SELECTION, Settings(**SMALL), tmp_path, device="tpu9")
+        PaperStudy(Settings(**SMALL), tmp_path, device="tpu9")
     if not torch.cuda.is_available():
         with pytest.raises(BadInput, match="torch sees no CUDA device"):
-            Study(UNIT_SELECTION, Settings(**SMALL), tmp_path, device="cuda")
+            PaperStudy(Settings(**SMALL), tmp_path, device="cuda")
     with pytest.raises(BadInput, match="1000"):
         study(tmp_path, batch_size=1000)

@@ -20,7 +20,7 @@ from espalier.train.setting import declared
 
 def batch_of(tmp_path, method, **changes):
     made = study(tmp_path, **changes)
-    return PaperBatch(made.settings, made.network, made.data, made.settings.runs(method), torch.device("cpu")).engine
+    return PaperBatch(made.settings, made.network, made.given, made.settings.runs(method), torch.device("cpu")).engine
 
 
 def test_the_defaults_are_the_paper_s():

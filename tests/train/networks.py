@@ -54,6 +54,23 @@ def mixed_network(seed: int = 0) -> nn.Sequential:
     )
 
 
+def spoilt(bad: float = 1e200, seed: int = 0) -> tuple[nn.Sequential, Tensor, Tensor]:
+    """A network in float64 and 64 examples for it, of which two spoil the loss of every mask that opens the first unit:
+    it reads nothing but the first input, and what reads it overflows. bad: that input of theirs; nan spoils any mask.
+    """
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double()
+    with torch.no_grad():
+        model[0].weight[:, 0] = torch.tensor([1.0, 0, 0, 0, 0])
+        model[0].weight[0, 1:] = 0.0
+        model[0].bias[0] = 0.0
+        model[2].weight[0, 0] = 1e200
+    x = torch.randn(64, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    x[:, 0] = 0.0
+    x[[20, 41], 0] = bad
+    return model, x, torch.arange(64) % 3
+
+
 class Block(nn.Module):
     """A residual block: the channels between its convolutions can be gated, those of the stream only together."""
 

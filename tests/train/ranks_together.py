@@ -132,26 +132,29 @@ def loaders() -> dict[str, Tensor]:
 
 
 def not_finite() -> dict[str, Tensor]:
-    """One mask of two gives no number, on one rank: no rank counts it."""
-    x, y = data(32)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10)).double()
-    inner = torch.optim.SGD(model.parameters(), 0.1)
-    several = "data" if dist.is_initialized() else None
-    shaping = espalier.shape(model, x[:4], inner, updates=4, samples=2, penalty=0.0, recipe="paper", parallel=several)
-    calls = [0]
+    """Some masks give no number, of examples that one rank reads or of masks that one rank has: no rank moves."""
+    ends = dict[str, Tensor]()
+    for parallel in ("data", "structure"):
+        model, x, y = networks.spoilt()
+        several = parallel if dist.is_initialized() else None
+        inner = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        settings: dict[str, Any] = {"samples": 4, "penalty": 0.0, "recipe": "paper", "seed": 1}
+        shaping = espalier.shape(model, x[:4], inner, updates=4, parallel=several, **settings)
+        kept = []
 
-    def closure(inputs: Tensor, targets: Tensor) -> Tensor:
-        calls[0] += 1
-        loss = F.cross_entropy(shaping.network(inputs), targets)
-        first = not dist.is_initialized() or dist.get_rank() == 0
-        loss = loss * float("inf") if calls[0] == 2 and first else loss
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss
+        def closure(inputs: Tensor, targets: Tensor, shaping: Any = shaping) -> Tensor:
+            loss = F.cross_entropy(shaping.network(inputs), targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
 
-    for _ in range(4):
-        shaping.step(closure, *(shaping.ranks.share((x, y)) if shaping.ranks else (x, y)))
-    return {"theta": shaping.search.theta} | dict(model.state_dict())
+        for part in torch.arange(64).split(16):  # the second and the third are spoilt
+            batch, before = (x[part], y[part]), model[0].weight.detach().clone()
+            share = shaping.ranks is not None and parallel == "data"
+            shaping.step(closure, *(shaping.ranks.share(batch) if share else batch))  # type: ignore[union-attr]
+            kept.append(model[0].weight.equal(before))
+        ends |= {f"{parallel} {name}": value for name, value in model.state_dict().items()}
+        ends |= {f"{parallel} theta": shaping.search.theta, f"{parallel} kept": torch.tensor(kept)}
+    return ends
 
 
 def refusals() -> dict[str, str]:

@@ -19,11 +19,10 @@ from espalier.data import Stream
 from espalier.train import Recipe, loop
 from espalier.train.batched.batch import Batch, searched
 from espalier.train.batched.mask_sources import Given
-from espalier.train.batched.optimizers import SGD
 from espalier.train.batched.step import cross_entropy
+from espalier.train.descent import SGD, Steps
 from espalier.train.eager import EagerEngine
 from espalier.train.progress import describe
-from espalier.train.schedule import Steps
 
 X, Y = networks.digit_vectors(256)[0]
 RECIPE = Recipe(begin=0.25, ramp=0.25, settle=0.5, ramp_updates=0, drops=(0.75,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from pathlib import Path
+from typing import Any
 
 import networks
 import pytest
@@ -13,7 +14,9 @@ from torch.nn import functional as F
 
 import espalier
 from espalier import fit
+from espalier.search.recorded import Recorded
 from espalier.train import evaluate, stochastic
+from espalier.train.compiling import Recording
 
 pytestmark = [
     pytest.mark.cuda,
@@ -114,7 +117,7 @@ def test_divergence_is_noticed_on_the_gpu() -> None:
     def infinite(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(outputs, targets) * torch.inf
 
-    with pytest.raises(espalier.Diverged, match="or shortly before: every loss of an update"):
+    with pytest.raises(espalier.Diverged, match=r"update 1 of \d+: every loss of an update"):
         fit(networks.resnet(), DATA, device="cuda", **SETTINGS | {"loss": infinite})
 
 
@@ -175,15 +178,69 @@ def test_a_recorded_run_is_like_another(network, more, monkeypatch: pytest.Monke
     assert losses[1] == pytest.approx(losses[0], rel=0.3, abs=0.05)
 
 
-@pytest.mark.filterwarnings("ignore:TensorFloat32")
-def test_what_waits_for_the_gpu_is_compiled_and_not_recorded() -> None:
-    def waiting(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        loss = F.cross_entropy(outputs, targets)
-        return loss if loss.item() > 0 else loss * 1
+class Scaled(torch.nn.Module):
+    """Decides in Python: by a number that others change, or by one that changes with every call."""
 
-    with pytest.warns(UserWarning, match="not recorded as a CUDA graph"):
-        result = fit(dropping(), DATA, device="cuda", compile=True, **SETTINGS | {"loss": waiting})
-    assert result.finished
+    def __init__(self, counts: bool) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+        self.scale, self.counts = 1.0, counts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.counts:
+            self.scale = self.scale + 1 / 64
+        logits: torch.Tensor = self.layers(x.flatten(1)) * self.scale
+        return logits
+
+
+class Doubled(espalier.Callback):
+    """After the second epoch the network gives twice as much, and after the fourth it does not."""
+
+    def on_epoch(self, loop: Any, rows: Any) -> None:
+        loop.engine.gated.model.scale = 2.0 if loop.engine.done // 16 in (2, 3) else 1.0
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler, which takes an error for its own
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_long_run_is_recorded_by_itself_and_is_the_same(counts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    recordings: list[None] = []
+    record = Recorded._record
+    monkeypatch.setattr(Recorded, "_record", lambda self, *given: (recordings.append(None), record(self, *given)))
+    monkeypatch.setattr("espalier.train.eager.LONG", 90)
+    ends, counted = [], []
+    for compile in (False, None):
+        torch.manual_seed(0)
+        recordings.clear()
+        model = Scaled(counts).double()
+        data = (DATA[0].double(), DATA[1])
+        callbacks = [] if counts else [Doubled()]
+        result = fit(model, data, device="cuda", compile=compile, callbacks=callbacks, **SETTINGS | {"epochs": 6})
+        ends.append([*model.parameters(), result.theta])
+        counted.append(len(recordings))
+    # Of theta alone; and of the whole network, the masked one, that with another scale, the compact one.
+    assert counted[1] == counted[0] if counts else counted[1] >= counted[0] + 4
+    for one, other in zip(*ends):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@torch.compiler.allow_in_graph
+def waiting(x: torch.Tensor) -> torch.Tensor:
+    torch.cuda.synchronize()
+    return x * 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_waits_for_the_gpu_is_not_recorded_and_nothing_is_left_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[str] = []
+    given_up = Recording._give_up
+    monkeypatch.setattr(Recording, "_give_up", lambda self, reason: (failed.append(reason), given_up(self, reason)))
+    monkeypatch.setattr("espalier.train.eager.LONG", 10)
+    settings = SETTINGS | {"loss": lambda outputs, targets: F.cross_entropy(waiting(outputs), targets)}
+    result = fit(dropping(), DATA, device="cuda", **settings)
+    assert len(failed) == 1
+    assert "captur" in failed[0]
     assert result.history[-1]["loss"] < result.history[0]["loss"]
-    after = fit(dropping(), DATA, device="cuda", compile=True, **SETTINGS)  # nothing is left broken
+    after = fit(dropping(), DATA, device="cuda", **SETTINGS)
+    assert len(failed) == 1
     assert after.finished
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()

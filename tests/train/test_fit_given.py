@@ -377,7 +377,8 @@ def test_a_compiled_network_trains_as_it_does_uncompiled(monkeypatch: pytest.Mon
     expected = fit(network(), doubles, **given)
     monkeypatch.setattr(eager, "Compiling", lambda: compiling.Compiling(backend=counted))
     result = fit(network(), doubles, **given, compile=True)
-    assert 2 <= len(graphs) <= 3  # of the whole network, the masked one and the compact one; not one for each mask
+    # Of the whole network, the masked one and the compact one; not one for each mask.
+    assert 2 <= len(graphs) <= 3
     torch.testing.assert_close(result.theta, expected.theta, rtol=1e-8, atol=1e-10)
     assert result.mask.equal(expected.mask)
     for mine, theirs in zip(result.model.parameters(), expected.model.parameters(), strict=True):

@@ -65,6 +65,11 @@ def test_an_operation_that_other_masks_use_takes_part(runs: Path) -> None:
     assert not used.all()
 
 
+def test_the_weights_of_all_ranks_stay_where_a_loss_of_one_is_not_finite(runs: Path) -> None:
+    for parallel in ("data", "structure"):
+        assert of(runs, 2)[f"not-finite/{parallel} kept"].tolist() == [False, True, True, False]
+
+
 @pytest.mark.parametrize(
     ("case", "words"),
     [

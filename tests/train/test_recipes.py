@@ -13,8 +13,8 @@ import espalier
 from espalier.search.arguments import ramp_length
 from espalier.space import BadInput, BadType, Space
 from espalier.train import Recipe
+from espalier.train.descent import of_torch
 from espalier.train.recipes import PRESETS, Phases, chosen, ramped, read, settled
-from espalier.train.schedule import of_torch
 
 
 def test_the_paper_is_the_paper() -> None:

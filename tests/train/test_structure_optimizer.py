@@ -102,31 +102,6 @@ def test_penalty_0_is_no_penalty_step_by_step() -> None:
     assert model[0].weight.equal(other[0].weight)
 
 
-def test_a_mask_without_a_finite_loss_is_left_out_of_the_gradient() -> None:
-    model, gated, inner, search = parts(samples=3)
-    masks = Search(gated.space, cost=gated.cost("weights"), penalty=0.1, seed=3, samples=3).ask()
-    x, y = batch(0)
-    expected = []
-    for mask in (masks[0], masks[2]):
-        with gated.masked(mask):
-            expected.append(torch.autograd.grad(F.cross_entropy(model(x), y), model[0].weight)[0])
-    calls, seen = 0, []
-
-    def closure() -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        loss = F.cross_entropy(model(x), y) * (float("nan") if calls == 2 else 1.0)
-        loss.backward()
-        return loss
-
-    inner.register_step_pre_hook(lambda *_: seen.append(model[0].weight.grad.clone()))
-    loss = StructureOptimizer(inner, search, gated).step(closure)
-    torch.testing.assert_close(seen[0], (expected[0] + expected[1]) / 2)
-    assert calls == 3
-    assert loss.isfinite()
-    assert not bool(search.diverged)
-
-
 def test_no_finite_loss_is_divergence_and_changes_nothing() -> None:
     model, gated, inner, search = parts()
     before, theta = model[0].weight.detach().clone(), search.theta.clone()

@@ -41,8 +41,8 @@ def multiplied(factors: list[Factors]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("seed", range(3))
 def test_the_gradient_by_hand_is_the_derived_one(seed: int, each: bool) -> None:
     params, masks, x, y = case(seed, each)
-    grads, (losses, wrong) = Differential(CHAIN.outputs, cross_entropy)(params, {}, masks, x, y, each=each)
-    factors, (by_hand, wrong_by_hand) = CHAIN(params, masks, x, y, each=each)
+    grads, (losses, wrong), _ = Differential(CHAIN.outputs, cross_entropy)(params, {}, masks, x, y, each=each)
+    factors, (by_hand, wrong_by_hand), _ = CHAIN(params, masks, x, y, each=each)
     found = multiplied(factors)
     assert found.keys() == grads.keys()
     for name, gradient in grads.items():
@@ -54,31 +54,11 @@ def test_the_gradient_by_hand_is_the_derived_one(seed: int, each: bool) -> None:
 @pytest.mark.parametrize("samples", [1, 2])
 @pytest.mark.parametrize("each", [False, True])
 def test_a_kernel_is_given_plain_memory(each: bool, samples: int) -> None:
-    """With one mask the counts are one bit a run, seen as one for each example: no memory that a kernel could read."""
     params, masks, x, y = case(0, each)
-    factors, _ = CHAIN(params, masks if each else masks[:, :samples], x, y, each=each)
+    factors, _, _ = CHAIN(params, masks if each else masks[:, :samples], x, y, each=each)
     for one in factors:
         for tensor in one.contiguous():
-            assert tensor is None or tensor.is_contiguous()
-    assert factors[0].counts is not None
-    assert factors[0].contiguous()[2].stride() == (factors[0].left.shape[-1], 1)
-
-
-def test_masks_without_a_finite_loss_are_left_out() -> None:
-    """One unit explodes and only the first mask reads it: the gradient is that of the second mask alone."""
-    params, masks, x, y = case(0, False)
-    params["0.weight"][0, 0] = 1e200
-    params["1.weight"][0, :, 0] = 1e200
-    x = x.abs()
-    masks[0, 0], masks[0, 1] = 1.0, 1.0
-    masks[0, 1, 0] = 0.0
-    factors, (losses, _) = CHAIN(params, masks, x, y, each=False)
-    assert losses.isfinite()[0].tolist() == [False, True]
-    found = multiplied(factors)
-    alone, _ = Differential(CHAIN.outputs, cross_entropy)(params, {}, masks[:, 1:], x, y, each=False)
-    for name, gradient in alone.items():
-        assert found[name][0].isfinite().all()
-        torch.testing.assert_close(found[name][0], gradient[0], rtol=1e-12, atol=1e-14)
+            assert tensor.is_contiguous()
 
 
 def known(model: nn.Module, inputs: int = 7) -> Chain | None:

@@ -160,10 +160,9 @@ def test_a_gradient_multiplied_where_it_is_applied(outputs: int, inputs: int, de
         return torch.randn(shape, device="cuda", generator=rng)
 
     runs = 3
-    counts = torch.rand(runs, depth, device="cuda", generator=rng) < 0.8
-    left = torch.where(counts.unsqueeze(1), normal(runs, outputs, depth), 0.0)
-    right = torch.where(counts.unsqueeze(1), normal(runs, inputs, depth), torch.nan)
-    factors = Factors("weight", "bias", left, right, counts)
+    left, right = normal(runs, outputs, depth), normal(runs, inputs, depth)
+    left[1] = torch.nan  # of the run that does not move
+    factors = Factors("weight", "bias", left, right)
     weight, velocity = (normal(runs, outputs, inputs) for _ in range(2))
     expected, slot = weight.clone(), velocity.clone()
     rates, moves = torch.tensor([0.1, 0.2, 0.3], device="cuda"), torch.tensor([True, False, True], device="cuda")

@@ -11,10 +11,10 @@ from torch import nn
 
 from espalier.space import BadInput
 from espalier.train.batched import Adam, Run, Steps
-from espalier.train.batched.optimizers import SGD
 from espalier.train.batched.resident_data import Feed
 from espalier.train.batched.runs import batches, listed
 from espalier.train.batched.step import cross_entropy
+from espalier.train.descent import SGD
 
 
 def test_cross_entropy_is_torchs_value_and_gradient() -> None:

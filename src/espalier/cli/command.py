@@ -35,6 +35,16 @@ FIRST = "# espalier "  # a saved file begins with the command it is of, and only
 OURS = ("config", "save_config")
 OLD = "old_names"  # the attribute of a command that holds the names its flags had, and what they are now
 
+KINDS: dict[
+    Any, tuple[Any, Callable[[Any], Any], str]
+] = {  # of settings: what a TOML value may be, as its flag, in words
+    bool: (bool, bool, "true or false"),
+    int: (int, int, "a whole number"),
+    float: ((int, float), float, "a number"),
+    str: ((str, int, float), str, "text"),
+    Path: (str, str, "a path, as text"),
+}
+
 DataDir = Annotated[Path | None, typer.Option(help="Where the data sets are.")]
 TimeLimit = Annotated[float | None, typer.Option(help="Stop cleanly after so many seconds; exit code 0, unfinished.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
@@ -174,9 +184,10 @@ def _settings(path: Path, ctx: typer.Context) -> dict[str, Any]:
             raise BadInput(f"{path}: {ctx.command_path} has no setting {key!r}; {hint}")
         if parameter.name in settings:
             raise BadInput(f"{path}: {key} is there twice, by two spellings of its name")
-        read = _as_flag(value, ctx.command.callback, parameter.name)
+        kind = _kind(ctx.command.callback, parameter.name)
+        read = _as_flag(value, kind)
         if read is None:
-            wanted = _allowed(_kind(ctx.command.callback, parameter.name))
+            *_, wanted = KINDS.get(kind, ["a list of texts, or a table"])
             raise BadInput(f"{path}: {key} = {_shown(value)}: {key} is {wanted}")
         try:
             parameter.process_value(ctx, read)
@@ -191,27 +202,18 @@ def _settings(path: Path, ctx: typer.Context) -> dict[str, Any]:
     return settings
 
 
-def _as_flag(value: Any, command: Any, name: str) -> Any:
+def _as_flag(value: Any, kind: Any) -> Any:
     """A TOML value as its flag would be given; None where it is of another type.
 
     Text takes numbers too, and a list as words with commas between. Repeated text takes a table, as KEY=VALUE.
     """
-    kind = _kind(command, name)
-    if kind is bool:
-        return value if isinstance(value, bool) else None
+    words = [str(item) for item in value] if isinstance(value, list) and all(map(_scalar, value)) else None
     if kind is list or typing.get_origin(kind) is list:
-        if isinstance(value, dict):
-            return [f"{key}={json.dumps(item)}" for key, item in value.items()]
-        return [str(item) for item in value] if isinstance(value, list) and all(map(_scalar, value)) else None
-    if isinstance(value, bool):
-        return None
-    if kind is int:
-        return value if isinstance(value, int) else None
-    if kind is float:
-        return float(value) if isinstance(value, (int, float)) else None
-    if isinstance(value, list) and kind is str:
-        return ",".join(str(item) for item in value) if all(map(_scalar, value)) else None
-    return str(value) if isinstance(value, str) or (kind is str and _scalar(value)) else None
+        return [f"{key}={json.dumps(item)}" for key, item in value.items()] if isinstance(value, dict) else words
+    if kind is str and words is not None:
+        return ",".join(words)
+    types_of, read, _ = KINDS.get(kind, KINDS[Path])
+    return read(value) if isinstance(value, types_of) and isinstance(value, bool) == (kind is bool) else None
 
 
 def _kind(command: Any, name: str) -> Any:
@@ -225,11 +227,6 @@ def _kind(command: Any, name: str) -> Any:
 
 def _scalar(value: Any) -> bool:
     return isinstance(value, (str, int, float)) and not isinstance(value, bool)
-
-
-def _allowed(kind: Any) -> str:
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path, as text"}
-    return words.get(kind, "a list of texts, or a table")
 
 
 def _write(path: Path, ctx: typer.Context, settings: Mapping[str, Any]) -> None:

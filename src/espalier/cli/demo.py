@@ -1,38 +1,86 @@
-"""`espalier demo`: handwritten digits on a CPU: many sizes at once, one size asked for, images, and what ships."""
+"""`espalier demo`: handwritten digits on a CPU: many sizes at once, one size asked for, images, and what ships.
+
+Many sizes at once: searches towards several targets and their control are one batch, uniform networks of the same sizes
+from scratch another. Each network becomes a run file as studies write them, so that `espalier report` draws both as
+curves of one chart.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from espalier import schema
-from espalier.cli import demo_sweep
 from espalier.cli.command import Quiet, command_line
-from espalier.cli.demo_sweep import Size
 from espalier.data import load
 from espalier.files import below
 from espalier.ship import Shipped, ship
 from espalier.space import BadInput, Corrupt
-from espalier.study import training
+from espalier.study import run_files, training
+from espalier.study.networks import Units
+from espalier.study.run_batches import CURVE
+from espalier.study.settings import RunSpec, even_widths
 from espalier.study.training import Training
-from espalier.train import Result
+from espalier.train import PRESETS, Result, sweep
+from espalier.train.batched import Run
 from espalier.train.batched.batch import one_thread
 from espalier.train.checkpoint import write
+from espalier.train.fingerprint import versions
+from espalier.train.run_directory import hardware
 
 WIDTHS = (64, 64, 64, 10)  # pixels, two hidden layers, classes
 TARGETS = (0.05, 0.1, 0.25, 0.5, 1.0)
+MASKS, BATCH = 2, 32  # of the search: in every update two masks, and the examples that each of them reads
+# Of networks from scratch, in every update: the best of 16, 32 and 64 on held-out folds of the training part, by
+# `espalier study` (results/demo; a test compares them). All read as many examples.
+RIVALS_BATCH = 32
 STORY = "demo.json"
 STATE = ".state"  # a name that a report passes over
 FOLDERS = (STATE, "runs", "quarter", "images", "quarter-small", "images-small", "figures", "tables")
+
+
+@dataclass(frozen=True)
+class Size:
+    """One target: networks that were led to it, those whose signal was shuffled among the gates, and uniform ones of
+    as many weights; a run for each seed. units: of the hidden layers of the uniform ones."""
+
+    target: float
+    found: list[Result]
+    control: list[Result]
+    scratch: list[Result]
+    units: tuple[int, ...]
+
+    @property
+    def example(self) -> tuple[int, ...]:
+        """Units of the run of the middle error: the one that the report shows."""
+        ordered = sorted(self.found, key=_error)
+        return kept(ordered[(len(ordered) - 1) // 2])
+
+
+def _error(result: Result) -> float:
+    return 1.0 if result.validation_error is None else result.validation_error
+
+
+def _median(results: Sequence[Result]) -> str:
+    """The median test error."""
+    return f"{median(map(_error, results)):.1%}"
+
+
+def kept(result: Result) -> tuple[int, ...]:
+    """Units of each hidden layer."""
+    return tuple(layer.out_features for layer in result.model.modules() if isinstance(layer, torch.nn.Linear))[:-1]
 
 
 @dataclass(frozen=True)
@@ -67,7 +115,8 @@ def demo(
     console.print(_size_table(rows, seeds))
     console.print(_single_table(shipped))
     over = sum((result.share_after or 0) > size.target for size in rows for result in size.found)
-    led, alone = ([result for size in rows for result in part(size)] for part in (_led, lambda size: size.scratch))
+    led = [result for size in rows for result in (*size.found, *size.control)]
+    alone = [result for size in rows for result in size.scratch]
     count = len(led) + len(alone) + len(shipped)
     console.print(
         f"{over} of {sum(len(size.found) for size in rows)} networks of the batch exceed their target. "
@@ -85,10 +134,6 @@ def demo(
     )
     if page is not None:
         console.print(f"The page: {page}")
-
-
-def _led(size: Size) -> list[Result]:
-    return [*size.found, *size.control]
 
 
 def _singles(epochs: int) -> list[Single]:
@@ -127,9 +172,10 @@ def _prepare(out: Path, settings: dict[str, Any]) -> None:
 
 
 def _sizes(console: Console, out: Path, epochs: int, seeds: range, quiet: bool) -> list[Size]:
-    data = load("digits").flatten()
-    targets = [target for target in TARGETS if target < 1]
-    count, batch = 2 * len(targets) * len(seeds), demo_sweep.RIVALS_BATCH
+    """All targets with all seeds, and their controls, as one batch; then all uniform networks as another. For a target
+    of 1 there is nothing to search for: the uncut network alone is trained, as the uniform ones are."""
+    led = [(target, control) for control in (False, True) for target in TARGETS if target < 1]
+    count, batch = len(led) * len(seeds), RIVALS_BATCH
     console.print(
         f"1. {count} networks {_shape(WIDTHS)} as one batch, each with a target of its own. Every update draws two "
         "structures for a network: its weights learn under both, and the search follows the better one, along a ramp "
@@ -138,9 +184,60 @@ def _sizes(console: Console, out: Path, epochs: int, seeds: range, quiet: bool) 
         "   Beside them, from scratch: uniform networks of the same sizes, and the uncut one, in updates of "
         f"{batch} examples, which suit them best. Every network reads equally many examples."
     )
-    rows = demo_sweep.train(data, WIDTHS, TARGETS, seeds, epochs, out / STATE, quiet)
-    demo_sweep.write(rows, out, WIDTHS, "digits", epochs, command_line())
-    return rows
+    data, network = load("digits").flatten(), Units(WIDTHS, least=1)
+    even = {target: even_widths(WIDTHS, target) for target in TARGETS}
+    batches = {
+        "search": [Run(seed, target=target, permuted=control) for target, control in led for seed in seeds],
+        # Under one mask an update reads as many examples as under all of them.
+        "scratch": [Run(seed, mask=network.first(units)) for units in even.values() for seed in seeds],
+    }
+    results = dict[tuple[float, str], list[Result]]()
+    for kind, size in (("search", BATCH), ("scratch", RIVALS_BATCH // MASKS)):
+        trained = sweep(
+            network.build, data, runs=batches[kind], epochs=epochs, batch_size=size, samples=MASKS, device="cpu",
+            checkpoint=out / STATE / kind, quiet=quiet,
+        )  # fmt: skip
+        asked = [(target, "permuted" if control else "search") for target, control in led]
+        asked = asked if kind == "search" else [(target, "scratch") for target in TARGETS]
+        for i, cell in enumerate(asked):
+            results[cell] = trained[i * len(seeds) : (i + 1) * len(seeds)]
+            _write(out, cell, results[cell], network, epochs, len(trained))
+    found = {
+        kind: [results.get((target, kind), []) for target in TARGETS] for kind in ("search", "permuted", "scratch")
+    }
+    return [Size(*parts) for parts in zip(TARGETS, *found.values(), even.values())]
+
+
+def _write(out: Path, cell: tuple[float, str], results: Sequence[Result], full: Units, epochs: int, many: int) -> None:
+    """A run file for each network, below ``runs/digits``. cell: its target and method. many: runs in its batch."""
+    target, method = cell
+    settings = {"dataset": "digits", **full.describe(), "epochs": epochs, "cost": "weights"}
+    led = {"batch_size": BATCH, "masks": MASKS, "signal": PRESETS["default"].signal}
+    for result in results:
+        assert result.run is not None
+        units = kept(result)
+        (share,) = full.counts(full.first(units).unsqueeze(0))
+        spec = RunSpec(method, method, result.run.seed, target=target)
+        if method == "scratch":
+            spec = RunSpec(method, method, result.run.seed, size=round(share["weight_share"], 6))
+        record = {
+            "command": command_line(),
+            "evaluated_on": "test set",
+            "run": spec.describe(),
+            "settings": settings | ({"batch_size": RIVALS_BATCH, "masks": 1} if method == "scratch" else led),
+            "result": {
+                "test_error": result.validation_error,
+                "test_loss": result.validation_loss,
+                **share,
+                "updates": result.updates,
+            },
+            "curve": [{CURVE.get(key, key): value for key, value in row.items()} for row in result.history],
+            "seconds": {"batch": round(result.seconds, 3), "per_run": round(result.seconds / many, 3)},
+            "hardware": hardware(torch.device("cpu")),
+            "versions": versions(),
+        }
+        name = "size" if method == "scratch" else "target"
+        run_files.save(out / "runs" / "digits" / method / f"{name}_{target:g}-seed_{spec.seed}.json", record)
 
 
 def _single(console: Console, single: Single, out: Path, quiet: bool) -> tuple[Single, dict[str, Any], Shipped]:
@@ -174,12 +271,12 @@ def _size_table(rows: list[Size], seeds: int) -> Table:
     for column in ("target", "kept", "for example", "error", "control's", "uniform", "its error"):
         table.add_column(column, justify="right")
     for size in rows:
-        found = ("",) * 4
+        found = ("uncut", *[""] * 4)
         if size.found:
-            errors = f"{size.error:.1%}", f"{size.control_error:.1%}"
-            found = (f"{size.share:.1%}", _shape(size.example), *errors)
-        asked = f"{size.target:.0%}" if size.found else "uncut"
-        table.add_row(asked, *found, _shape(size.uniform), f"{size.scratch_error:.1%}")
+            share = median(result.shares["weight_share"] or 0.0 for result in size.found)
+            example = _shape((WIDTHS[0], *size.example, WIDTHS[-1]))
+            found = (f"{size.target:.0%}", f"{share:.1%}", example, _median(size.found), _median(size.control))
+        table.add_row(*found, _shape((WIDTHS[0], *size.units, WIDTHS[-1])), _median(size.scratch))
     return table
 
 
@@ -189,9 +286,7 @@ def _single_table(shipped: list[tuple[Single, dict[str, Any], Shipped]]) -> Tabl
     for single, _, _ in shipped:
         table.add_column(single.what, justify="right")
 
-    def row(name: str, *cells: str) -> None:
-        table.add_row(name, *cells)
-
+    row = table.add_row
     row("asked for", *(f"{one.training.target:.0%} of the {_told(one.training.cost)}" for one, _, _ in shipped))
     row("before the selection", *(f"{story['share_before']:.1%}" for _, story, _ in shipped))
     row("after it, what ships", *(f"{story['share_after']:.1%}" for _, story, _ in shipped))

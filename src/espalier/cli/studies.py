@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -17,11 +16,10 @@ from espalier.data import names
 from espalier.files import below
 from espalier.report import packed
 from espalier.space import BadInput
-from espalier.study import sweeping
-from espalier.study.grid import Grid
-from espalier.study.settings import ConnectionSettings, GridSettings, Settings
-from espalier.study.study import CONNECTION_SELECTION, UNIT_SELECTION, Experiment, Study
-from espalier.study.sweeping import Sweeping, as_dataset
+from espalier.study.settings import ConnectionSettings, GridSettings, PaperSettings, Settings
+from espalier.study.sources import as_dataset
+from espalier.study.study import Grid, PaperStudy, Study
+from espalier.study.training import METHODS, Sweeping, run_many
 from espalier.train import Result, progress, recipes
 from espalier.train.batched import Compute
 from espalier.train.on_ray import Ray
@@ -34,19 +32,30 @@ Out = Annotated[Path, typer.Option(help="Folder of the run files; the same comma
 
 @dataclass(frozen=True)
 class Running:
-    """How a study is run, beside its settings: on what, how long, and what is written."""
+    """How many runs are trained, beside their settings: how many at once, how long, and what is written."""
 
-    device: str = setting("", "cpu or cuda; default: cuda where there is one.")
-    runs_at_once: int | None = setting(
-        None, "The most runs in one batch; batches follow one another.", old="at-once", least=1
-    )
+    runs_at_once: int | None = setting(None, "The most runs in one batch; batches follow one another.", least=1)
     updates_at_once: int = setting(50, "Updates recorded as one CUDA graph.", least=1)
     time_limit: float | None = setting(None, "Stop cleanly after so many seconds.")
-    commit: str = setting("", "The revision to record, where git cannot tell.")
-    report: bool = setting(True, "Write tables and figures of what is in the folder.")
+    report: bool = setting(True, "Write the page, tables and figures of what is in the folder.")
     as_json: bool = setting(False, "The outcome as one JSON object, the last line of stdout.", flag="json")
     quiet: bool = setting(False, "No progress.")
     force: bool = setting(False, "Go on although data, code or settings have changed, or another host left its lock.")
+
+    def batches(self) -> dict[str, Any]:
+        """What a sweep is told."""
+        names = ("updates_at_once", "quiet", "force")
+        return {"at_once": self.runs_at_once, **{name: getattr(self, name) for name in names}}
+
+
+@dataclass(frozen=True)
+class StudyRunning(Running):
+    """Of studies: also on what they are computed, which is a setting of the task for a sweep."""
+
+    device: str = setting("", "cpu or cuda; default: cuda where there is one.", after="updates_at_once")
+    runs_at_once: int | None = changed(Running, "runs_at_once", None, old="at-once")
+    commit: str = setting("", "The revision to record, where git cannot tell.", after="time_limit")
+    report: bool = changed(Running, "report", True, help="Write tables and figures of what is in the folder.")
 
     def origin(self) -> dict[str, Any]:
         """Where the runs are computed, and what their files say of it."""
@@ -59,7 +68,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class PaperRunning(Running):
+class PaperRunning(StudyRunning):
     """Of the paper's studies."""
 
     compile: bool | None = setting(None, "Compile the update; default: on cuda.", after="device")
@@ -88,29 +97,16 @@ class PaperRunning(Running):
 class ConnectionRunning(PaperRunning):
     """Of connection selection: fewer runs and updates at once, for its networks are large."""
 
-    runs_at_once: int | None = changed(Running, "runs_at_once", 8)
+    runs_at_once: int | None = changed(StudyRunning, "runs_at_once", 8)
     updates_at_once: int = changed(Running, "updates_at_once", 5)
 
 
 @dataclass(frozen=True)
-class GridRunning(Running):
+class GridRunning(StudyRunning):
     """Of a grid."""
 
     report: bool = changed(Running, "report", True, help="Write the tables of what is in the folder.")
     page: Path | None = setting(None, "A page whose generated parts are to be replaced as well.", after="report")
-
-
-@dataclass(frozen=True)
-class SweepRunning:
-    """Of a sweep: its device is a setting of the task."""
-
-    runs_at_once: int | None = changed(Running, "runs_at_once", None, old="")
-    updates_at_once: int = changed(Running, "updates_at_once", 50)
-    time_limit: float | None = changed(Running, "time_limit", None)
-    report: bool = changed(Running, "report", True, help="Write the page, tables and figures of what is in the folder.")
-    as_json: bool = changed(Running, "as_json", False)
-    quiet: bool = changed(Running, "quiet", False)
-    force: bool = changed(Running, "force", False)
 
 
 @dataclass(frozen=True)
@@ -177,7 +173,7 @@ def unit_selection(*, out: Out, data_dir: DataDir = None, settings: Settings, ru
 
     Example: espalier paper unit-selection --out results/unit-selection --data-dir data --device cuda
     """
-    _paper_study(UNIT_SELECTION, settings, out, data_dir, running)
+    _paper_study(settings, out, data_dir, running)
 
 
 def connection_selection(
@@ -187,15 +183,13 @@ def connection_selection(
 
     Example: espalier paper connection-selection --out results/connection-selection --data-dir data --device cuda
     """
-    _paper_study(CONNECTION_SELECTION, settings, out, data_dir, running)
+    _paper_study(settings, out, data_dir, running)
 
 
-def _paper_study(
-    experiment: Experiment, settings: Any, out: Path, data_dir: Path | None, running: PaperRunning
-) -> None:
+def _paper_study(settings: PaperSettings, out: Path, data_dir: Path | None, running: PaperRunning) -> None:
     stop, compute = Stop(running.time_limit), running.compute(settings.precision)
     kept: dict[str, Any] = {"keep_state": running.keep_state, "runs_at_once": running.runs_at_once}
-    study = Study(experiment, settings, out, data_dir=data_dir, compute=compute, **kept, **running.origin())
+    study = PaperStudy(settings, out, data_dir=data_dir, compute=compute, **kept, **running.origin())
 
     def report() -> Written:
         from espalier.paper import write
@@ -228,7 +222,7 @@ def study(
     """
     stop, recipe, elsewhere = Stop(running.time_limit), changes.apply(), executing.ray()
     compute = Compute(precision=settings.precision, updates_at_once=running.updates_at_once)  # type: ignore[arg-type]
-    common: dict[str, Any] = {"data_dir": data_dir, "compute": compute, "at_once": running.runs_at_once}
+    common: dict[str, Any] = {"data_dir": data_dir, "compute": compute, "runs_at_once": running.runs_at_once}
     lengths = [whole(word, "of epochs") for word in words(epochs)]
     if not lengths:
         raise BadInput("epochs is empty, so there is nothing to run")
@@ -276,7 +270,7 @@ def _own_network(
     for one in each:
         if unfit := [name for name in ("hidden", "folds", "held_out") if getattr(one, name)]:
             raise BadInput(f"--{unfit[0].replace('_', '-')} is for --model mlp, not for {one.model}")
-        methods = [method for method in sweeping.METHODS if method in one.methods]
+        methods = [method for method in METHODS if method in one.methods]
         if "scratch" in one.methods:
             shown.say(f"scratch is left out: how {one.model} is made narrower in equal parts is not known")
         names_of = ("model", "model_arg", "cost", "epochs", "batch_size", "samples", "first_seed")
@@ -289,18 +283,15 @@ def _own_network(
             precision="" if one.precision == "float32" else one.precision,
             **{name: getattr(one, name) for name in names_of},
         )
-        found = sweeping.run(
+        found = run_many(
             task,
             below(out, out / f"{one.epochs}_epochs"),
             methods=methods,
             penalties=one.penalties,
             recipes={method: one.recipe_of(method) for method in methods},
-            at_once=running.runs_at_once,
-            updates_at_once=running.updates_at_once,
-            time_limit=None if stop.end is None else max(stop.end - time.monotonic(), 1e-3),
+            stop=stop,
             executor=elsewhere,
-            quiet=running.quiet,
-            force=running.force,
+            **running.batches(),
         )
         results += [result for some in found.values() for result in some]
         complete = complete and set(found) == set(methods) and all(result.finished for result in results)
@@ -309,28 +300,19 @@ def _own_network(
     _end_of_sweep(results, complete, out, running)
 
 
-def sweep(*, out: Out, task: Sweeping, running: SweepRunning, executing: Executing) -> None:
+def sweep(*, out: Out, task: Sweeping, running: Running, executing: Executing) -> None:
     """Train many sizes at once, and report. Every target, or penalty, with every seed is a run of one batch.
 
     Example: espalier sweep --model mlp --data digits --targets 5%,10%,25% --seeds 3 --out runs/sizes
 
     Example: espalier sweep --model net.py:build --data arrays.npz --targets 10%,30% --epochs 40 --out runs/own
     """
-    found = sweeping.run(
-        task,
-        out,
-        at_once=running.runs_at_once,
-        updates_at_once=running.updates_at_once,
-        time_limit=running.time_limit,
-        executor=executing.ray(),
-        quiet=running.quiet,
-        force=running.force,
-    )
+    found = run_many(task, out, stop=Stop(running.time_limit), executor=executing.ray(), **running.batches())
     results = [result for some in found.values() for result in some]
     _end_of_sweep(results, all(result.finished for result in results), out, running)
 
 
-def _end_of_sweep(results: Sequence[Result], complete: bool, out: Path, running: Running | SweepRunning) -> None:
+def _end_of_sweep(results: Sequence[Result], complete: bool, out: Path, running: Running) -> None:
     """Report run directories, and say what came of each run."""
     written, notes = list[Path](), list[str]()
     if running.report:
@@ -369,9 +351,9 @@ Written = tuple[list[Path], list[str]]  # the files of a report, and notes about
 
 
 def _run(
-    studies: Sequence[Study | Grid],
+    studies: Sequence[Study],
     out: Path,
-    running: Running,
+    running: StudyRunning,
     stop: Stop,
     ending: str,
     report: Callable[[], Written],

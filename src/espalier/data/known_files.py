@@ -12,6 +12,8 @@ import os
 import struct
 import tarfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -27,7 +29,6 @@ Bytes = NDArray[np.uint8]
 VARIABLE = "ESPALIER_DATA"
 # A header that lies about its size, or a file that unpacks without end, must not fill the memory.
 LIMIT = 1 << 30
-CHUNK = 1 << 20
 RECORD = 1 + 3 * 32 * 32  # CIFAR-10: the label, then the red, green and blue planes
 
 
@@ -126,41 +127,38 @@ def read(known: Known, place: Place) -> dict[str, bytes]:
     return {file.name: _file(known, place.files[file.name]) for file in known.files}
 
 
-def _file(known: Known, path: Path) -> bytes:
+@contextmanager
+def _unpacked(known: Known, path: Path) -> Iterator[None]:
+    """What a file cannot be unpacked or read for, said with its path."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            return _bounded(stream, path)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError) as error:
         raise Corrupt(f"{path} does not unpack ({error}). {remedy(known)}") from error
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror or error}); check its permissions") from error
 
 
+def _file(known: Known, path: Path) -> bytes:
+    with _unpacked(known, path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+        return _bounded(stream, path)
+
+
 def _bounded(stream: IO[bytes] | gzip.GzipFile, path: Path) -> bytes:
-    data = bytearray()
-    while chunk := stream.read(CHUNK):
-        data += chunk
-        if len(data) > LIMIT:
-            raise Corrupt(f"{path} unpacks to more than {LIMIT} bytes; no known set has such a file")
-    return bytes(data)
+    data = stream.read(LIMIT + 1)
+    if len(data) > LIMIT:
+        raise Corrupt(f"{path} unpacks to more than {LIMIT} bytes; no known set has such a file")
+    return data
 
 
 def _members(known: Known, archive: Path) -> dict[str, bytes]:
     """The files of a set out of its tar, in one pass and into memory: nothing it names is written anywhere."""
     wanted = {file.name for file in known.files}
     members: dict[str, bytes] = {}
-    try:
-        with tarfile.open(archive, "r|*") as tar:
-            for member in tar:
-                name = member.name.rsplit("/", 1)[-1]
-                if name in wanted and member.isfile():
-                    stream = tar.extractfile(member)
-                    if stream is not None:
-                        members[name] = _bounded(stream, archive)
-    except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError) as error:
-        raise Corrupt(f"{archive} does not unpack ({error}). {remedy(known)}") from error
-    except OSError as error:
-        raise BadInput(f"{archive} cannot be read ({error.strerror or error}); check its permissions") from error
+    with _unpacked(known, archive), tarfile.open(archive, "r|*") as tar:
+        for member in tar:
+            name = member.name.rsplit("/", 1)[-1]
+            if name in wanted and member.isfile() and (stream := tar.extractfile(member)) is not None:
+                members[name] = _bounded(stream, archive)
     if missing := sorted(wanted - set(members)):
         raise Corrupt(f"{archive} lacks {', '.join(missing)}: it is cut short. {remedy(known)}")
     return members

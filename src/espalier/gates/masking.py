@@ -246,9 +246,11 @@ def install(model: nn.Module, structure: Structure) -> Installed:
 
 
 def _count_examples(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    state = module.__dict__[STATE]
     if torch.compiler.is_compiling():
-        return
-    together = module.__dict__[STATE].together
+        bool(state.slopes)  # code compiled without gradients at the masks is not for passes that want them: torch may
+        return  # not look at the masks again
+    together = state.together
     if together.active:
         together.begin(args, kwargs)
 
@@ -367,7 +369,7 @@ def set_mask(model: nn.Module, installed: Installed, mask: Tensor | None, slopes
     # on a GPU is not looked at, which would wait for it.
     masked = mask is not None and (slopes or mask.device.type != "cpu" or bool((mask != 1).any()))
     for module in installed.states:
-        module.__dict__[STATE].masked = masked
+        module.__dict__[STATE].masked, module.__dict__[STATE].slopes = masked, slopes
 
 
 def set_masks(installed: Installed, masks: Tensor, slopes: bool = False) -> None:
@@ -386,7 +388,8 @@ def set_masks(installed: Installed, masks: Tensor, slopes: bool = False) -> None
         module._buffers[spot.buffer] = several.detach().requires_grad_(slopes)
     installed.together.samples = len(masks)
     for module in installed.states:
-        module.__dict__[STATE].masked = False  # of what masks weights: here inputs are masked
+        # masked: of what masks weights; here inputs are masked
+        module.__dict__[STATE].masked, module.__dict__[STATE].slopes = False, slopes
 
 
 def _put_back(installed: Installed) -> None:
@@ -510,7 +513,7 @@ class Copies:
 class State:
     """Kept beside a module's mask buffers: whether a mask is set, and the list that every copy of the module enters.
 
-    path: of the module. together: of the whole model, the pass under several masks.
+    path: of the module. together: of the whole model, the pass under several masks. slopes: gradients reach the masks.
     """
 
     def __init__(
@@ -523,6 +526,7 @@ class State:
     ) -> None:
         self.of: Callable[[], nn.Module | None] = _nobody if module is None else weakref.ref(module)
         self.copies, self.masked, self.path, self.together = copies or Copies(), masked, path, together or Together()
+        self.slopes = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> State:
         module = memo.get(id(self.of()))  # the copy of the module, which is under way

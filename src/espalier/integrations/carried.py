@@ -93,17 +93,20 @@ class Carried:
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Inside, the model is the whole network again, with what was trained."""
-        inside = self.insides is not None and self.insides.inside
-        if inside:
-            assert self.insides is not None
-            self.insides.exchange()
+        inside = self._put_whole()
         try:
             self.shaping.write_back()
             yield
         finally:
-            if inside:
-                assert self.insides is not None
-                self.insides.exchange()
+            if inside is not None:
+                inside.exchange()
+
+    def _put_whole(self) -> Insides | None:
+        """The whole network in the model's place; what was exchanged for it, if anything was."""
+        if self.insides is None or not self.insides.inside:
+            return None
+        self.insides.exchange()
+        return self.insides
 
     def row(self, epoch: float, **more: float) -> Row:
         """A row for a history, with the names that ``fit`` has; more: what the loop has measured itself."""
@@ -122,8 +125,7 @@ class Carried:
 
     def finish(self) -> Result:
         """The result. From here on a model that ran the compact network in place is the one that ships."""
-        if self.insides is not None and self.insides.inside:
-            self.insides.exchange()
+        self._put_whole()
         self._hook.remove()
         shaping = self.shaping
         about: dict[str, Any] = {"history": self.history, "finished": shaping.update >= self.phases.end}
@@ -137,8 +139,7 @@ class Carried:
 
     def release(self) -> None:
         """Take gates and hook off the model, which is the whole network then."""
-        if self.insides is not None and self.insides.inside:
-            self.insides.exchange()
+        self._put_whole()
         self.shaping.write_back()
         self._hook.remove()
         getattr(self.shaping.gated, "detach", lambda: None)()

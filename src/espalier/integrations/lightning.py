@@ -10,14 +10,12 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from espalier.cost import Cost
-from espalier.gates import attach
 from espalier.integrations.carried import Carried
 from espalier.space import BadInput
 from espalier.train import Recipe, Result, feed, pytree, rng, shape
-from espalier.train.batched.optimizers import Optimizer
+from espalier.train.descent import Optimizer, Schedule
 from espalier.train.feed import Adapter
 from espalier.train.recipes import OptimizerFactory
-from espalier.train.schedule import Schedule
 from espalier.train.targets import Target
 
 try:
@@ -62,14 +60,14 @@ class Shaping(Callback):  # type: ignore[misc]
         schedule: str | Schedule | None = None,
         example: Any = None,
         batch: Adapter | None = None,
-        kinds: Collection[str] = ("units", "channels", "heads"),
+        kinds: Collection[str] | None = None,
         ignore: Collection[str] = (),
     ) -> None:
         self._settings: dict[str, Any] = {
             "target": target, "penalty": penalty, "cost": cost, "samples": samples, "recipe": recipe,
-            "settle": settle, "seed": seed, "schedule": schedule,
+            "settle": settle, "seed": seed, "schedule": schedule, "kinds": kinds, "ignore": ignore,
         }  # fmt: skip
-        self._optimizer, self._example, self._kinds, self._ignore = optimizer, example, kinds, ignore
+        self._optimizer, self._example = optimizer, example
         self._adapt = feed.adapter(batch, own_loss=False)
         self._carried: Carried | None = None
         self._loaded: dict[str, Any] | None = None  # of a checkpoint
@@ -89,19 +87,19 @@ class Shaping(Callback):  # type: ignore[misc]
         if example is None:
             example = reading.example() if pl_module.example_input_array is None else pl_module.example_input_array
         example = trainer.strategy.broadcast(pytree.each(lambda t: t.to(pl_module.device), example))
-        gated = attach(pl_module, example, kinds=self._kinds, ignore=self._ignore)
         optimizer: Any = trainer.optimizers[0]
         if self._optimizer is not None:
             if trainer.lr_scheduler_configs:
                 raise BadInput("Shaping(optimizer=) replaces the module's, which has a scheduler; give one of them")
             optimizer = None if self._optimizer == "recipe" else self._optimizer
-        shaping = shape(gated, optimizer=optimizer, updates=int(updates), parallel="none", **self._settings)
+        shaping = shape(pl_module, example, optimizer, updates=int(updates), parallel="none", **self._settings)
         if several:
             shaping.across = lambda numbers: trainer.strategy.reduce(numbers, reduce_op="mean")
         trainer.strategy.optimizers = [shaping]
         self._carried = Carried(shaping, reading, in_place=not several)
         if self._loaded is not None:
             self._carried.history = list(self._loaded["history"])
+        gated: Any = shaping.gated
         fused = next((spot.raw_names[0] for spot in gated._installed.spots if spot.raw), None)
         if fused is not None and several:
             raise BadInput(f"masks act on {fused} when forward is called, which several processes do not do; use one")

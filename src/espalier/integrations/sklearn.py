@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -126,8 +126,21 @@ def _is_whole(value: Any, least: int) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least
 
 
+@dataclass(repr=False, eq=False)
 class _Base(BaseEstimator):  # type: ignore[misc]
     """What the three have in common: how settings are checked, tables are read and a network is trained."""
+
+    _: KW_ONLY
+    hidden: Sequence[int] = (64, 64)
+    target: float | None = None
+    epochs: int | None = None
+    batch_size: int = 64
+    learning_rate: float = 3e-3
+    weight_decay: float = 2.0
+    recipe: str | Recipe | None = None
+    random_state: int | np.random.RandomState | None = None
+    verbose: bool = False
+    device: str | torch.device | None = None
 
     def _check_settings(self) -> None:
         given = self.get_params(deep=False)
@@ -204,8 +217,18 @@ class _Base(BaseEstimator):  # type: ignore[misc]
         return replace(result, search=None, gated=None)  # what is kept can be pickled
 
 
+@dataclass(repr=False, eq=False)
 class _Network(_Base):
     """A network for tables, in its two forms."""
+
+    hidden: Sequence[int] = field(default=(64, 64), kw_only=False)
+    _: KW_ONLY
+    target: float | None = 0.5
+    penalty: float | None = None
+    cost: str = "weights"
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    n_iter_no_change: int = 10
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, classes: bool) -> None:
         self._check_settings()
@@ -241,6 +264,7 @@ class _Network(_Base):
         return hasattr(self, "model_")
 
 
+@dataclass(repr=False, eq=False)
 class EspalierClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
     """A network of linear layers, trained and cut to the size you ask for; a scikit-learn classifier.
 
@@ -269,42 +293,8 @@ class EspalierClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
     (True, True)
     """
 
-    def __init__(
-        self,
-        hidden: Sequence[int] = (64, 64),
-        *,
-        target: float | None = 0.5,
-        penalty: float | None = None,
-        cost: str = "weights",
-        epochs: int | None = None,
-        batch_size: int = 64,
-        learning_rate: float = 3e-3,
-        weight_decay: float = 2.0,
-        recipe: str | Recipe | None = None,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        class_weight: dict[Any, float] | str | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        verbose: bool = False,
-        device: str | torch.device | None = None,
-    ) -> None:
-        self.hidden = hidden
-        self.target = target
-        self.penalty = penalty
-        self.cost = cost
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.recipe = recipe
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.class_weight = class_weight
-        self.random_state = random_state
-        self.verbose = verbose
-        self.device = device
+    _: KW_ONLY
+    class_weight: dict[Any, float] | str | None = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> EspalierClassifier:
         """X: ``(rows, features)``; y: ``(rows)`` classes; sample_weight: ``(rows)``, from 0 up."""
@@ -333,6 +323,7 @@ class EspalierClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
         return predicted
 
 
+@dataclass(repr=False, eq=False)
 class EspalierRegressor(MultiOutputMixin, RegressorMixin, _Network):  # type: ignore[misc]
     """A network of linear layers, trained and cut to the size you ask for; a scikit-learn regressor.
 
@@ -344,41 +335,6 @@ class EspalierRegressor(MultiOutputMixin, RegressorMixin, _Network):  # type: ig
     >>> bool(EspalierRegressor(epochs=60, random_state=0).fit(X, y).score(X, y) > 0.5)
     True
     """
-
-    def __init__(
-        self,
-        hidden: Sequence[int] = (64, 64),
-        *,
-        target: float | None = 0.5,
-        penalty: float | None = None,
-        cost: str = "weights",
-        epochs: int | None = None,
-        batch_size: int = 64,
-        learning_rate: float = 3e-3,
-        weight_decay: float = 2.0,
-        recipe: str | Recipe | None = None,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        random_state: int | np.random.RandomState | None = None,
-        verbose: bool = False,
-        device: str | torch.device | None = None,
-    ) -> None:
-        self.hidden = hidden
-        self.target = target
-        self.penalty = penalty
-        self.cost = cost
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.recipe = recipe
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.random_state = random_state
-        self.verbose = verbose
-        self.device = device
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> EspalierRegressor:
         """X: ``(rows, features)``; y: ``(rows)`` or ``(rows, outputs)``; sample_weight: ``(rows)``, from 0 up."""
@@ -392,6 +348,7 @@ class EspalierRegressor(MultiOutputMixin, RegressorMixin, _Network):  # type: ig
         return predicted[:, 0] if self._flat else predicted
 
 
+@dataclass(repr=False, eq=False)
 class EspalierFeatureSelector(SelectorMixin, _Base):  # type: ignore[misc]
     """Chooses features: a network is trained with a gate on each of its inputs, and gates close until k are open.
 
@@ -416,38 +373,13 @@ class EspalierFeatureSelector(SelectorMixin, _Base):  # type: ignore[misc]
     [3, 7]
     """
 
-    def __init__(
-        self,
-        n_features_to_select: int | None = None,
-        *,
-        target: float | None = None,
-        step: float = 0.67,
-        task: str = "auto",
-        hidden: Sequence[int] = (64, 64),
-        epochs: int | None = None,
-        batch_size: int = 64,
-        learning_rate: float = 1e-3,
-        weight_decay: float = 10.0,
-        recipe: str | Recipe | None = None,
-        class_weight: dict[Any, float] | str | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        verbose: bool = False,
-        device: str | torch.device | None = None,
-    ) -> None:
-        self.n_features_to_select = n_features_to_select
-        self.target = target
-        self.step = step
-        self.task = task
-        self.hidden = hidden
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.recipe = recipe
-        self.class_weight = class_weight
-        self.random_state = random_state
-        self.verbose = verbose
-        self.device = device
+    n_features_to_select: int | None = field(default=None, kw_only=False)
+    _: KW_ONLY
+    step: float = 0.67
+    task: str = "auto"
+    learning_rate: float = 1e-3
+    weight_decay: float = 10.0
+    class_weight: dict[Any, float] | str | None = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> EspalierFeatureSelector:
         """X: ``(rows, features)``; y: ``(rows)``, or ``(rows, outputs)`` of a regression."""

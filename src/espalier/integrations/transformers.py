@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from espalier.cost import Cost
-from espalier.gates import attach
 from espalier.integrations.carried import Carried
 from espalier.space import BadInput
 from espalier.train import Recipe, Result, StructureOptimizer, feed, pytree, shape
@@ -55,7 +54,7 @@ class ShapingTrainer(Trainer):  # type: ignore[misc]
         recipe: str | Recipe | None = None,
         settle: float | None = None,
         structure_seed: int = 0,
-        kinds: Collection[str] = ("units", "channels", "heads"),
+        kinds: Collection[str] | None = None,
         ignore: Collection[str] = (),
         **kwargs: Any,
     ) -> None:
@@ -63,9 +62,8 @@ class ShapingTrainer(Trainer):  # type: ignore[misc]
         _check(self.args)
         self._settings: dict[str, Any] = {
             "target": target, "penalty": penalty, "cost": cost, "samples": samples, "recipe": recipe,
-            "settle": settle, "seed": structure_seed,
+            "settle": settle, "seed": structure_seed, "kinds": kinds, "ignore": ignore,
         }  # fmt: skip
-        self._kinds, self._ignore = kinds, ignore
         self._carried: Carried | None = None
         self._waiting: list[Any] = []  # parts of a batch that accumulates
         self._norm: Tensor | None = None  # of the last gradient, before it was clipped
@@ -107,8 +105,7 @@ class ShapingTrainer(Trainer):  # type: ignore[misc]
                 batches = list(islice(batches, STREAMED))
             reading = feed.Batches(batches, _everything)
             example = pytree.each(lambda tensor: tensor.to(self.args.device), reading.example())
-            gated = attach(self.model, example, kinds=self._kinds, ignore=self._ignore)
-            shaping = shape(gated, optimizer=inner, updates=self.state.max_steps, **self._settings)
+            shaping = shape(self.model, example, inner, updates=self.state.max_steps, **self._settings)
             self._carried = Carried(shaping, reading)
             self.optimizer = Made(shaping)
         return self.optimizer

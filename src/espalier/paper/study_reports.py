@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,22 +50,24 @@ class Report:
         The page is README.md, or REPORT.md beside a README.md that no report has made.
         figures: draw them too; without matplotlib there are none, and the README says so. Returns the files written.
         """
-        root, sections, readme = study.root, paper.sections_of(study), readme_of(study.root)
+        root, readme = study.root, readme_of(study.root)
         can_draw = importlib.util.find_spec("matplotlib") is not None
         written, pieces = list[Path](), [f"# {self.title}", "", MARK, ""]
+        every, documented = list[str](), list[str]()
         if figures and not can_draw:
             pieces += ["There are no figures: matplotlib was not installed.", ""]
-        for section in sections:
-            tables = self.tables(section)
+        for section in paper.sections_of(study):
+            tables, claims = self.tables(section), self._claims(section)
             for table in tables:
                 written += table.write(root / "tables" / f"{paper.stem(section)}-{table.name}")
             drawn = self._draw(section, root / "figures") if figures and can_draw else {}
             written += [path for paths in drawn.values() for path in paths]
-            pieces.append(self._section(section, tables, list(drawn)))
+            pieces.append(self._section(section, tables, claims, list(drawn)))
+            every.append(self._documented(section, tables, claims))
+            documented += every[-1:] if all(section.of(method) for method in self.methods) else []
         written.append(files.write(readme, "\n".join(pieces)))
         if reproduction is not None:
-            whole = [section for section in sections if all(section.of(method) for method in self.methods)]
-            written.append(put_between(Path(reproduction), [(self.marks, self.reproduced(whole or sections))]))
+            written.append(put_between(Path(reproduction), [(self.marks, "\n".join(documented or every))]))
         return written
 
     def _draw(self, section: Section, folder: Path) -> dict[str, list[Path]]:
@@ -81,21 +83,17 @@ class Report:
             ]
         return paths
 
-    def reproduced(self, sections: Iterable[Section]) -> str:
+    def _documented(self, section: Section, tables: list[Table], claims: str) -> str:
         """The part of docs/reproduction.md made from run files: verdicts, the paper's table, what is far from it."""
-        pieces = list[str]()
-        for section in sections:
-            pieces += [f"### {escaped(paper.title(section))}", "", self.missing(section), "", self._claims(section), ""]
-            if section.of("search"):
-                first, *others = self.tables(section)
-                pieces += [first.markdown(), self.far(section), ""]
-                further = [table for table in others if table.name in self.documented]
-                pieces += [table.markdown() for table in further if len(table.rows) > 1]
-            commands = made_by(run.command for run in section.members)
-            pieces += ["Commands:", "", "```", *commands, "```", ""]
-        return "\n".join(pieces)
+        pieces = [f"### {escaped(paper.title(section))}", "", self.missing(section), "", claims, ""]
+        if section.of("search"):
+            first, *others = tables
+            pieces += [first.markdown(), self.far(section), ""]
+            further = [table for table in others if table.name in self.documented]
+            pieces += [table.markdown() for table in further if len(table.rows) > 1]
+        return "\n".join([*pieces, "Commands:", "", "```", *made_by(run.command for run in section.members), "```", ""])
 
-    def _section(self, section: Section, tables: list[Table], figures: list[str]) -> str:
+    def _section(self, section: Section, tables: list[Table], claims: str, figures: list[str]) -> str:
         lines = [f"## {escaped(paper.title(section))}", "", self.missing(section), ""]
         for name in figures:
             text = f"{self.titles[name]}: {paper.title(section)}; {paper.note(section)}"
@@ -104,7 +102,7 @@ class Report:
             lines += [table.markdown(), ""]
         if (far := self.far(section)) and section.of("search"):
             lines += [far, ""]
-        lines += ["### The paper's claims", "", self._claims(section), ""]
+        lines += ["### The paper's claims", "", claims, ""]
         revisions = ", ".join(dict.fromkeys(run.commit for run in section.members))
         versions = ", ".join(f"{name} {version}" for name, version in section.members[0].versions.items())
         origin = "; ".join(escaped(words) for words in (f"Revision {revisions}", versions, section.machines))

@@ -196,7 +196,7 @@ def rivals(section: Section) -> Figure | None:
             colour, marker = COLOURS[1 + list(grid_tables.RIVALS).index(rival)]
             axes.errorbar(
                 x, y, yerr=bars, color=colour, marker=marker, ms=6, ls="", elinewidth=1.6, capsize=3,
-                label=grid_tables.RIVALS[rival].replace("control:", "the control,"),
+                label=grid_tables.rivals(section)[rival].replace("control:", "the control,"),
             )  # fmt: skip
             for at, (cell, _), value in zip(x, cells.values(), y):
                 if cell.verdict == "level":  # hollow: nothing is sure

@@ -13,7 +13,7 @@ import numpy as np
 from espalier import files
 from espalier.picture import power
 from espalier.report.phrases import made_by
-from espalier.report.run_reader import Run
+from espalier.report.run_reader import LABELS, Run
 from espalier.report.significance import median, paired_interval
 from espalier.report.study_reader import Section, Study, numbers
 from espalier.report.tables import MARK, Table, put_between, readme_of
@@ -21,7 +21,7 @@ from espalier.report.tables import MARK, Table, put_between, readme_of
 RIVALS = {
     "scratch": "equal layers from scratch",
     "found": "the found widths from scratch",
-    "permuted": "control: losses permuted",
+    "permuted": LABELS["permuted"],
 }
 BEGIN, END = "<!-- generated: recipe {name} -->", "<!-- end of generated: recipe {name} -->"
 Pairing = tuple[int | None, int | None]  # fold and seed
@@ -32,6 +32,12 @@ def sections_of(study: Study) -> list[Section]:
     """Those of a grid: by data, the shortest training first."""
     grids = [section for section in study.sections if section.members[0].study == "grid"]
     return sorted(grids, key=lambda s: (s.folder.rpartition("-")[0], int(s.members[0].settings["epochs"])))
+
+
+def rivals(section: Section) -> dict[str, str]:
+    """What the search is compared with, in words; of its control what was permuted."""
+    search = next((run for run in section.members if run.searches), section.members[0])
+    return {rival: words.replace("losses", search.signal) for rival, words in RIVALS.items()}
 
 
 def by_pair(runs: Iterable[Run]) -> Paired:
@@ -103,7 +109,7 @@ def _table(section: Section, name: str, caption: str, columns: Any, rows: Any, w
 
 def _against(section: Section) -> Table:
     columns = [("% of cost", "g"), ("runs", "d"), ("ours", ".2f")]
-    for rival, words in RIVALS.items():
+    for rival, words in rivals(section).items():
         columns += [(words, ".2f"), (f"ours minus {rival} [95%]", ""), ("cell", "")]
     rows = list[tuple[Any, ...]]()
     cells = {rival: comparisons(section, rival) for rival in RIVALS}
@@ -124,7 +130,7 @@ def _against(section: Section) -> Table:
 def _medians(section: Section) -> Table:
     methods = ("search", *RIVALS)
     rows = [(100 * t, *[_median(section.of(method, t)) for method in methods]) for t in targets(section)]
-    columns = [("% of cost", "g"), ("ours", ".2f"), *[(words, ".2f") for words in RIVALS.values()]]
+    columns = [("% of cost", "g"), ("ours", ".2f"), *[(words, ".2f") for words in rivals(section).values()]]
     return _table(section, "medians", "Medians", columns, rows)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +40,20 @@ def pack(folder: Path) -> Path:
         shapes: dict[str, list[list[Any]]] = {}
         for records in inside.values():
             for record in records:
-                shapes.setdefault(_line(_shape(record)), []).append(list(_leaves(record)))
+                shapes.setdefault(_shape(record), []).append(_leaves(record))
         templates = dict[str, tuple[int, list[int]]]()
         for shape, rows in shapes.items():
             varying = [i for i, column in enumerate(zip(*rows)) if len(set(map(_line, column))) > 1]
             holes = {i: {HOLE: k} for k, i in enumerate(varying)}
-            lines.append(_line({"template": numbers, "of": _filled(json.loads(shape), rows[0], holes)}))
+            filled = iter([holes.get(i, leaf) for i, leaf in enumerate(rows[0])])
+            of = _each(lambda _, filled=filled: next(filled), json.loads(shape))  # type: ignore[misc]
+            lines.append(_line({"template": numbers, "of": of}))
             templates[shape], numbers = (numbers, varying), numbers + 1
         for name, records in inside.items():
             lines.append(_line({"file": name}))
             for record in records:
-                number, varying = templates[_line(_shape(record))]
-                leaves = list(_leaves(record))
+                number, varying = templates[_shape(record)]
+                leaves = _leaves(record)
                 lines.append(_line([number, *(leaves[i] for i in varying)]))
     body = "".join(f"{line}\n" for line in lines)
     head = {"schema": SCHEMA, "files": len(content), "sha256": hashlib.sha256(body.encode()).hexdigest()}
@@ -119,43 +121,31 @@ def _line(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
-def _shape(value: Any) -> Any:
-    """The record with None for every leaf: a number, a text, an empty list."""
+def _each(function: Callable[[Any], Any], value: Any) -> Any:
+    """The same record with the function applied to every leaf: a number, a text, an empty list."""
     if isinstance(value, dict) and value:
-        if HOLE in value:
-            raise BadInput(f"a record with a key {HOLE!r} cannot be packed")
-        return {key: _shape(part) for key, part in value.items()}
-    return [_shape(part) for part in value] if isinstance(value, list) and value else None
+        return {key: _each(function, part) for key, part in value.items()}
+    return [_each(function, part) for part in value] if isinstance(value, list) and value else function(value)
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    """In the order of :func:`_shape`."""
-    if isinstance(value, (dict, list)) and value:
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(part)
-    else:
-        yield value
+def _leaves(value: Any) -> list[Any]:
+    leaves = list[Any]()
+    _each(leaves.append, value)
+    return leaves
+
+
+def _shape(record: Any) -> str:
+    """The record with null for every leaf, as a line."""
+    line = _line(_each(lambda leaf: None, record))
+    if f'"{HOLE}":' in line:
+        raise BadInput(f"a record with a key {HOLE!r} cannot be packed")
+    return line
 
 
 def _count(value: Any) -> int:
     """Of all values in it, containers too."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return 1 + sum(map(_count, parts))
-
-
-def _filled(shape: Any, leaves: Sequence[Any], holes: dict[int, Any]) -> Any:
-    """The shape with its leaves, and holes in the places of some of them."""
-    numbers = iter(range(len(leaves)))
-
-    def fill(part: Any) -> Any:
-        if isinstance(part, dict):
-            return {key: fill(inner) for key, inner in part.items()}
-        if isinstance(part, list):
-            return [fill(inner) for inner in part]
-        i = next(numbers)
-        return holes.get(i, leaves[i])
-
-    return fill(shape)
 
 
 def _record(template: Any, values: Sequence[Any]) -> Any:

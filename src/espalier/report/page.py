@@ -18,7 +18,7 @@ from espalier.report import charts, tables
 from espalier.report.charts import Chart
 from espalier.report.phrases import amount, duration, headline, layer, listed, made_by, percent
 from espalier.report.run_reader import Run
-from espalier.report.study_reader import Section, Study, grouped, variant_label
+from espalier.report.study_reader import Section, Study, grouped
 from espalier.report.tables import Table
 from espalier.space import BadInput, Corrupt
 
@@ -53,7 +53,7 @@ def render(study: Study, files: Iterable[Path] = ()) -> str:
         facts=_facts(study),
         sections=sections,
         runs_table=_table(tables.runs(study, short=True), [r.setting.value if r.setting else "" for r in study.runs]),
-        methods=list(dict.fromkeys(variant_label(run.variant) for run in study.runs)),
+        methods=list(dict.fromkeys(run.called for run in study.runs)),
         made=[
             {
                 "title": section.title,
@@ -168,7 +168,7 @@ def _names(runs: Sequence[Run]) -> list[str]:
 def _by_method(runs: Sequence[Run], name: str) -> list[tuple[str, str]]:
     """A value for all, or each value with the methods that have it."""
     values = grouped(runs, lambda run: _plain(run.settings.get(name)))
-    methods = {v: listed(list(dict.fromkeys(variant_label(r.variant) for r in some))) for v, some in values.items()}
+    methods = {v: listed(list(dict.fromkeys(r.called for r in some))) for v, some in values.items()}
     return [("" if len(methods) == 1 else words, value) for value, words in methods.items()]
 
 
@@ -223,7 +223,7 @@ def theme() -> str:
 
 
 def _title(run: Run) -> str:
-    return raised(", ".join(word for word in (variant_label(run.variant), run.label) if word))
+    return raised(", ".join(word for word in (run.called, run.label) if word))
 
 
 def layers(run: Run) -> Picture | None:

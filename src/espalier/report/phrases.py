@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 from espalier.report.run_reader import Run
-from espalier.report.study_reader import Section, grouped, variant_label
+from espalier.report.study_reader import Section, grouped
 
 BESIDES = {"--commit": 1, "--time-limit": 1, "--page": 1, "--reproduction": 1}  # flags and how many words they take
 BESIDES |= {"--quiet": 0, "--no-report": 0, "--report": 0, "--json": 0, "--keep-state": 0}
@@ -66,7 +66,7 @@ def kept(run: Run, most: int = 6) -> str:
 def facts(run: Run) -> list[tuple[str, str]]:
     """All that is known of a run, in a few words each."""
     words = [
-        ("method", variant_label(run.variant)),
+        ("method", run.called),
         ("setting", run.label),
         ("fold", "" if run.fold is None else str(run.fold)),
         ("seed", "" if run.seed is None else str(run.seed)),

@@ -21,6 +21,16 @@ from espalier.files import MANIFEST
 from espalier.picture import power, whole_power
 from espalier.space import Corrupt
 
+LABELS = {
+    "search": "search",
+    "scratch": "uniform, from scratch",
+    "found": "found structure, from scratch",
+    "permuted": "control: losses permuted",
+    "fixed": "fixed structure",
+    "dropout": "dropout",
+    "random": "random structure",
+    "full": "full network",
+}
 SETTINGS = ("target", "penalty", "size", "share", "rate", "dropout")  # what may tell runs of one variant apart
 SHARES = {
     "weight_share": "weights",
@@ -121,6 +131,19 @@ class Run:
         return self.setting.label if self.setting else ""
 
     @property
+    def signal(self) -> str:
+        """What theta learns from, if it searches, and what its control has permuted."""
+        told = self.settings.get("signal") or mapping(self.settings.get("recipe")).get("signal")
+        return "losses" if told in (None, "ranked") else "slopes"
+
+    @property
+    def called(self) -> str:
+        """Its variant in words."""
+        name, *more = self.variant.split(", ")
+        words = LABELS.get(name, name.replace("+", ", ").replace("_", " "))
+        return ", ".join([words.replace("losses", self.signal), *more])
+
+    @property
     def result(self) -> dict[str, Any]:
         return mapping(self.record.get("result"))
 
@@ -198,36 +221,41 @@ def _records(path: Path, parts: list[Any] | None) -> list[dict[str, Any]]:
 
 
 def _of_record(path: Path, name: Path, record: dict[str, Any]) -> Run:
-    run, result, settings = (mapping(record[part]) for part in ("run", "result", "settings"))
-    diverged = result.get("diverged_at") is not None or ("test_error" in result and result["test_error"] is None)
-    error = number(result.get("test_error", result.get("validation_error")))
+    settings = mapping(record["settings"])
     place = (path.parent.parent.name, *(str(settings.get(key, "")) for key in ("dataset", "epochs")))
     error_of = str(record.get("evaluated_on") or "test set")
-    seconds, rows = record["seconds"], record["curve"] if isinstance(record["curve"], list) else []
-    return Run(
-        name=name.as_posix(),
-        path=path,
-        place=(*place, error_of),
-        method=str(run.get("method") or ""),
-        variant=str(run.get("variant") or run.get("method") or "run"),
-        setting=_setting_of_record(run),
-        finished=True,
-        diverged=diverged,
-        error=1.0 if diverged and result.get("test_error", 0) is None else error,
-        loss=number(result.get("test_loss", result.get("validation_loss"))),
-        error_of=error_of,
-        shares=_shares(result, settings),
-        kept=_kept(result, settings),
-        updates=integer(result.get("updates")),
-        seconds=number(seconds.get("per_run") if isinstance(seconds, Mapping) else seconds),
-        curve=[_named_row(row, COLUMNS) for row in rows if isinstance(row, Mapping)],
-        settings=settings,
-        record=record,
-        **_origin(record, run),
-    )
+    curve = _named(record["curve"], COLUMNS)
+    return _run(record, record["result"], curve, name=name.as_posix(), path=path, place=(*place, error_of),
+                error_of=error_of)  # fmt: skip
 
 
-def _setting_of_record(run: Mapping[str, Any]) -> Setting | None:
+def _run(record: dict[str, Any], outcome: object, curve: list[dict[str, float]], **more: Any) -> Run:
+    """outcome: the result, or what is told in its place. more: what a run file and a run directory say differently."""
+    run, result, settings = (mapping(part) for part in (record["run"], outcome, record["settings"]))
+    diverged = result.get("diverged_at") is not None or ("test_error" in result and result["test_error"] is None)
+    error = number(result.get("test_error", result.get("validation_error")))
+    seconds = record["seconds"]
+    about = {
+        "method": str(run.get("method") or ""),
+        "variant": str(run.get("variant") or run.get("method") or "run"),
+        "setting": _setting(run),
+        "finished": True,
+        "diverged": diverged,
+        "error": 1.0 if diverged and error is None else error,
+        "loss": number(result.get("test_loss", result.get("validation_loss"))),
+        "shares": _shares(result, settings),
+        "kept": _kept(result, settings),
+        "updates": integer(result.get("updates")),
+        "seconds": number(seconds.get("per_run") if isinstance(seconds, Mapping) else seconds),
+        **{key: str(record.get(key) or "") for key in ("study", "command", "commit")},
+        **{key: mapping(record[key]) for key in ("versions", "hardware")},
+        **{key: integer(run.get(key)) for key in ("seed", "fold")},
+        "ended": str(record.get("finished") or ""),
+    }
+    return Run(**about | more, settings=settings, curve=curve, record=record)
+
+
+def _setting(run: Mapping[str, Any]) -> Setting | None:
     for kind in SETTINGS:
         value = number(run.get(kind))
         if value is not None:
@@ -240,42 +268,28 @@ def _setting_of_record(run: Mapping[str, Any]) -> Setting | None:
 
 def from_folder(folder: Path, root: Path) -> Run:
     """The run of a run directory; without a whole ``result.json`` it is unfinished, and its last row speaks."""
-    head = records.settings_of(folder)
-    settings, notes = head["settings"], list[str]()
-    curve = _metrics(folder, notes)
-    result = _result(folder, notes)
-    last = curve[-1] if curve else {}
-    diverged = result.get("diverged") is not None
-    scored = "error" in last or "loss" in last or number(result.get("validation_loss")) is not None
-    error, loss = number(result.get("validation_error")), number(result.get("validation_loss"))
+    head, notes = records.settings_of(folder), list[str]()
+    settings, rows, result = head["settings"], _metrics(folder, notes), _result(folder, notes)
+    last = rows[-1] if rows else {}
+    outcome = (result or last | {"updates": last.get("update")}) | {"diverged_at": result.get("diverged")}
+    scores = [outcome.get("validation_loss"), *(last.get(f"validation_{name}") for name in ("error", "loss"))]
+    scored = any(number(score) is not None for score in scores)
     if not scored:
-        error, loss = last.get("training error"), last.get("training loss")
-    elif not result:
-        error, loss = last.get("error"), last.get("loss")
+        outcome |= {"validation_error": last.get("error"), "validation_loss": last.get("loss")}
     rate = settings.get("learning_rate")  # of this run alone; that of all runs is the optimiser's
+    method, asked = _asked(settings, result)
+    run = {"method": method, "variant": method if rate is None else f"{method}, learning rate {rate}"} | asked
     model = " ".join(str(settings.get("model", "network")).split()[:2])  # the rest is a hash of the initial weights
-    return Run(
-        name=folder.relative_to(root).as_posix() if folder != root else folder.resolve().name,
-        path=folder,
-        place=(model, *(json.dumps(settings.get(key)) for key in ("space", "data", "epochs"))),
-        method=_method(settings),
-        variant=_method(settings) + ("" if rate is None else f", learning rate {rate}"),
-        setting=_setting_of_directory(settings, result),
-        finished=bool(result.get("finished")),
-        diverged=diverged,
-        error=1.0 if diverged and error is None else error,
-        loss=loss,
-        error_of=_judged_on(result) if scored else "training data",
-        shares=_shares(result, settings) if result else {s: last[f"{s} kept"] for s in AXES if f"{s} kept" in last},
-        kept=_kept(result, settings),
-        updates=integer(result.get("updates", last.get("update"))),
-        seconds=number(result.get("seconds", last.get("seconds"))),
-        curve=curve,
-        settings=settings,
-        record=head | {"result": result},
-        notes=tuple(notes),
-        **_origin(head, settings),
-    )
+    more: dict[str, Any] = {
+        "name": folder.relative_to(root).as_posix() if folder != root else folder.resolve().name,
+        "place": (model, *(json.dumps(settings.get(key)) for key in ("space", "data", "epochs"))),
+        "finished": bool(result.get("finished")),
+        "error_of": _judged_on(result) if scored else "training data",
+        "notes": tuple(notes),
+    }
+    record = head | {"run": run | {key: settings.get(key) for key in ("seed", "fold")}, "result": result}
+    record |= {"seconds": outcome.get("seconds")}
+    return _run(record, outcome, _named(rows, DIRECTORY_COLUMNS, "seconds"), path=folder, **more)
 
 
 def _judged_on(result: Mapping[str, Any]) -> str:
@@ -284,14 +298,14 @@ def _judged_on(result: Mapping[str, Any]) -> str:
     return "test set" if told.startswith("the test part") else "validation data"
 
 
-def _metrics(folder: Path, notes: list[str]) -> list[dict[str, float]]:
+def _metrics(folder: Path, notes: list[str]) -> list[dict[str, Any]]:
     """Rows as far as they are whole; the last may have been cut off by a kill."""
     try:
         rows, damage = records.metrics_of(folder)
     except OSError:
         rows, damage = [], "metrics.jsonl cannot be read, so there is no learning curve"
     notes += [damage] if damage else []
-    return [_named_row(row, DIRECTORY_COLUMNS, keep=("seconds",)) for row in rows]
+    return rows
 
 
 def _result(folder: Path, notes: list[str]) -> dict[str, Any]:
@@ -306,39 +320,18 @@ def _result(folder: Path, notes: list[str]) -> dict[str, Any]:
         return {}
 
 
-def _method(settings: Mapping[str, Any]) -> str:
-    """A run directory says where its masks came from, not what that is called."""
+def _asked(settings: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The method and what was asked of it: a run directory says where its masks came from, not what that is called."""
     if settings.get("dropout"):
-        return "dropout"
+        return "dropout", {"rate": settings["dropout"]}
     if settings.get("mask") is not None or settings.get("all_open"):
-        return "fixed"
-    return "permuted" if settings.get("permuted") else "search"
-
-
-def _setting_of_directory(settings: Mapping[str, Any], result: Mapping[str, Any]) -> Setting | None:
-    method = _method(settings)
-    if method in ("search", "permuted"):
-        target, penalty = number(settings.get("target")), number(settings.get("penalty"))
-        return Setting("penalty", penalty or 0.0) if target is None else Setting("target", target)
-    if method == "dropout":
-        return Setting("rate", number(settings["dropout"]) or 0.0)
-    share = number(result.get("unit_share"))
-    return None if share is None else Setting("size", share)
+        return "fixed", {"size": result.get("unit_share")}
+    price = {"penalty": settings.get("penalty") or 0.0}
+    asked = price if number(settings.get("target")) is None else {"target": settings["target"]}
+    return "permuted" if settings.get("permuted") else "search", asked
 
 
 # ---- parts of both ---------------------------------------------------------------------------------------------------
-
-
-def _origin(head: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run is part of, which of its repetitions it is, and what it was made with, and when."""
-    texts = {key: str(head.get(key) or "") for key in ("study", "command", "commit")}
-    parts = {key: mapping(head[key]) for key in ("versions", "hardware")}
-    return {
-        **texts,
-        **parts,
-        "ended": str(head.get("finished") or ""),
-        **{k: integer(run.get(k)) for k in ("seed", "fold")},
-    }
 
 
 def _shares(result: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, float]:
@@ -379,12 +372,16 @@ def _totals(groups: int, result: Mapping[str, Any], settings: Mapping[str, Any])
     return [None] * groups
 
 
-def _named_row(row: Mapping[str, Any], names: Mapping[str, str], keep: tuple[str, ...] = ()) -> dict[str, float]:
-    columns = {names[key]: value for key in row if key in names and (value := number(row[key])) is not None}
-    times = {key: value for key in ("update", "epoch", *keep) if (value := number(row.get(key))) is not None}
-    if "update" not in times and "epoch" in times:
-        times["update"] = times["epoch"]
-    return times | columns
+def _named(rows: object, names: Mapping[str, str], *keep: str) -> list[dict[str, float]]:
+    """The numbers of a curve by their names, with the times they are of. keep: other columns, as they are called."""
+    curve = list[dict[str, float]]()
+    for row in (mapping(row) for row in rows) if isinstance(rows, list) else ():
+        columns = {names[key]: value for key in row if key in names and (value := number(row[key])) is not None}
+        times = {key: value for key in ("update", "epoch", *keep) if (value := number(row.get(key))) is not None}
+        if "update" not in times and "epoch" in times:
+            times["update"] = times["epoch"]
+        curve.append(times | columns)
+    return curve
 
 
 def _theta_of_snapshots(path: Path, space: Any, order: Sequence[str]) -> Theta | None:

@@ -13,20 +13,10 @@ from typing import Any, TypeVar
 
 from espalier import schema
 from espalier.report import packed
-from espalier.report.run_reader import AXES, Run, Setting, from_file, from_folder, number
+from espalier.report.run_reader import AXES, LABELS, Run, Setting, from_file, from_folder, number
 from espalier.report.significance import Quartiles, median, quartiles
 from espalier.space import BadInput, BadType, Corrupt
 
-LABELS = {
-    "search": "search",
-    "scratch": "uniform, from scratch",
-    "found": "found structure, from scratch",
-    "permuted": "control: losses permuted",
-    "fixed": "fixed structure",
-    "dropout": "dropout",
-    "random": "random structure",
-    "full": "full network",
-}
 NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
 # What runs of one variant may differ in: the machine, and what a section, a setting or a seed tells.
 FREE = {
@@ -113,7 +103,7 @@ class Section:
         series = list[Series]()
         for (variant, kind), runs in kinds.items():
             several = sum(other == variant and bool(its) for other, its in kinds) > 1
-            label = variant_label(variant) + (f", {kind}" if kind and several else "")
+            label = runs[0].called + (f", {kind}" if kind and several else "")
             by_setting = grouped(runs, lambda run: run.setting)
             points = [Point(variant, setting, tuple(some)) for setting, some in by_setting.items()]
             # A stronger penalty makes a smaller network.
@@ -220,14 +210,6 @@ class Study:
     @property
     def runs(self) -> list[Run]:
         return [run for section in self.sections for run in section.runs]
-
-
-def variant_label(variant: str) -> str:
-    """
-    >>> variant_label("scratch"), variant_label("search+settle_0.25")
-    ('uniform, from scratch', 'search, settle 0.25')
-    """
-    return LABELS.get(variant, variant.replace("+", ", ").replace("_", " "))
 
 
 def read(folder: str | os.PathLike[str]) -> Study:

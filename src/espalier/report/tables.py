@@ -19,7 +19,7 @@ from espalier import files, schema
 from espalier.report.phrases import counted, kept
 from espalier.report.run_reader import AXES
 from espalier.report.significance import median, quartiles
-from espalier.report.study_reader import Section, Study, variant_label
+from espalier.report.study_reader import Section, Study
 from espalier.space import BadInput, Corrupt
 
 SHARE, ERROR, COUNT, LOSS = ".1%", ".2%", "g", ".4g"
@@ -153,7 +153,7 @@ def runs(study: Study, *, short: bool = False) -> Table:
     ]  # fmt: skip
     rows = [
         (
-            variant_label(run.variant), run.label, run.fold, run.seed, run.error, run.loss, *map(run.share, shares),
+            run.called, run.label, run.fold, run.seed, run.error, run.loss, *map(run.share, shares),
             kept(run, most=1000), run.updates, run.seconds, run.state, run.machine, section.title, run.name,
         )
         for section in study.sections for run in section.runs

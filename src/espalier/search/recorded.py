@@ -17,17 +17,20 @@ class Recorded:
 
     Every call brings arguments of the same form and shapes. What the function changes lies where it lay when it was
     recorded, and what it returns is overwritten by the next call. What it decides in Python is decided once.
+
+    warm: calls before one is recorded. generator: what it draws from, if that is not torch's own; else every replay
+    would draw the numbers of the recording. pool: memory of other recordings that are never replayed at the same time.
     """
 
-    def __init__(self) -> None:
-        self.calls = 0
+    def __init__(self, warm: int = WARM, generator: torch.Generator | None = None, pool: Any = None) -> None:
+        self.calls, self.warm, self.generator, self.pool = 0, warm, generator, pool
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, function: Callable[..., Any], *given: Any) -> Any:
         if torch.cuda.is_current_stream_capturing():  # somebody records all of this
             return function(*given)
         self.calls += 1
-        if self.calls <= WARM:
+        if self.calls <= self.warm:
             return function(*given)
         if self.graph is None:
             self._record(function, given)
@@ -39,9 +42,20 @@ class Recorded:
 
     def _record(self, function: Callable[..., Any], given: tuple[Any, ...]) -> None:
         inputs = _pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, given)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self.outputs = function(*inputs)
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        generator = self.generator or torch.cuda.default_generators[torch.cuda.current_device()]
+        drawn = generator.get_state()
+        if self.generator is not None:
+            graph.register_generator_state(generator)
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                self.outputs = function(*inputs)
+        except RuntimeError:  # torch leaves its stream and the generator as they were in the recording
+            torch.cuda.set_stream(stream)
+            fresh = torch.Generator(generator.device)
+            fresh.set_state(drawn)
+            generator.graphsafe_set_state(fresh)
+            raise
         self.tensors, self.graph = _tensors(inputs), graph
 
 

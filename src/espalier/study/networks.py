@@ -6,9 +6,12 @@ trains them as a sweep does.
 
 from __future__ import annotations
 
+import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,63 +22,72 @@ from espalier.gates.attach import attach
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
 from espalier.models import MLP, DenseNet
+from espalier.picture.describe import Connection, connections
 from espalier.space import BadInput
-from espalier.study.densenet_graph import DenseNetGraph
 from espalier.study.run_files import mask_to_hex
-from espalier.study.settings import ConnectionSettings, RunSpec, Settings
+from espalier.study.settings import ConnectionSettings, PaperSettings, RunSpec, Settings
 from espalier.train.batched.runs import Run
 from espalier.train.batched.step import Own
 
 Row = dict[str, Any]
+NEAR = 0.005  # a random selection is within half a point of its share
+MOST_DRAWS = 20_000
 
 
-class Selection(Protocol):
+class Selection(ABC):
     """A network with gates, what its runs start from, and what its masks mean.
 
-    ``share``: the name of the share that progress shows. ``options``: further arguments of the sweep's plan.
+    ``share``: the name of the share that progress shows. ``counted``: what the gates are. ``shares``: what is recorded
+    of a mask, beside the kind of cost it is a share of. ``options``: further arguments of the sweep's plan.
     """
 
     share: str
+    counted: str
+    shares: tuple[tuple[str, str], ...]
+    options: dict[str, Any]
 
-    @property
+    @cached_property
+    @abstractmethod
     def gated(self) -> Gated: ...
-    @property
-    def options(self) -> dict[str, Any]: ...
 
     @property
+    @abstractmethod
     def groups(self) -> Sequence[slice | Tensor]:
         """Where the gates are in a mask that are counted together: of one layer, of one block."""
-        ...
 
+    @abstractmethod
     def describe(self) -> Row:
         """What tells this network from another of its kind, for run files."""
-        ...
 
     def layout(self) -> Row:
         """What tells two arrangements of the same weights apart, for checkpoints."""
-        ...
+        return {}
 
+    @abstractmethod
     def build(self, run: Run) -> nn.Module:
         """He initialisation, normal by fan-in, biases 0. The fan-in is what is read under the mask of the run, if it
         has one: the open part of a network starts as the small network it is."""
-        ...
 
+    @abstractmethod
     def given(self, run: RunSpec) -> tuple[Tensor, Row]:
         """The mask ``(d)`` of a run that does not search, and how it was come by."""
-        ...
 
-    def cost(self, kind: str) -> Cost: ...
+    def cost(self, kind: str) -> Cost:
+        return self.gated.cost(kind)
 
     def counts(self, masks: Tensor) -> list[Row]:
         """Gates of each group, and shares, of each mask ``(R, d)``."""
-        ...
+        ones, costs = torch.ones_like(masks[0]), {name: self.cost(kind) for kind, name in self.shares}
+        columns = {self.counted: torch.stack([masks[:, where].sum(-1) for where in self.groups], -1).long()}
+        columns |= {name: cost(masks) / cost(ones) for name, cost in costs.items()}
+        return [dict(zip(columns, row)) for row in zip(*(column.tolist() for column in columns.values()), strict=True)]
 
     def about(self, masks: Tensor) -> list[Row]:
         """The same of canonical masks ``(R, d)``, and what else is known of the network that ships."""
-        ...
+        return self.counts(masks)
 
 
-class Units:
+class Units(Selection):
     """Units of an MLP. widths: inputs, hidden units of each layer, classes. least: units that a layer keeps at least;
     the paper puts no floor under a layer.
 
@@ -83,11 +95,18 @@ class Units:
     2352
     """
 
-    share = "unit_share"
+    share, counted = "unit_share", "units"
+    shares = ("units", "unit_share"), ("weights", "weight_share")
 
     def __init__(self, widths: Sequence[int], least: int = 0) -> None:
         self.widths, self.least = tuple(widths), least
         self.options: dict[str, Any] = {"check": False}
+
+    @classmethod
+    def of(cls, hidden: Sequence[int] | None, data: Dataset, least: int = 0) -> Units:
+        """What reads these data, vectors; hidden: None for three layers as wide as the input."""
+        inputs = data.shape[0]
+        return cls((inputs, *(hidden or (inputs,) * 3), len(data.classes)), least)
 
     @property
     def hidden(self) -> tuple[int, ...]:
@@ -106,9 +125,6 @@ class Units:
 
     def describe(self) -> Row:
         return {"widths": list(self.widths)}
-
-    def layout(self) -> Row:
-        return {}
 
     @torch.no_grad()
     def build(self, run: Run) -> MLP:
@@ -133,27 +149,95 @@ class Units:
         """The mask ``(d)`` with the first so many units of each layer."""
         return torch.cat([(torch.arange(width) < count).float() for width, count in zip(self.hidden, units)])
 
-    def cost(self, kind: str) -> Cost:
-        return self.gated.cost(kind)
 
-    def counts(self, masks: Tensor) -> list[Row]:
-        units = torch.stack([masks[:, where].sum(-1) for where in self.groups], -1).long().tolist()
-        return _counted(
-            {"units": units}, masks, {"unit_share": self.cost("units"), "weight_share": self.cost("weights")}
+@dataclass(frozen=True)
+class DenseNetGraph:
+    """The connections of a DenseNet of three blocks of so many layers, in the order of a mask, as
+    :func:`espalier.picture.connections` lists them: blocks, paths, depth, dead layers, random selections.
+
+    >>> DenseNetGraph(12).d, DenseNetGraph(12).depth
+    (273, 40)
+    """
+
+    layers: int
+
+    @cached_property
+    def gates(self) -> list[Connection]:
+        return connections(self.layers)
+
+    @property
+    def d(self) -> int:
+        return len(self.gates)
+
+    @property
+    def depth(self) -> int:
+        """Layers on the longest path of the whole network: stem, blocks, two transitions, classifier."""
+        return self.gates[-1].reader
+
+    @cached_property
+    def blocks(self) -> list[Tensor]:
+        """Where the connections of each block are in a mask, those that close it included."""
+        return [torch.tensor([i for i, gate in enumerate(self.gates) if gate.block == block]) for block in range(3)]
+
+    def opened(self, mask: Tensor) -> list[Connection]:
+        """The connections that are open under a mask ``(d)``."""
+        return [gate for gate, bit in zip(self.gates, mask.tolist(), strict=True) if bit]
+
+    def chains(self, mask: Tensor) -> list[int | None]:
+        """Layers on the longest path through each block under a mask ``(d)``; None: no path leads through it."""
+        chains, opened = list[int | None](), self.opened(mask)
+        for block in range(3):
+            start = block * (self.layers + 1) + 1
+            longest = {start: 0}  # layers on the longest path to each; what is read comes before its reader
+            for gate in opened:
+                if gate.block == block and gate.source in longest:
+                    longest[gate.reader] = max(longest.get(gate.reader, 0), longest[gate.source] + 1)
+            closing = longest.get(start + self.layers + 1)
+            chains.append(None if closing is None else closing - 1)
+        return chains
+
+    def connected(self, mask: Tensor) -> bool:
+        """Whether a path leads from the image to the classifier."""
+        return None not in self.chains(mask)
+
+    def depth_under(self, mask: Tensor) -> int:
+        """Layers on the longest path from the image to the classes; 0 where there is none."""
+        chains = self.chains(mask)
+        return 0 if None in chains else 4 + sum(chain or 0 for chain in chains)
+
+    def dead_layers(self, mask: Tensor) -> list[int]:
+        """Layers that read nothing under a canonical mask ``(d)``, by their depth in the whole network (stem: 1)."""
+        return sorted({gate.reader for gate in self.gates} - {gate.reader for gate in self.opened(mask)})
+
+    def draw(self, share: float, weights: Tensor, seed: int) -> tuple[Tensor, dict[str, float]]:
+        """Random selection: each connection with probability ``share``, until the weights kept are near that share of
+        all and a path leads from image to classes. weights: ``(d)``. Returns the mask ``(d)`` and what was drawn.
+        """
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{share!r} {seed}".encode()))
+        total, pathless, away = weights.sum(), 0, 0
+        for draws in range(1, MOST_DRAWS + 1):
+            mask = (torch.rand(self.d, generator=generator) < share).to(torch.float32)
+            near = bool(((mask.to(weights) * weights).sum() / total - share).abs() <= NEAR)
+            path = self.connected(mask)
+            pathless, away = pathless + (not path), away + (not near)
+            if near and path:
+                told = {"draws": draws, "without_path": pathless, "away_from_share": away}
+                return mask, told | {"without_path_share": pathless / draws}
+        raise BadInput(
+            f"none of {MOST_DRAWS:,} random selections of {self.d} connections has {share:.1%} of the weights, within "
+            f"{NEAR:.1%}, and a path from image to classes; use another share or a larger network"
         )
 
-    def about(self, masks: Tensor) -> list[Row]:
-        return self.counts(masks)
 
-
-class Connections:
+class Connections(Selection):
     """Connections of a DenseNet. depth, growth: of it; shape: of an image; fast: computed by kernels for many runs at
     once, with matrix products of this precision.
 
     In the middle of a run the statistics of BatchNorm are estimated on 5,000 images, at its end on all.
     """
 
-    share = "weight_share"
+    share, counted = "weight_share", "connections"
+    shares = ("weights", "weight_share"), ("macs", "mac_share")
 
     def __init__(
         self,
@@ -232,10 +316,8 @@ class Connections:
         return self._costs[kind]
 
     def counts(self, masks: Tensor) -> list[Row]:
-        kept = torch.stack([masks[:, where.to(masks.device)].sum(-1) for where in self.groups], -1).long().tolist()
-        costs = {"weight_share": self.cost("weights"), "mac_share": self.cost("macs")}
         shares = masks.double().mean(-1).tolist()
-        return _counted({"connections": kept, "connection_share": shares}, masks, costs)
+        return [row | {"connection_share": share} for row, share in zip(super().counts(masks), shares, strict=True)]
 
     def about(self, masks: Tensor) -> list[Row]:
         graph = self.graph
@@ -247,19 +329,12 @@ class Connections:
         ]
 
 
-def _counted(columns: dict[str, list[Any]], masks: Tensor, costs: dict[str, Cost]) -> list[Row]:
-    """A row for each mask ``(R, d)``: of the columns, and the shares of these costs."""
-    ones = torch.ones_like(masks[0])
-    columns |= {name: (cost(masks) / cost(ones)).tolist() for name, cost in costs.items()}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def units_of(settings: Settings, data: Dataset) -> Units:
-    inputs = data.train_inputs.shape[1]
-    return Units((inputs, *(settings.hidden or (inputs,) * 3), len(data.classes)))
-
-
-def connections_of(settings: ConnectionSettings, data: Dataset) -> Connections:
-    return Connections(
-        settings.depth, settings.growth, data.shape, len(data.classes), settings.step == "fast", settings.precision
-    )
+def selection(settings: PaperSettings, data: Dataset) -> tuple[Dataset, Selection]:
+    """The data as the experiment of these settings reads them, and what it trains on them."""
+    if isinstance(settings, Settings):
+        data = data.flatten()
+        return data, Units.of(settings.hidden, data)
+    assert isinstance(settings, ConnectionSettings)
+    # Images are read as they are stored, each channel standardised.
+    sizes = settings.depth, settings.growth, data.shape, len(data.classes)
+    return data, Connections(*sizes, settings.step == "fast", settings.precision)

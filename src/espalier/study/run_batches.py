@@ -13,16 +13,16 @@ from torch import Tensor
 from torch.func import vmap
 
 from espalier.data import Dataset
+from espalier.files import clean
 from espalier.space import BadInput
 from espalier.study.networks import Row, Selection, Units
 from espalier.study.run_files import mask_to_hex
-from espalier.study.settings import PAIR, GridRun, GridSettings, PaperSettings, RunSpec, StudySettings
+from espalier.study.settings import PAIR, GridSettings, PaperSettings, RunSpec, StudySettings
 from espalier.train import rng
 from espalier.train.batched.batch import Compute, Precision
 from espalier.train.batched.batch_engine import BatchEngine
-from espalier.train.batched.runs import Run
+from espalier.train.batched.runs import Plan, Run
 from espalier.train.batched.step import cross_entropy
-from espalier.train.batched.sweep_settings import Plan
 from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.loop import Loop
@@ -96,11 +96,15 @@ def train(loop: Loop, label: str, which: str, progress: Progress) -> bool:
     return finished
 
 
-def budget(settings: StudySettings, updates: int, samples: int) -> Row:
+def budget(settings: StudySettings, data: Dataset, specs: Sequence[RunSpec]) -> Row:
     """What the plan of every study's batch has: with so many masks an update, as many examples as with two."""
-    batch_size = PAIR * settings.batch_size // samples
+    updates = settings.updates(len(data.train_labels))
+    if not updates:
+        size = f"{len(data.train_labels)} examples in {settings.epochs} epochs"
+        raise BadInput(f"batch_size={settings.batch_size} leaves no update of {size}")
+    samples = settings.samples if specs[0].searches else PAIR
     parts = {"epochs": settings.epochs, "updates": updates, "points": settings.points, "loss": cross_entropy}
-    return parts | {"batch_size": batch_size, "samples": samples}
+    return parts | {"batch_size": PAIR * settings.batch_size // samples, "samples": samples}
 
 
 class PaperBatch(Callback):
@@ -117,20 +121,15 @@ class PaperBatch(Callback):
         compute: Compute | None = None,
     ) -> None:
         self.settings, self.network, self.data, self.specs = settings, network, data, list(specs)
-        searches = specs[0].method == "search"
-        updates = settings.updates(len(data.train_labels))
-        if not updates:
-            raise BadInput(f"batch_size={settings.batch_size} leaves no update in {settings.epochs} epochs")
-        samples = settings.samples if searches else PAIR
         self.masks, self.drawn = zip(*(network.given(spec) for spec in specs))
-        if searches:
+        if specs[0].searches:
             runs = [Run(spec.seed, spec.penalty or 0.0, permuted=settings.permuted) for spec in specs]
         else:
             canonical = network.gated.canonical(torch.stack(self.masks))
             runs = [Run(s.seed, mask=mask, dropout=s.rate) for s, mask in zip(specs, canonical, strict=True)]
         own = {name: getattr(settings, name) for name in ("settle", "initial", "adaptive", "momentum", "weight_decay")}
         plan = Plan(
-            **budget(settings, updates, samples),
+            **budget(settings, data, specs),
             cost=network.cost(settings.cost),
             recipe=replace(PAPER, weights_learning_rate=settings.learning_rate, **own),
             search=None if settings.theta_rate is None else {"learning_rate": settings.theta_rate},
@@ -148,7 +147,7 @@ class PaperBatch(Callback):
         together: Row = {method: self.settings.describe(method) for method in methods}
         together |= {"runs": [spec.describe() for spec in self.specs], "data": self.data.fingerprint()}
         together |= self.network.describe() | self.network.layout() | {"device": self.engine.device.type}
-        names = [f"{spec.method} {spec.setting.replace('_', ' ')}" for spec in self.specs]
+        names = [spec.label for spec in self.specs]
         store = None if folder is None else Checkpoint(folder, together, anyway)
         return Loop(self.engine, stop, [self, Lines(progress, names, self.network.share)], store)
 
@@ -227,7 +226,7 @@ def stochastic(engine: BatchEngine, theta: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class GridBatch:
-    """Runs of one method of a grid. widths: of the full network.
+    """Runs of one method of a grid. full: the network, uncut.
 
     Networks that are trained as they are (scratch, found) are computed in a small shape that holds every one of
     them, each under the mask of its own widths and with the initial weights of its own fan-in.
@@ -236,22 +235,18 @@ class GridBatch:
     def __init__(
         self,
         settings: GridSettings,
-        widths: Sequence[int],
+        full: Units,
         data: Dataset,
-        specs: Sequence[GridRun],
+        specs: Sequence[RunSpec],
         device: torch.device,
         compute: Compute | None = None,
     ) -> None:
         self.settings, self.data, self.specs, self.method = settings, data, list(specs), specs[0].method
-        updates = settings.updates(len(data.train_labels))
-        if not updates:
-            raise BadInput(f"batch_size={settings.batch_size} leaves no update of {len(data.train_labels)} examples")
-        self.full = Units(widths, least=1)  # what ships is to compute something of its input
+        self.full = full
         each = [spec.units for spec in specs if spec.units is not None]
-        self.network = Units(holding(self.full.widths, each, ALIGNED if device.type == "cuda" else 1), least=1)
-        samples = settings.samples if specs[0].searches else PAIR
+        self.network = Units(holding(full.widths, each, ALIGNED if device.type == "cuda" else 1), full.least)
         plan = Plan(
-            **budget(settings, updates, samples),
+            **budget(settings, data, specs),
             cost=settings.cost,
             recipe=settings.recipe_of(self.method),
             seeded_by=[[spec.describe() for spec in specs], settings.describe(self.method)],
@@ -261,7 +256,7 @@ class GridBatch:
         compute = compute or Compute(precision=cast(Precision, settings.precision))
         self.engine = BatchEngine(self.network.build, data, None, runs, plan, device, compute)
 
-    def _run(self, spec: GridRun) -> Run:
+    def _run(self, spec: RunSpec) -> Run:
         if spec.units is not None:
             return Run(spec.seed, mask=self.network.first(spec.units))
         price = {"penalty": spec.penalty} if spec.target is None else {"target": spec.target}
@@ -269,10 +264,10 @@ class GridBatch:
 
     def loop(self, folder: Path | None, stop: Stop, progress: Progress, anyway: bool = False) -> Loop:
         """folder: of the checkpoints, None for none. anyway: see Checkpoint."""
-        together = self.settings.describe(self.method) | {"widths": list(self.full.widths)}
+        together = self.settings.describe(self.method) | self.full.describe()
         together |= {"runs": [spec.describe() for spec in self.specs], "data": self.data.fingerprint()}
         together["device"] = self.engine.device.type
-        names = [f"{s.method} {f'penalty {s.penalty}' if s.target is None else f'{s.target:.0%}'}" for s in self.specs]
+        names = [spec.label for spec in self.specs]
         store = None if folder is None else Checkpoint(folder, together, anyway)
         return Loop(self.engine, stop, [Lines(progress, names, "expected_share")], store)
 
@@ -280,28 +275,20 @@ class GridBatch:
         """What came out of each run, of its last update."""
         units = [row["units"] for row in self.network.counts(self.engine.masks())]
         shares = self.full.counts(torch.stack([self.full.first(kept) for kept in units]))
-        keys = ("loss", "validation_loss", "validation_error", "expected_share")
+        keys = ("update", "loss", "validation_loss", "validation_error", "expected_share")
         records = list[Row]()
         for spec, share, result in zip(self.specs, shares, loop.results(), strict=True):
             last = result.history[-1]
             outcome: Row = {"updates": result.updates, "test_error": last["validation_error"]}
-            outcome |= {"test_loss": last["validation_loss"], "weight_share": share["weight_share"]}
-            outcome |= {"unit_share": share["unit_share"], "units": share["units"]}
+            outcome |= {"test_loss": last["validation_loss"], **share}
             if result.share_before is not None:
                 outcome |= {"reached_before": result.share_before, "reached_after": result.share_after}
                 if spec.target is not None:
                     outcome["gap"] = result.share_before - spec.target
             outcome |= {"diverged_at": result.diverged, "skipped_updates": result.skipped}
-            curve = [
-                {"update": row["update"]} | {CURVE.get(key, key): _rounded(row[key]) for key in keys if key in row}
-                for row in result.history
-            ]
-            records.append({"run": spec.describe(), "result": outcome, "curve": curve})
+            curve = [{CURVE.get(key, key): row[key] for key in keys if key in row} for row in result.history]
+            records.append({"run": spec.describe(), "result": outcome, "curve": clean(curve, digits=4)})
         return records
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")
 
 
 def holding(widths: Sequence[int], each: Sequence[Sequence[int]], unit: int) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from espalier import schema
 from espalier.files import clean, write
 from espalier.records import FORMAT, runs_of
 from espalier.space import BadInput, Corrupt
-from espalier.study.settings import GridRun
+from espalier.study.settings import RunSpec
 from espalier.train.batched.batch import Compute
 from espalier.train.fingerprint import versions
 from espalier.train.run_directory import hardware
@@ -101,11 +101,11 @@ class Ours:
         return records
 
 
-def batch_name(runs: Sequence[GridRun]) -> str:
+def batch_name(runs: Sequence[RunSpec]) -> str:
     """Of the file of a batch: fold, settings and seeds.
 
-    >>> batch_name([GridRun("search", 3, 0, target=0.25), GridRun("search", 4, 0, target=0.5)])
-    'fold_0-target_0.25_to_0.5-seed_3_to_4'
+    >>> batch_name([RunSpec("search", "search", seed, 0, seed / 16) for seed in (4, 8)])
+    'fold_0-target_0.25_to_0.5-seed_4_to_8'
     """
     parts = [] if runs[0].fold is None else [f"fold_{runs[0].fold}"]
     for label in ("target", "penalty", "seed"):
@@ -155,19 +155,3 @@ def mask_to_hex(mask: Tensor) -> str:
     """
     bits = mask.flatten().cpu().numpy() != 0
     return np.packbits(bits).tobytes().hex()[: -(-len(bits) // 4)]
-
-
-def mask_from_hex(text: str, d: int) -> Tensor:
-    """The mask ``(d)`` that a run file holds in hexadecimal digits.
-
-    >>> mask_from_hex("a4", 6).tolist()
-    [1.0, 0.0, 1.0, 0.0, 0.0, 1.0]
-    """
-    try:
-        octets = bytes.fromhex(text + "0" * (len(text) % 2))
-    except ValueError:
-        raise Corrupt(f"a mask is written in hexadecimal digits, not as {text[:20]!r}") from None
-    bits = np.unpackbits(np.frombuffer(octets, dtype=np.uint8))
-    if len(text) != -(-d // 4) or bits[d:].any():
-        raise Corrupt(f"a mask of {len(text)} hexadecimal digits is not one of {d} gates")
-    return torch.from_numpy(bits[:d].astype(np.float32))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 from espalier.space import BadInput
 from espalier.train.recipes import PAPER, Recipe
@@ -28,57 +28,50 @@ PAIR = 2  # masks compared in the paper; what "epochs" and "batch_size" are give
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run of the paper's studies. method: "search" under a penalty, "dropout" at a rate, or with a given mask of
-    this size: "fixed", a share of the units of each layer; "random", a share of the weights; "full", all of it."""
+    """One run of a study. method: a search under a penalty or to a target; "dropout" at a rate; or with a given mask.
+    size: of that: "fixed", a share of the units of each layer; "random", a share of the weights; "full", all of it.
+    units: the widths of the hidden layers of a network that is trained as it is."""
 
     method: str
     variant: str
     seed: int
-    penalty: float | None = None
-    size: float | None = None
-    rate: float | None = None
-
-    @property
-    def setting(self) -> str:
-        """The run's own setting, for file names and messages."""
-        if self.penalty is not None:
-            return f"penalty_{self.penalty}"
-        return f"share_{self.size}" if self.size is not None else f"rate_{self.rate}"
-
-    def describe(self) -> dict[str, Any]:
-        return {k: v for k, v in asdict(self).items() if v is not None}
-
-
-@dataclass(frozen=True)
-class GridRun:
-    """One run of a grid. units: the widths of the hidden layers of a network that is trained as it is, None for a
-    search."""
-
-    method: str
-    seed: int
     fold: int | None = None
     target: float | None = None
     penalty: float | None = None
+    size: float | None = None
+    rate: float | None = None
     units: tuple[int, ...] | None = None
 
     @property
     def searches(self) -> bool:
-        return self.units is None
+        return self.size is None and self.rate is None and self.units is None
+
+    @property
+    def setting(self) -> str:
+        """The run's own setting, for file names and messages."""
+        words = {"target": self.target, "penalty": self.penalty, "share": self.size, "rate": self.rate}
+        return next(f"{name}_{value}" for name, value in words.items() if value is not None)
+
+    @property
+    def label(self) -> str:
+        """For messages: the method and what was asked for."""
+        return f"{self.method} {self.setting.replace('_', ' ') if self.target is None else f'{self.target:.0%}'}"
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What tells the runs of one study apart."""
+        """What tells the runs of one grid apart."""
         return self.method, self.fold, self.target, self.penalty, self.seed
 
     def describe(self) -> dict[str, Any]:
-        words = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items() if v is not None}
-        return {"method": self.method, "variant": self.method} | words
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items() if v is not None}
 
 
 @dataclass(frozen=True)
 class StudySettings:
-    """What every study has. epochs, batch_size: of the search with two masks, whatever the number of masks is."""
+    """What every study has. study: its name in run files. epochs, batch_size: of the search with two masks, whatever
+    the number of masks is."""
 
+    study: ClassVar[str]
     dataset: str = setting("digits", "digits, mnist or fashion-mnist.", flag="data", old="dataset", recorded="always")
     methods: tuple[str, ...] = setting((), "What is run.")
     penalties: tuple[float, ...] = setting((), "For example 2^-6,0,-2^-3.")
@@ -172,6 +165,7 @@ class PaperSettings(StudySettings, ABC):
     adaptive: bool = setting(False, "The step size of theta adapts itself (ASNG).", recorded="search")
     permuted: bool = setting(False, "The control: losses shuffled before they are ranked.", recorded="search")
 
+    sharing: ClassVar[tuple[tuple[str, ...], ...]]  # methods whose runs have one shape, and may be one batch
     pad = 0  # images are padded by so much, cropped back and mirrored at random; 0 leaves them as they are
 
     def __post_init__(self) -> None:
@@ -202,7 +196,7 @@ class PaperSettings(StudySettings, ABC):
         return self.recorded("always") | (self.recorded("search") if method == "search" else {})
 
     @abstractmethod
-    def rivals(self, method: str) -> list[dict[str, float]]:
+    def rivals(self, method: str) -> list[dict[str, Any]]:
         """The size or rate of each setting of a method that does not search."""
 
     def runs(self, method: str) -> list[RunSpec]:
@@ -216,6 +210,8 @@ class PaperSettings(StudySettings, ABC):
 class Settings(PaperSettings):
     """Of unit selection, the paper's by default."""
 
+    study = "unit-selection"
+    sharing = (("search",), ("fixed", "dropout"))
     dataset: str = changed(StudySettings, "dataset", "mnist")
     methods: tuple[str, ...] = setting(UNIT_METHODS, f"Some of {', '.join(UNIT_METHODS)}.", choices=UNIT_METHODS)
     penalties: tuple[float, ...] = changed(
@@ -247,7 +243,7 @@ class Settings(PaperSettings):
             raise BadInput(f"dropout is a rate in (0, 1), not {self.dropout}")
         _check_hidden(self.hidden)
 
-    def rivals(self, method: str) -> list[dict[str, float]]:
+    def rivals(self, method: str) -> list[dict[str, Any]]:
         return [{"size": size} for size in self.sizes] if method == "fixed" else [{"rate": self.dropout}]
 
 
@@ -256,6 +252,8 @@ class ConnectionSettings(PaperSettings):
     """Of connection selection, the paper's by default. step: "readable", the network as it is defined, or "fast", the
     same function computed for many runs at once; it is no part of the record."""
 
+    study = "connection-selection"
+    sharing = (("search",), ("random", "full"))
     dataset: str = changed(StudySettings, "dataset", "cifar10", help="A set of images; the paper's is cifar10.")
     methods: tuple[str, ...] = setting(
         CONNECTION_METHODS, f"Some of {', '.join(CONNECTION_METHODS)}.", choices=CONNECTION_METHODS
@@ -317,7 +315,7 @@ class ConnectionSettings(PaperSettings):
         usual = (self.layers, self.growth) == (12, 12)
         return super().folder + ("" if usual else f"-depth_{self.depth}-growth_{self.growth}")
 
-    def rivals(self, method: str) -> list[dict[str, float]]:
+    def rivals(self, method: str) -> list[dict[str, Any]]:
         return [{"size": size} for size in (self.shares if method == "random" else (1.0,))]
 
 
@@ -333,6 +331,7 @@ class GridSettings(StudySettings):
     compared, of as many distinct examples under one mask otherwise.
     """
 
+    study = "grid"
     dataset: str = changed(
         StudySettings, "dataset", "digits", help="A set by name; a file.npz with x, y; module:function, as to train."
     )
@@ -451,22 +450,18 @@ class GridSettings(StudySettings):
                 del record["begin"], record["ramp_updates"]
         return record
 
-    def runs(self, method: str, fold: int | None, found: Mapping[tuple[Any, ...], Sequence[int]]) -> list[GridRun]:
+    def runs(self, method: str, fold: int | None, found: Mapping[tuple[Any, ...], Sequence[int]]) -> list[RunSpec]:
         """The runs of one method on one fold: every setting with every seed, settings outermost.
 
         found: the widths of hidden layers by key of the run of the search, for "found" and (by target) "scratch".
         """
         if method == "penalty":
-            return [GridRun(method, s, fold, penalty=p) for p in self.penalties for s in self.seeds]
+            return [RunSpec(method, method, s, fold, penalty=p) for p in self.penalties for s in self.seeds]
+        runs = [RunSpec(method, method, s, fold, target=t) for t in self.targets for s in self.seeds]
         if method in ("search", "permuted"):
-            return [GridRun(method, s, fold, target=t) for t in self.targets for s in self.seeds]
-        runs = list[GridRun]()
-        for target in self.targets:
-            for seed in self.seeds:
-                key = ("search", fold, target, None, seed) if method == "found" else (target,)
-                if key in found:
-                    runs.append(GridRun(method, seed, fold, target, units=tuple(found[key])))
-        return runs
+            return runs
+        keys = [("search", *run.key[1:]) if method == "found" else (run.target,) for run in runs]
+        return [replace(run, units=tuple(found[key])) for run, key in zip(runs, keys) if key in found]
 
 
 def _check_hidden(hidden: tuple[int, ...] | None) -> None:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from espalier.data import Dataset, load, names
-from espalier.data.dataset import CLASSES
+from espalier.data.dataset import CLASSES, from_arrays
 from espalier.ship import import_spec
 from espalier.space import BadInput, EspalierError
-from espalier.train import fingerprint, hashes
+from espalier.train import feed, fingerprint
 
 PART = tuple[Any, Any]  # inputs, targets
 WORDS = {  # of an .npz file: the arrays of its parts, by the names in use
@@ -120,13 +120,13 @@ def read(
         for name, part in (("train", source.train), ("validation", source.validation)):
             for number, tensor in enumerate(part or ()):
                 how = [validation, flatten, scale, name, number, fingerprint.versions()]
-                hashes.mark(tensor, json.dumps([before, *how]))
+                fingerprint.mark(tensor, json.dumps([before, *how]))
     return source
 
 
 def _stamp(given: str) -> str | None:
     try:
-        return hashes.stamp(Path(given))
+        return fingerprint.stamp(Path(given))
     except (OSError, ValueError):
         return None
 
@@ -154,13 +154,8 @@ def _judged(train: Any, test: Any, validation: str) -> Source:
     count = round(share * examples)
     if not 0 < count < examples:
         raise BadInput(f"--validation {validation}: that is {count} of {examples} examples; hold out some, not all")
-    words = f"{count} examples held out of the training part"
-    if isinstance(train, Dataset):
-        held = train.hold_out(count, SPLIT)
-        return Source(held, held, words, test)
-    order = torch.randperm(examples, generator=torch.Generator().manual_seed(SPLIT))
-    kept, out = (_rows(train, index) for index in (order[count:], order[:count]))
-    return Source(kept, out, words, test)
+    kept, out = feed.split_off(train, share, SPLIT)
+    return Source(kept, out, f"{count} examples held out of the training part", test)
 
 
 def _counted(part: Any) -> str:
@@ -280,36 +275,14 @@ def _shown(given: Any) -> str:
 
 def _part(given: Any) -> Any:
     """Tensors for arrays, and a tuple for a list of inputs and targets."""
-    found = _tensors(given)
-    pair = isinstance(found, list) and len(found) == 2 and isinstance(found[1], Tensor)
-    return tuple(found) if pair else found
-
-
-def _tensors(value: Any) -> Any:
-    """NumPy arrays as tensors, inside tuples and dicts too."""
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value.astype(np.float32) if value.dtype == np.float64 else value)
-    if type(value) in (tuple, list):
-        return type(value)(_tensors(item) for item in value)
-    if type(value) is dict:
-        return {key: _tensors(item) for key, item in value.items()}
-    return value
+    value = feed.as_tensors(given)
+    pair = isinstance(value, list) and len(value) == 2 and isinstance(value[1], Tensor)
+    return tuple(value) if pair else value
 
 
 def _is_pair(part: Any) -> bool:
     """One part: inputs and targets, the targets a tensor."""
     return isinstance(part, tuple) and len(part) == 2 and isinstance(part[1], Tensor)
-
-
-def _rows(part: PART, index: Tensor) -> PART:
-    def take(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value[index]
-        if isinstance(value, dict):
-            return {key: take(item) for key, item in value.items()}
-        return type(value)(take(item) for item in value)
-
-    return take(part[0]), take(part[1])
 
 
 def _flat(part: Any, given: str) -> Any:
@@ -334,3 +307,28 @@ def checked(source: Source, outputs: int) -> None:
             f"the classes go from {least} to {most}, and the network gives {outputs} scores: classes count from 0, and "
             "the network needs one score for each"
         )
+
+
+def as_dataset(given: str, **about: Any) -> Dataset:
+    """Data of one's own as a study of classes reads them: a training and a test part, or a tenth held out."""
+    source = read(given, **about)
+    if isinstance(source.train, Dataset):
+        return source.train
+    pair, test = source.pair, source.validation
+    if pair is None or pair[1].is_floating_point() or test is None:
+        raise BadInput(f"--data {given}: a study reads inputs and integer classes, in one tensor each")
+    return from_arrays(pair, test, name=name_of(given))
+
+
+def name_of(given: str) -> str:
+    """What data are called in the names of folders.
+
+    >>> name_of("mnist"), name_of("data/my arrays.npz"), name_of("net.py:parts")
+    ('mnist', 'my_arrays', 'net-parts')
+    """
+    if given in names():
+        return given
+    where, _, function = given.partition(":")
+    stem = Path(where).name.removesuffix(".npz").removesuffix(".py")
+    words = f"{stem}-{function}" if function else stem
+    return "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in words)

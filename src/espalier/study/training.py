@@ -1,14 +1,16 @@
-"""One run described by settings: its network, data and loss by name or reference, then `espalier.fit`, then what ships.
+"""Runs described by settings: their network, data and loss by name or reference, then `espalier.fit` or a sweep.
 
-`espalier train` is this; Python calls :func:`run` with a :class:`Training`.
+`espalier train` is :func:`run` of a :class:`Training`, and keeps what ships; `espalier sweep` is :func:`run_many` of a
+:class:`Sweeping`, every target or penalty with every seed as one batch, each with its own run directory.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from espalier import files
+from espalier.data import Dataset
 from espalier.gates import attach
 from espalier.ship import import_spec, run_parts
 from espalier.ship.factories import Network
@@ -29,18 +32,22 @@ from espalier.space import BadInput, EspalierError, RankLost
 from espalier.study import sources
 from espalier.study.settings import COSTS
 from espalier.study.sources import Source
-from espalier.train import Recipe, Result, checks, evaluate, feed, fit, pytree, recipes
+from espalier.train import Recipe, Result, checks, evaluate, feed, fit, pytree, recipes, sweep
+from espalier.train.batched import Compute, Run
 from espalier.train.batched.batch import Precision
-from espalier.train.batched.optimizers import SGD
+from espalier.train.checks import evaluating
+from espalier.train.descent import SGD
+from espalier.train.on_ray import Ray
 from espalier.train.ranks import Ranks
 from espalier.train.run_directory import RunDirectory
-from espalier.train.scoring import evaluating
 from espalier.train.setting import check, declared, number, one_of, setting, share, usual_device
+from espalier.train.stop import Stop
 from espalier.train.targets import kinds_of
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 LOG = "error.log"
 PRECISIONS = ("float32", "tf32", "bf16")
+METHODS = ("search", "found", "permuted", "penalty")  # of many runs
 SCHEDULES = ("steps", "cosine", "constant")
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross-entropy": F.cross_entropy,
@@ -147,6 +154,12 @@ class Task:
         milestones = [math.ceil(share * self.epochs) for share in drops]
         return lambda inner: rates.MultiStepLR(inner, milestones, gamma=0.1)
 
+    def common(self) -> dict[str, Any]:
+        """What ``fit`` and ``sweep`` are asked for by the same words."""
+        names = ("epochs", "cost", "batch_size", "samples", "settle")
+        own = {"optimizer": self.descent(), "recipe": self.numbers()}
+        return {name: getattr(self, name) for name in names} | own
+
     def place(self) -> torch.device:
         return checks.device(usual_device(self.device))
 
@@ -180,7 +193,11 @@ class Training(Task):
     )
     seed: int = setting(0, "Of the weights, the masks and the order of the examples.", least=0, after="scale")
     channels_last: bool = setting(False, "Images and weights lie in memory channels last.")
-    compile: bool = setting(False, "Train the network as torch.compile makes it; earns itself back in long runs.")
+    compile: bool | None = setting(
+        None,
+        "Train the network as torch.compile makes it; earns itself back in long runs. Default: on cuda a long run "
+        "records its updates as they are.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -195,9 +212,58 @@ class Training(Task):
         return record | {"model_arg": list(self.model_arg)}
 
 
-def loss_of(task: Task, source: Source, model: nn.Module, reading: feed.Feed) -> Callable[[Any, Any], Tensor]:
-    """The loss, tried on what the network gives and what the data want before anything is trained."""
-    device = next(model.parameters()).device
+@dataclass(frozen=True)
+class Sweeping(Task):
+    """Every target, or every penalty, with every seed."""
+
+    targets: tuple[float, ...] = setting(
+        (),
+        "Shares of the full cost to end at, as 0.1,0.3 or 10%,30%.",
+        read=partial(share, name="a target"),
+        after="model_arg",
+    )
+    penalties: tuple[float, ...] = setting(
+        (), "Instead of targets: how strongly cost counts, as 2^-6,0.", read=number, after="targets"
+    )
+    seeds: int = setting(1, "Runs of each setting.", least=1, after="scale")
+    first_seed: int = setting(0, "The first seed.", least=0, after="seeds")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.targets) == bool(self.penalties):
+            raise BadInput("give either --targets, as 0.1,0.3, or --penalties, as 2^-6,0")
+
+    def runs(self, method: str, penalties: Sequence[float], searched: Sequence[Result]) -> list[Run]:
+        """The runs of a method. searched: what the search came to, for the structures it found."""
+        seeds = range(self.first_seed, self.first_seed + self.seeds)
+        if method == "found":
+            return [Run(result.run.seed, mask=result.mask) for result in searched if result.run is not None]
+        if method == "penalty" or not self.targets:
+            return [Run(seed, penalty=penalty) for penalty in penalties for seed in seeds]
+        control = method == "permuted"
+        return [Run(seed, target=target, permuted=control) for target in self.targets for seed in seeds]
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What a task comes to before anything is trained. reading: how its training data are read, for a trial."""
+
+    source: Source
+    network: Network
+    model: nn.Module
+    reading: feed.Feed
+    loss: Callable[[Any, Any], Tensor]
+
+
+def prepared(task: Task, seed: int, device: torch.device, weights: str = "") -> Prepared:
+    """Data, network and loss, this tried on what the network gives and what the data want. weights: a file of them."""
+    source = task.source()
+    network = Network(task.model, import_spec.arguments(task.model_arg), source.shape, source.outputs)
+    model = network.build(seed)
+    if weights:
+        _load(model, Path(weights))
+    model.to(device)
+    reading = feed.read(source.train, task.batch_size, seed, pytree.dtype(model))
     example = pytree.each(lambda t: t.to(device), reading.example())
     checks.readable(model, example)
     with torch.no_grad(), evaluating(model):
@@ -206,16 +272,7 @@ def loss_of(task: Task, source: Source, model: nn.Module, reading: feed.Feed) ->
     if loss is F.cross_entropy and isinstance(outputs, Tensor) and outputs.ndim == 2:
         sources.checked(source, outputs.shape[1])
     _try(loss, task.loss, outputs, reading, device)
-    return loss
-
-
-def run(
-    training: Training, out: Path, *given: Any, ranks: Ranks | None = None, **more: Any
-) -> tuple[Result, dict[str, Any]]:
-    """As :func:`_run`; code of the user's own that fails is told of by :func:`own_code`. ranks: that train it together,
-    each of them by this call."""
-    with nullcontext() if ranks is None else ranks.telling(), own_code(out):
-        return _run(training, out, *given, ranks=ranks, **more)
+    return Prepared(source, network, model, reading, loss)
 
 
 @contextmanager
@@ -245,7 +302,7 @@ def own_code(out: Path) -> Iterator[None]:
     raise BadInput(f"{said} (traceback: {out / LOG})") from failed
 
 
-def _run(
+def run(
     training: Training,
     out: Path,
     command: str,
@@ -257,63 +314,114 @@ def _run(
 ) -> tuple[Result, dict[str, Any]]:
     """Train to the end, or as far as time allows; the run directory then holds the small network too.
 
-    force: go on with what is there although it is of other data, code or settings, which the run then records. Returns
-    the result, and what ships from it: sizes and errors.
+    force: go on with what is there although it is of other data, code or settings, which the run then records. ranks:
+    that train it together, each of them by this call. Returns the result, and what ships from it: sizes and errors.
     """
-    source = training.source()
-    arguments = import_spec.arguments(training.model_arg)
-    network = Network(training.model, arguments, source.shape, source.outputs)
-    device = training.place()
-    model = network.build(training.seed)
-    if training.weights:
-        _load(model, Path(training.weights))
-    model.to(device)
-    reading = feed.read(source.train, training.batch_size, training.seed, pytree.dtype(model))
-    example = pytree.each(lambda t: t.to(device), reading.example())
-    loss = loss_of(training, source, model, reading)
-    flags = {one.old or one.name: one.flag for one in declared(Training)}
-    if not force:
-        run_parts.check_call(out, training.to_json(), flags)
-    gated = attach(model, example, round_to=multiple(training.round_to))
-    first = ranks is None or ranks.first
-    if not quiet and first:
-        count, groups = sum(p.numel() for p in model.parameters()), len(gated.space.slices)
-        parts = f"{count:,} parameters, {gated.d} gates in {groups} group{'s' * (groups != 1)}"
-        judged = f"{_named(loss)}, judged on {source.judged_on}"
-        print(f"{training.model}: {parts}, on {device}; {judged}", file=sys.stderr)
-    result = fit(
-        gated,
-        source.train,
-        loss=loss,
-        epochs=training.epochs,
-        cost=training.cost,
-        penalty=training.penalty,
-        target=training.target,
-        batch_size=training.batch_size,
-        samples=training.samples,
-        optimizer=training.descent(),
-        scheduler=training.steps(),
-        settle=training.settle,
-        recipe=training.numbers(),
-        seed=training.seed,
-        precision=cast(Precision, training.precision) if training.precision else None,
-        channels_last=training.channels_last,
-        compile=training.compile,
-        validation=source.validation,
-        checkpoint=out,
-        resume="anyway" if force else "same",
-        callbacks=[run_parts.Called(out, training.to_json(), network, command)],
-        time_limit=time_limit,
-        parallel=ranks,
-        quiet=quiet,
-    )
-    if not first:
-        return result, {}
-    test = None if source.test is None else evaluate(result.model, source.test, loss=loss)
-    scores = {name: getattr(test, name, None) for name in ("loss", "error", "examples")}
-    about = {"inputs": source.prepared, "judged_on": source.judged_on}
-    scored = {f"test_{name}": value for name, value in scores.items()}
-    return result, RunDirectory(out).add(about | scored, run_parts.origin(out))
+    with nullcontext() if ranks is None else ranks.telling(), own_code(out):
+        device = training.place()
+        parts = prepared(training, training.seed, device, training.weights)
+        source, model = parts.source, parts.model
+        if not force:
+            flags = {one.old or one.name: one.flag for one in declared(Training)}
+            run_parts.check_call(out, training.to_json(), flags)
+        example = pytree.each(lambda t: t.to(device), parts.reading.example())
+        gated = attach(model, example, round_to=multiple(training.round_to))
+        first = ranks is None or ranks.first
+        if not quiet and first:
+            count, groups = sum(p.numel() for p in model.parameters()), len(gated.space.slices)
+            sizes = f"{count:,} parameters, {gated.d} gates in {groups} group{'s' * (groups != 1)}"
+            judged = f"{_named(parts.loss)}, judged on {source.judged_on}"
+            print(f"{training.model}: {sizes}, on {device}; {judged}", file=sys.stderr)
+        result = fit(
+            gated,
+            source.train,
+            loss=parts.loss,
+            penalty=training.penalty,
+            target=training.target,
+            scheduler=training.steps(),
+            seed=training.seed,
+            precision=cast(Precision, training.precision) if training.precision else None,
+            channels_last=training.channels_last,
+            compile=training.compile,
+            validation=source.validation,
+            checkpoint=out,
+            resume="anyway" if force else "same",
+            callbacks=[run_parts.Called(out, training.to_json(), parts.network, command)],
+            time_limit=time_limit,
+            parallel=ranks,
+            quiet=quiet,
+            **training.common(),
+        )
+        if not first:
+            return result, {}
+        test = None if source.test is None else evaluate(result.model, source.test, loss=parts.loss)
+        scores = {f"test_{name}": getattr(test, name, None) for name in ("loss", "error", "examples")}
+        about = {"inputs": source.prepared, "judged_on": source.judged_on}
+        return result, RunDirectory(out).add(about | scores, run_parts.origin(out))
+
+
+def run_many(
+    sweeping: Sweeping,
+    out: Path,
+    *,
+    methods: Sequence[str] = ("search",),
+    penalties: Sequence[float] = (),
+    recipes: dict[str, Recipe] | None = None,
+    at_once: int | None = None,
+    updates_at_once: int = 50,
+    stop: Stop,
+    executor: Ray | None = None,
+    quiet: bool = False,
+    force: bool = False,
+) -> dict[str, list[Result]]:
+    """Train each method as one sweep into ``out/METHOD/run-000`` and so on; the same call goes on with what is there.
+
+    methods: "search"; "found", the structures of the search from scratch; "permuted", the control, a search that is
+    told its signal in random order; "penalty", every one of ``penalties``. recipes: by method, where it is not that of
+    the task. force: go on with what is there although it is of other data, code or settings, which the runs record.
+    executor: where the batches are trained, if not here.
+    Returns the results by method; those that follow one that was stopped by the time limit are not begun.
+    """
+    results = dict[str, list[Result]]()
+    with own_code(out):
+        parts = prepared(sweeping, sweeping.first_seed, torch.device("cpu"))
+        source = parts.source
+        if not isinstance(source.train, Dataset) and source.pair is None:
+            raise BadInput(
+                f"--data {sweeping.data}: many runs at once read one tensor of inputs and one of targets, which these "
+                "data are not; train one run at a time by espalier train"
+            )
+        precision: dict[str, Any] = {"precision": sweeping.precision} if sweeping.precision else {}
+        common = sweeping.common() | ({} if parts.loss is F.cross_entropy else {"loss": parts.loss})
+        for method in methods:
+            if stop.now():
+                break
+            runs = sweeping.runs(method, penalties or sweeping.penalties, results.get("search", []))
+            results[method] = sweep(
+                partial(_built, parts.network),
+                source.train,
+                runs=runs,
+                round_to=multiple(sweeping.round_to),
+                schedule=sweeping.schedule or (None if sweeping.optimizer in ("", "sgd") else "linear"),
+                validation=source.validation,
+                compute=Compute(updates_at_once=updates_at_once, **precision),
+                at_once=at_once,
+                device=sweeping.place() if executor is None else sweeping.device or None,
+                checkpoint=files.below(out, out / method),
+                resume="anyway" if force else "same",
+                time_limit=None if stop.end is None else max(stop.end - time.monotonic(), 1e-3),
+                executor=executor,
+                quiet=quiet,
+                **common | ({"recipe": recipes[method]} if recipes else {}),
+            )
+            if not all(result.finished for result in results[method]):
+                break
+    return results
+
+
+def _built(network: Network) -> nn.Module:
+    """From the random state as it is, which a sweep sets for each seed."""
+    return network.build()
 
 
 def multiple(word: str) -> int | str | None:

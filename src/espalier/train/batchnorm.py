@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from espalier.gates.recalibrate import recalibrate as estimate
 from espalier.train.feed import Feed
-from espalier.train.optimizer import Gated
+from espalier.train.gradients import Gated
 
 
 def running(model: nn.Module) -> list[Tensor]:

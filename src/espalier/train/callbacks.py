@@ -208,11 +208,11 @@ def _tracker(name: str) -> Any:
         raise BadInput(f"this callback logs by {name}, which is not there: pip install {name}") from None
 
 
-def check(given: Sequence[Callback]) -> list[Callback]:
-    """The callbacks of a call; anything else is named."""
+def check(given: Sequence[Callback], monitor: str | None) -> list[Callback]:
+    """The callbacks of a call, and one that ships the best epoch by what is monitored; anything else is named."""
     if isinstance(given, Callback) or not isinstance(given, Sequence):
         raise BadType(f"callbacks is a list of espalier.Callback, not {type(given).__name__}")
     for one in given:
         if isinstance(one, type) or not isinstance(one, Callback):
             raise BadType(f"a callback is an object of a class made from espalier.Callback, not {one!r}")
-    return list(given)
+    return [*given] if monitor is None else [*given, EarlyStopping(monitor, None, best=True)]

@@ -66,11 +66,18 @@ def gradient_of(given: object) -> None:
         )
 
 
-def trainable(model: nn.Module) -> None:
+def module_of(model: object) -> nn.Module:
+    """The module to be trained, of a module or what espalier.attach gave."""
+    module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    if not isinstance(module, nn.Module):
+        raise BadType(f"model is a torch module or what espalier.attach gave, not {type(model).__name__}")
+    if next(module.parameters(), None) is None:
+        raise BadInput("the model has no parameters, so there is nothing to train")
     if torch.is_inference_mode_enabled():
         raise BadInput("training needs gradients, which torch.inference_mode() forbids; call it outside of that")
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+    if not any(parameter.requires_grad for parameter in module.parameters()):
         raise BadInput("every parameter of the model is frozen (requires_grad is False); there is nothing to train")
+    return module
 
 
 def folder(given: object) -> Path:
@@ -82,16 +89,26 @@ def folder(given: object) -> Path:
     return Path(given)
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode; afterwards every module is in the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 def readable(model: nn.Module, inputs: Nested) -> None:
     """The model takes such inputs: it is called on a few of them, in eval mode and without a trace.
 
     Nothing is converted on the way: what bytes mean (pixels, tokens) only who made them knows.
     """
     cuda = sorted({t.device.index or 0 for t in pytree.tensors(inputs) if t.device.type == "cuda"})
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
-        with torch.random.fork_rng(devices=cuda), torch.no_grad():
+        with evaluating(model), torch.random.fork_rng(devices=cuda), torch.no_grad():
             pytree.call(model, inputs)
     except torch.OutOfMemoryError:
         raise
@@ -101,8 +118,6 @@ def readable(model: nn.Module, inputs: Nested) -> None:
         ) from error
     finally:
         torch.clear_autocast_cache()  # inside autocast torch has kept weights that were cast without a graph
-        for module, training in modes:
-            module.training = training
 
 
 def _way_out(model: nn.Module, inputs: Nested, error: Exception) -> str:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from espalier.search.recorded import WARM, Recorded
 from espalier.train import pytree
-from espalier.train.feed import Batch
-from espalier.train.together import Across, Gradient, OneAtATime
+from espalier.train.gradients import Gradient, Update
 
 SHAPES = 4  # of batches that are recorded: each keeps the memory of one update
 Function = Callable[..., Any]
@@ -30,25 +31,33 @@ def compiled(body: Function, **settings: Any) -> Function:
 
 
 class Compiling:
-    """Gives networks in compiled form, each compiled once; as they are, from the first that cannot be compiled on.
+    """Gives networks in compiled form, each compiled once, until one cannot be compiled: then it is off.
 
     Masks are buffers of a gated network, so that another mask needs no other code. A network is compiled whole; one
-    that torch must break into pieces is not recorded.
+    that torch must break into pieces is not recorded. asked: by the user, who is told when it does not work; else it
+    is given up silently, and pieces are not worth it. settings: of ``torch.compile``.
     """
 
-    def __init__(self, **settings: Any) -> None:
-        self.settings, self.on, self.whole = settings, True, True
-        self.last: tuple[nn.Module, Function] | None = None
+    def __init__(self, asked: bool = True, **settings: Any) -> None:
+        self.asked, self.settings, self.on, self.whole = asked, settings, True, True
+        self.last: tuple[Function, Function] | None = None
 
-    def network(self, network: nn.Module) -> Function:
-        if not self.on:
-            return network
-        if self.last is None or self.last[0] is not network:
+    def form(self, function: Function, then: Function | None = None) -> Function:
+        """The compiled form of a network. then: a loss; the form takes inputs and targets and gives outputs and loss.
 
-            def call(*args: Any, **kwargs: Any) -> Any:
-                return network(*args, **kwargs)
+        They are one function, so that nothing has run when torch finds that it cannot compile."""
+        if self.last is None or self.last[0] is not function:
 
-            self.last = network, compiled(call, fullgraph=self.whole, **self.settings)
+            def alone(*args: Any, **kwargs: Any) -> Any:
+                return function(*args, **kwargs)
+
+            def with_loss(inputs: Any, targets: Any) -> Any:
+                outputs = pytree.call(function, inputs)
+                assert then is not None
+                return outputs, then(outputs, targets)
+
+            body = alone if then is None else with_loss
+            self.last = function, compiled(body, fullgraph=self.whole, **self.settings)
         return self.last[1]
 
     def tried(self, update: Callable[[], None]) -> None:
@@ -58,58 +67,83 @@ class Compiling:
             return update()
         try:
             update()
-        except torch._dynamo.exc.TorchDynamoException as error:
-            if self.whole:
-                self.whole, self.last = False, None
+        except (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit) as error:
+            self.last = None
+            if self.whole and self.asked:
+                self.whole = False
                 return self.tried(update)
             self.on = False
-            reason = str(getattr(error, "inner_exception", error)).strip().splitlines()[0]
-            warnings.warn(f"this network trains uncompiled: torch.compile says {reason}", stacklevel=2)
+            if self.asked:
+                reason = str(getattr(error, "inner_exception", error)).strip().splitlines()[0]
+                warnings.warn(f"this network trains uncompiled: torch.compile says {reason}", stacklevel=2)
             update()
 
 
 class Recording:
     """Gradients of updates on a GPU, recorded for each shape of batch and replayed; see ``StructureOptimizer.step``.
 
-    The optimiser itself is not recorded: it may be any, with hooks and schedules of its own.
+    The optimiser itself is not recorded: it may be any, with hooks and schedules of its own. A recording does not see
+    what is decided in Python. So the network and the loss are compiled, and torch looks at all that they read in Python
+    before each of their calls: where it finds something new in every call nothing is recorded. The first update of an
+    epoch is not replayed (``looking``), so that what a callback has changed is found then, and recorded anew.
+    asked: by the user, who is told when it does not work.
     """
 
-    def __init__(self) -> None:
-        self.on = True
+    def __init__(self, asked: bool = True) -> None:
+        self.asked, self.on, self.looking = asked, True, False
         self.parameters: Sequence[Tensor] = ()
         self.known: dict[object, tuple[Recorded, list[Tensor | None]]] = {}
 
-    def __call__(
-        self,
-        parts: Sequence[Batch],
-        masks: Tensor,
-        parameters: Sequence[Tensor],
-        slopes: bool,
-        alone: OneAtATime,
-        across: Across = None,
-    ) -> Gradient:
-        if not self.on or across is not None:  # what waits for other processes is not recorded
-            return alone(masks, parts)
+    def __call__(self, update: Update) -> Gradient:
+        if not self.on or update.across is not None:  # what waits for other processes is not recorded
+            return update.one_at_a_time()
+        masks, parts, parameters = update.masks, update.parts, update.parameters
         if not self.parameters or self.parameters[0] is not parameters[0]:  # another network: the phase has changed
             self.parameters, self.known = list(parameters), {}
         shapes = tuple((tensor.shape, tensor.dtype) for tensor in (masks, *pytree.tensors(list(parts))))
-        if (shapes, slopes) not in self.known:
+        if (shapes, update.slopes) not in self.known:
             if len(self.known) == SHAPES:
-                return alone(masks, parts)
-            self.known[shapes, slopes] = Recorded(), []
-        recorded, gradients = self.known[shapes, slopes]
+                return update.one_at_a_time()
+            self.known[shapes, update.slopes] = Recorded(), []
+        recorded, gradients = self.known[shapes, update.slopes]
+        if self.looking or recorded.calls == WARM - 1:
+            return self._looked(update, recorded)
         recording = recorded.graph is None
         try:
-            losses, rows = recorded(alone, masks, parts)
+            losses, rows = recorded(update.one_at_a_time, masks, parts)
         except RuntimeError as error:
-            if recorded.calls <= WARM or isinstance(error, torch.OutOfMemoryError):
+            if recorded.calls <= WARM:
                 raise
-            self.on = False
-            reason = str(error).strip().splitlines()[0]
-            warnings.warn(f"updates are not recorded as a CUDA graph: {reason}", stacklevel=2)
-            return alone(masks, parts)
+            self._give_up(str(error).strip().splitlines()[0])
+            return update.one_at_a_time()
         if recording:
             gradients[:] = [parameter.grad for parameter in parameters]
         for parameter, gradient in zip(parameters, gradients):
             parameter.grad = gradient
         return losses, rows
+
+    def _looked(self, update: Update, recorded: Recorded) -> Gradient:
+        """An update that is not replayed, to see whether Python decides as before."""
+        before, self.looking = _decided_in_python(), False
+        gradient = update.one_at_a_time()
+        if recorded.graph is None:
+            recorded.calls += 1
+        if _decided_in_python() == before:
+            return gradient
+        if recorded.calls != WARM:
+            self.known = {}
+        else:
+            self._give_up("what the network or the loss decides in Python changes from update to update")
+        return gradient
+
+    def _give_up(self, reason: str) -> None:
+        self.on, self.known = False, {}
+        if self.asked:
+            warnings.warn(f"updates are not recorded as a CUDA graph: {reason}", stacklevel=2)
+
+
+def _decided_in_python() -> tuple[object, ...]:
+    """Changes where a call has made torch's compiler find something new, or has drawn from a generator on the CPU."""
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    drawn = np.random.get_state(legacy=False)["state"]  # noqa: NPY002 - of the one that others draw from
+    return graphs, random.getstate(), drawn["key"].tobytes(), drawn["pos"], torch.get_rng_state().numpy().tobytes()

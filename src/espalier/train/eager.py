@@ -13,17 +13,17 @@ from espalier.train import checks, fingerprint, pytree, scoring
 from espalier.train.batchnorm import calibrated
 from espalier.train.compiling import Compiling, Recording
 from espalier.train.feed import Batch, Feed
+from espalier.train.gradients import OnePass, scalar
 from espalier.train.loop import Loop
 from espalier.train.metrics import Row, Shares, clean, rows, structure
-from espalier.train.optimizer import StructureOptimizer, scalar
+from espalier.train.optimizer import StructureOptimizer
 from espalier.train.result import Result
 from espalier.train.scoring import Loss
 from espalier.train.shaping import result_of
 from espalier.train.stop import Stop
-from espalier.train.together import OnePass
 
 Scheduler = torch.optim.lr_scheduler.LRScheduler
-LOOK = 100  # updates between two looks whether a run on a GPU has diverged
+LONG = 5000  # updates of a run on a GPU that are worth being recorded
 CALIBRATED = 1024  # examples that BatchNorm's statistics are estimated on for a measurement in the middle of a run
 
 
@@ -48,7 +48,7 @@ class EagerEngine:
         device: torch.device,
         precision: str | None = None,
         channels_last: bool = False,
-        compile: bool = False,
+        compile: bool | None = False,
         began_with: str = "",
         known: Callable[[str], bool] = lambda _: False,
     ) -> None:
@@ -62,8 +62,11 @@ class EagerEngine:
         self.metrics = metrics
         self.began_with, self.known = began_with, known
         self.half, self.channels_last = precision == "bf16", channels_last
-        self.compiling = Compiling() if compile else None
-        self.recording = Recording() if compile and device.type == "cuda" else None
+        self.compiling, self.recording = None, None
+        long = device.type == "cuda" and self.ranks is None and phases.end >= LONG
+        if compile or (compile is None and long):  # by itself only what runs the same kernels
+            self.compiling = Compiling() if compile else Compiling(asked=False, backend="eager")
+            self.recording = Recording(asked=bool(compile)) if device.type == "cuda" else None
         # Of an epoch: loss, updates, wrong classes, predictions. On the device: reading one would wait for a GPU.
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)
         self.shares = Shares(self.gated, self.search.cost, self.search.full_cost, device)
@@ -94,6 +97,8 @@ class EagerEngine:
         for _ in range(updates):
             if self._batches is None:
                 self._batches = self._read()
+                if self.recording is not None:
+                    self.recording.looking = True
             self.step(next(self._batches))
             if self.done % self.feed.updates == 0:
                 self._batches = None
@@ -111,7 +116,7 @@ class EagerEngine:
 
     def _shared(self, update: int, batch: Batch) -> Batch:
         """What this rank reads of it. In the structure-parallel way the optimiser decides that."""
-        if self.ranks is None or getattr(self.feed, "shared", False):
+        if self.ranks is None or self.feed.shared:
             return batch
         if not self.feed.exact and update % self.feed.updates == 0:
             hashed = {"the first batch of an epoch": fingerprint.tensors(pytree.tensors(batch))}
@@ -141,22 +146,25 @@ class EagerEngine:
 
     def _step(self, batch: Batch) -> None:
         counted: list[bool] = []  # under the first mask: one speaks for all, as each is drawn from theta
-        network = self.structure.network if self.compiling is None else self.compiling.network(self.structure.network)
+        network, compiling = self.structure.network, self.compiling
+        whole = compiling.form(network, self.loss) if compiling is not None and compiling.on else None
 
         def forward(inputs: Any) -> Any:
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+            with self._autocast():
                 return pytree.call(network, inputs)
 
         def loss_of(outputs: Any, targets: Any) -> Tensor:
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-                loss = self.loss(outputs, targets)
-            scalar(loss)
-            checks.gradient_of(loss)
-            return loss
+            with self._autocast():
+                return checked(self.loss(outputs, targets))
 
         def closure(inputs: Any, targets: Any) -> Tensor:
-            outputs = forward(inputs)
-            loss = loss_of(outputs, targets)
+            if whole is None:
+                outputs = forward(inputs)
+                loss = loss_of(outputs, targets)
+            else:
+                with self._autocast():
+                    outputs, loss = whole(inputs, targets)
+                checked(loss)
             loss.backward()  # type: ignore[no-untyped-call]
             if not counted:
                 self._count(outputs, targets)
@@ -164,21 +172,19 @@ class EagerEngine:
             return loss
 
         together = self._together(forward, loss_of)
-        try:
-            loss = self.structure.step(closure, *batch, together=together)
-        except Diverged as error:
-            raise Diverged(f"update {self.done + 1} of {self.total}: {error}") from None
+        loss = self.structure.step(closure, *batch, together=together)
         if isinstance(together, OnePass) and together.seen is not None:
             self._count(*together.seen)
         self.sums[0] += loss
         self.sums[1] += 1
-        if self.done % LOOK == 0 or self.done == self.total:
-            self._check_losses()
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.half)
 
     def _together(self, forward: Callable[[Any], Any], loss: Loss) -> OnePass | Recording | None:
         """How an update's gradient is computed: in one pass where it is not compiled, recorded where that is done."""
         if self.compiling is None or not self.compiling.on:  # what splits a batch by its masks is not compiled
-            return OnePass(self.gated, forward, loss)
+            return OnePass(forward, loss)
         return self.recording if self.compiling.whole else None
 
     @torch.no_grad()
@@ -187,12 +193,6 @@ class EagerEngine:
         if counts is not None:
             self.sums[2] += counts[0]
             self.sums[3] += counts[1]
-
-    def _check_losses(self) -> None:
-        try:
-            self.structure.check()
-        except Diverged as error:
-            raise Diverged(f"update {self.done} of {self.total}, or shortly before: {error}") from None
 
     def _pool(self) -> None:
         """Give the first rank what all of them have counted."""
@@ -203,7 +203,7 @@ class EagerEngine:
     def check(self) -> None:
         """Refuse to save weights from which no run could go on."""
         self._pool()
-        self._check_losses()
+        self.structure.check()
         self.structure.write_back()
         weights = [parameter.detach() for parameter in self.gated.model.parameters()]
         if not all(bool(weight.isfinite().all()) for weight in weights):
@@ -298,3 +298,10 @@ class EagerEngine:
         self.sums.copy_(torch.tensor(state["sums"], dtype=torch.float64))
         if self.ranks is not None and not self.ranks.first:
             self.sums[2:] = 0.0
+
+
+def checked(loss: Tensor) -> Tensor:
+    """What a loss gave, if it is a number that can be gone backwards through."""
+    scalar(loss)
+    checks.gradient_of(loss)
+    return loss

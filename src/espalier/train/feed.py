@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from espalier.data import Dataset, Stream, held_out, standardise
 from espalier.space import BadInput, BadType
 from espalier.train import fingerprint, pytree
-from espalier.train.hashes import Hashes
+from espalier.train.fingerprint import Hashes
 from espalier.train.pytree import Nested
 
 Batch = tuple[Nested, Nested]  # inputs, targets
@@ -27,34 +27,40 @@ Adapter = Callable[[Any], Batch]
 LABELS = "labels"  # what a batch that is a dict calls its targets
 
 
-class Feed(Protocol):
-    """What the loop reads. ``updates``: in one epoch. ``exact``: whether a run may be resumed inside an epoch."""
+class Feed:
+    """What the loop reads. ``updates``: in one epoch. ``exact``: whether a run may be resumed inside an epoch.
+    ``shared``: whether every rank is given a share of its own."""
 
     updates: int
-    exact: bool
+    exact = shared = False
 
     def epoch(self, start: int, stop: int, compared: range, samples: int) -> Iterator[Batch]:
         """One batch for each update from start to stop, counted from the start of the run, all of one epoch.
 
         compared: the updates whose batch ``samples`` masks share."""
-        ...
+        raise NotImplementedError
 
-    def once(self, limit: int | None = None) -> Iterator[Batch]:
+    def once(self, limit: int | None = None) -> Generator[Batch, None, None]:
         """Every example once, for evaluation; at most about ``limit`` of them."""
-        ...
-
-    def example(self) -> Nested:
-        """A few inputs, to attach gates with."""
-        ...
+        raise NotImplementedError
 
     def describe(self, hashes: Hashes) -> dict[str, Any]:
         """What a checkpoint compares to know that the data are the same: a hash of all of them, where they are at hand;
         else what is unchecked."""
-        ...
+        raise NotImplementedError
+
+    def first(self) -> Batch:
+        """Some examples, to see what they are."""
+        with closing(self.once(1)) as batches:
+            return next(batches)
+
+    def example(self) -> Nested:
+        """A few inputs, to attach gates with."""
+        return pytree.each(lambda t: t[:4], self.first()[0])
 
 
 @dataclass(eq=False)
-class Tensors:
+class Tensors(Feed):
     """Examples in memory, each run in the order of its seed: resumed anywhere, since the order is a function of it.
 
     A last batch that is not full begins the next epoch instead. Tensors are given to the model as they are; those of a
@@ -66,7 +72,7 @@ class Tensors:
     batch: int
     seed: int
     affine: tuple[Tensor, Tensor] | None = None
-    exact: bool = True
+    exact = True
 
     def __post_init__(self) -> None:
         self.n = pytree.count(self.inputs, "the inputs")
@@ -87,7 +93,7 @@ class Tensors:
             self.stream.position = narrow * self.batch + (update - narrow) * wide
             yield self._take(self.stream.take(1, size)[0])
 
-    def once(self, limit: int | None = None) -> Iterator[Batch]:
+    def once(self, limit: int | None = None) -> Generator[Batch, None, None]:
         end = self.n if limit is None else min(limit, self.n)
         size = max(self.batch, min(self.n, 512))
         for start in range(0, end, size):
@@ -109,14 +115,11 @@ class Tensors:
         return inputs, targets
 
 
-class Batches:
+class Batches(Feed):
     """An iterable of batches that can be gone through again, such as a DataLoader; resumed at an epoch's start.
 
     Its random draws are its own: they come from torch's global generator, which a run seeds and a checkpoint stores.
     """
-
-    exact = False
-    shared = False  # whether every rank is given a share of its own
 
     def __init__(self, source: Any, adapt: Adapter | None = None) -> None:
         """adapt: makes inputs and targets of what the source gives; None: see :func:`pair`."""
@@ -164,11 +167,6 @@ class Batches:
                 if limit is not None and seen >= limit:
                     return
 
-    def example(self) -> Nested:
-        with closing(self.once(1)) as batches:
-            inputs, _ = next(batches)
-        return pytree.each(lambda t: t[:4], inputs)
-
     def describe(self, hashes: Hashes) -> dict[str, Any]:
         about: dict[str, Any] = {"batches": self.updates}
         dataset = getattr(self.source, "dataset", None)
@@ -185,15 +183,6 @@ class Batches:
             yield self.adapt(item)
         if not number:
             raise BadInput("the data are empty: the iterable gives no batch (any more)")
-
-
-def some_targets(feed: Feed) -> Nested:
-    """Those of a few examples, to see what they are."""
-    batches = feed.once(1)
-    try:
-        return next(batches)[1]
-    finally:
-        batches.close()  # type: ignore[attr-defined]
 
 
 def pair(item: Any) -> Batch:

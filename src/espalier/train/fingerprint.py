@@ -6,6 +6,7 @@ of what it calls.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -15,8 +16,10 @@ import platform
 import re
 import sys
 import textwrap
+import time
 import tokenize
 from collections.abc import Iterable
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -25,8 +28,15 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
+from espalier import files, schema
+from espalier.space import Corrupt
+
 PIECE = 1 << 24  # bytes
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+HASHES, FORMAT = "hashes.json", 2
+RECENT = 2.0  # seconds: a file that changed so lately may change again and keep its time
+_TABLE = schema.table(schema.text("[0-9a-f]{32}"), keys="[0-9a-f]{64}")
+_SCHEMA = schema.record({"hashes": _TABLE, schema.CHECKSUM: schema.text()})
 
 
 def network(model: nn.Module) -> str:
@@ -54,14 +64,19 @@ def _own(thing: Any) -> bool:
 
 
 def tensors(given: Iterable[Tensor]) -> str:
-    """A hash of every bit of the data, piece by piece."""
+    """A hash of every bit of the data."""
+    return _bits(given)[:32]
+
+
+def _bits(given: Iterable[Tensor]) -> str:
+    """Piece by piece, in whatever memory the tensors lie."""
     digest = hashlib.sha256()
     for tensor in given:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
         rows = max(1, PIECE // max(1, tensor[:1].numel() * tensor.element_size())) if tensor.ndim else 1
         for piece in torch.split(tensor.detach(), rows) if tensor.ndim else [tensor.detach().reshape(1)]:
             digest.update(piece.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:32]
+    return digest.hexdigest()
 
 
 def settings(thing: Any, *without: str) -> dict[str, Any]:
@@ -70,13 +85,9 @@ def settings(thing: Any, *without: str) -> dict[str, Any]:
     return {type(thing).__qualname__: json.loads(json.dumps(set_to, default=repr))}
 
 
-def weights(tensors: Iterable[Tensor]) -> str:
-    """A hash of every bit of the tensors, in their order."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:16]
+def weights(given: Iterable[Tensor]) -> str:
+    """A shorter one, of weights in their order."""
+    return _bits(given)[:16]
 
 
 def function(given: Any) -> str:
@@ -138,3 +149,62 @@ def _plain(value: Any) -> Any:
 
 def _hashed(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# ---- hashes of files, kept -------------------------------------------------------------------------------------------
+
+
+def stamp(path: Path) -> str | None:
+    """Which file it is, as it is now: its place, size and times (of its content, and of anything about it: a content
+    whose time was set back counts as changed). None where it has changed just now."""
+    about = path.stat()
+    if time.time() - max(about.st_mtime, about.st_ctime) < RECENT:
+        return None
+    return json.dumps([str(path.resolve()), about.st_size, about.st_mtime_ns, about.st_ctime_ns])
+
+
+def mark(tensor: Tensor, origin: str) -> None:
+    """Note that a tensor is what was read from a file. origin: the file's stamp, how it was read, and by what."""
+    tensor.espalier_origin = (origin, tensor._version)  # type: ignore[attr-defined]
+
+
+def _origin(tensor: Tensor) -> str | None:
+    """None of tensors that are of no file, or were changed since."""
+    origin, version = getattr(tensor, "espalier_origin", (None, None))
+    return origin if origin is not None and version == tensor._version else None
+
+
+class Hashes:
+    """Hashes of data that were read from files, kept in the folder of a run: a file that has not changed since, by its
+    size and its times, is not hashed again. folder: None where nothing is known or kept.
+
+    A tensor knows its file by a mark (:func:`mark`), which what is made of the tensor does not have. The file
+    ``hashes.json`` carries a checksum; where a bit of it differs, or it is not there, all data are hashed.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.path = None if folder is None else folder / HASHES
+        self.known, self.asked, self.ours = dict[str, str](), dict[str, str](), True
+        with contextlib.suppress(OSError, Corrupt):
+            data = b"" if self.path is None else schema.content(self.path)
+            self.ours = not data or schema.CHECKSUM.encode() in data
+            with contextlib.suppress(schema.Mismatch):
+                self.known = schema.parse(data, _SCHEMA, newest=FORMAT)["hashes"]
+
+    def tensors(self, given: Iterable[Tensor]) -> str:
+        """As :func:`tensors`; not computed where it is known."""
+        given = list(given)
+        origins = [(_origin(tensor), str(tensor.dtype), *tensor.shape) for tensor in given]
+        if self.path is None or any(origin is None for origin, *_ in origins):
+            return tensors(given)
+        key = hashlib.sha256(json.dumps(origins).encode()).hexdigest()
+        self.asked[key] = self.known.get(key) or self.asked.get(key) or tensors(given)
+        return self.asked[key]
+
+    def keep(self) -> None:
+        """Write those that were asked for, by the process that holds the folder. A file of another kind stays, and a
+        disk that is full has more important things to refuse."""
+        if self.path is not None and self.ours and self.asked != self.known:
+            with contextlib.suppress(files.NotSaved):
+                files.write(self.path, schema.sealed({"format": FORMAT, "hashes": self.asked}, indent=1))
+            self.known = dict(self.asked)

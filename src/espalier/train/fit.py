@@ -6,7 +6,7 @@ import json
 import os
 import warnings
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from espalier.cost import Cost
 from espalier.data import Dataset
-from espalier.gates.attach import attach
 from espalier.gates.blocks import RoundTo
 from espalier.search import Search
 from espalier.space import BadInput, BadType, Diverged, EspalierError, RankLost
@@ -35,27 +34,24 @@ from espalier.train import (
     recipes,
     rng,
     scoring,
-    targets,
 )
-from espalier.train import schedule as schedules
 from espalier.train.batched.batch import Compute, Precision
-from espalier.train.batched.optimizers import Optimizer
-from espalier.train.callbacks import Callback, EarlyStopping
+from espalier.train.callbacks import Callback
 from espalier.train.callbacks import check as callbacks_checked
 from espalier.train.checkpoint import Checkpoint
+from espalier.train.descent import Optimizer, Schedule
 from espalier.train.eager import EagerEngine, Scheduler
 from espalier.train.feed import Adapter
-from espalier.train.hashes import Hashes
+from espalier.train.fingerprint import Hashes
+from espalier.train.gradients import Gated
 from espalier.train.lock import locked
 from espalier.train.loop import Loop, OutOfMemory
-from espalier.train.optimizer import Gated
 from espalier.train.ranks import Ranks
 from espalier.train.recipes import OptimizerFactory, Recipe, SchedulerFactory
 from espalier.train.result import Result
 from espalier.train.run_directory import Records, RunDirectory
-from espalier.train.schedule import Schedule
 from espalier.train.scoring import Loss
-from espalier.train.shaping import built, shape
+from espalier.train.shaping import shape
 from espalier.train.stop import Stop
 from espalier.train.targets import Target
 
@@ -85,7 +81,7 @@ def fit(
     device: str | torch.device | None = None,
     precision: Precision | None = None,
     channels_last: bool = False,
-    compile: bool = False,
+    compile: bool | None = None,
     validation: Any = None,
     metrics: measures.Given = None,
     monitor: str | None = None,
@@ -134,8 +130,10 @@ def fit(
     seed: of the masks, of the order of the examples, and of everything random inside the call.
     precision: of matrix products while training: "float32", "tf32" (on a GPU), or "bf16" (autocast; weights stay as
         they are). None leaves torch's own switches alone. channels_last: images and weights lie so in memory.
-    compile: the network by ``torch.compile``, once for each phase of the run. It takes from seconds to a minute, which
-        a long run earns back; what cannot be compiled is trained as it is, and a warning says so.
+    compile: True: the network and the loss by ``torch.compile``, once for each phase of the run, and on a GPU updates
+        are recorded as a CUDA graph. It takes from seconds to a minute, which a long run earns back; what cannot be
+        compiled is trained as it is, and a warning says so. None: on a GPU, in a run of 5,000 updates or more, updates
+        are recorded as they are: the same kernels, without the time that it takes to launch them.
     validation: data as above, of a Dataset its test part, which is the default where ``data`` is one; or a share of
         the data to hold out, such as 0.1, each class in proportion. Evaluated after every epoch under the mask that
         would ship.
@@ -152,9 +150,7 @@ def fit(
         each has masks of its own, of at least as many samples; "none" where each trains a run of its own. Every rank
         makes the same call with the same data. What comes out is that of one process, to rounding; see docs/scale.md.
     """
-    stop, watching = Stop(time_limit), callbacks_checked(callbacks)
-    if monitor is not None:
-        watching.append(EarlyStopping(monitor, None, best=True))
+    stop, watching = Stop(time_limit), callbacks_checked(callbacks, monitor)
     measured = measures.read(metrics)
     anyway = checks.resume(resume)
     checks.loss(loss)
@@ -162,7 +158,10 @@ def fit(
     seed = whole(seed, "seed", 0)
     if precision is not None:
         Compute(precision)  # what it does not know is named here
-    module, where = _place(model, device)
+    module = checks.module_of(model)
+    if device is not None:
+        module.to(checks.device(device))
+    where = next(module.parameters()).device
     several = ranks.read(parallel)
     if several is not None:
         _check_ranks(several, batch_size, compile)
@@ -175,7 +174,6 @@ def fit(
     feeding = feed.read(data, whole(batch_size, "batch_size", 1), seed, pytree.dtype(module), adapt)
     recipe = recipes.chosen(recipe, preset, settle, penalised=target is None)
     horizon = whole(epochs, "epochs", 1) * feeding.updates
-    recipe.phases(horizon, target)  # what does not fit is said before gates are attached
     held_out = None
     validation = data if validation is None and isinstance(data, Dataset) else validation
     if validation is not None:
@@ -188,34 +186,39 @@ def fit(
     if scheduler is not None:
         schedule = "constant"
     if optimizer is None:
-        optimizer = descent.usual(recipe, module, feed.some_targets(feeding))
-    rates = schedules.read(schedule, recipe.schedule, optimizer)
-    inner = built(recipe.optimizer if optimizer is None else optimizer, module)
+        optimizer = recipes.usual_optimizer(recipe, module, feeding.first()[1])
+    rates = descent.read_schedule(schedule, recipe.schedule, optimizer)
     directory = None if folder is None else RunDirectory(folder)
     known_blocks = {} if directory is None or round_to is None else directory.recorded().get("blocks", {})
-    how = checks.attaching(known_blocks or round_to, kinds, ignore, attached=model is not module)
-    with _attached(model, module, feeding, where, how) as gated, rng.seeded(seed, where):
-        asked = targets.read(gated, cost, target)
-        structure = shape(
-            gated,
-            optimizer=inner,
-            updates=horizon,
-            target=asked,
-            penalty=penalty,
-            samples=samples,
-            schedule=rates,
-            recipe=recipe,
-            seed=seed,
-            parallel="none" if several is None else several,
-        )
-        search, phases = structure.search, structure.phases
-        assert phases is not None
+    structure = shape(
+        model,
+        feeding.example(),
+        optimizer,
+        updates=horizon,
+        target=target,
+        penalty=penalty,
+        cost=cost,
+        samples=samples,
+        round_to=known_blocks or round_to,
+        kinds=kinds,
+        ignore=ignore,
+        schedule=rates,
+        recipe=recipe,
+        seed=seed,
+        parallel="none" if several is None else several,
+    )
+    gated, inner, phases, asked = structure.gated, structure.inner, structure.phases, structure.asked
+    assert phases is not None
+    assert asked is not None
+    with ExitStack() as left, rng.seeded(seed, where):
+        if model is module:
+            left.callback(structure.gated.detach)  # type: ignore[attr-defined]
         # Data are hashed only where there is something to resume, or somebody to compare them with.
         hashes = Hashes(folder)
         parts = {} if folder is None and several is None else {"data": feeding, "validation": held_out}
         read = {name: part and part.describe(hashes) for name, part in parts.items()}
         settings = {
-            **_settings(module, gated, inner, search),
+            **_settings(module, gated, inner, structure.search),
             **read,
             "loss": fingerprint.function(loss),
             "epochs": epochs,
@@ -302,7 +305,7 @@ def _carry_out(
     return result
 
 
-def _check_ranks(several: Ranks, batch_size: int, compile: bool) -> None:
+def _check_ranks(several: Ranks, batch_size: int, compile: bool | None) -> None:
     if several.parallel == "data" and batch_size % several.count:
         raise BadInput(
             f"batch_size={batch_size} cannot be shared equally by {several.count} ranks; use a multiple of "
@@ -333,43 +336,6 @@ def out_of_memory() -> Iterator[None]:
             f"out of memory: {text.splitlines()[0] if text else type(error).__name__}. Use a smaller batch_size, or "
             "espalier.StructureOptimizer with a closure that accumulates over parts of the mini-batch"
         ) from error
-
-
-def _place(model: object, device: str | torch.device | None) -> tuple[nn.Module, torch.device]:
-    """The module that is trained, on its device."""
-    module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
-    if not isinstance(module, nn.Module):
-        raise BadType(f"model is a torch module or what espalier.attach gave, not {type(model).__name__}")
-    first = next(module.parameters(), None)
-    if first is None:
-        raise BadInput("the model has no parameters, so there is nothing to train")
-    checks.trainable(module)
-    if device is not None:
-        module.to(checks.device(device))
-        first = next(module.parameters())
-    return module, first.device
-
-
-@contextmanager
-def _attached(
-    model: object, module: nn.Module, feeding: feed.Feed, device: torch.device, how: dict[str, Any]
-) -> Iterator[Gated]:
-    """The gates that were given; else gates of our own, taken off again afterwards."""
-    # Gates are tried out on the example; numbers that are not finite are for the first update to name.
-    example = pytree.each(lambda t: _finite(t).to(device), feeding.example())
-    checks.readable(module, example)
-    if model is not module:
-        yield model  # type: ignore[misc]
-        return
-    gated = attach(module, example, **how)
-    try:
-        yield gated
-    finally:
-        gated.detach()
-
-
-def _finite(tensor: Tensor) -> Tensor:
-    return tensor.nan_to_num(0.0, 0.0, 0.0) if tensor.is_floating_point() else tensor
 
 
 def _scheduler(factory: SchedulerFactory, inner: torch.optim.Optimizer) -> Scheduler:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from espalier.space import BadInput, BadType
 from espalier.train import pytree
+from espalier.train.setting import near
 
 Metric = Any  # a function of (outputs, targets), or an object with update, compute and reset
 Given = Mapping[str, Metric] | Sequence[str] | None
@@ -137,9 +137,7 @@ def read(given: Given) -> dict[str, Metric]:
             raise BadInput(f"a metric's name is a word of letters, and not loss or error, not {name!r}")
         if isinstance(metric, str):
             if metric not in KNOWN:
-                near = difflib.get_close_matches(metric, KNOWN, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise BadInput(f"there is no metric {metric!r}, only {sorted(KNOWN)}{hint}")
+                raise BadInput(f"there is no metric {metric!r}, only {sorted(KNOWN)}{near(metric, KNOWN)}")
             named[name] = KNOWN[metric]
         elif not _counts(metric) and not callable(metric):
             raise BadType(f"metric {name!r} is a function of (outputs, targets) or of torchmetrics, not {metric!r}")

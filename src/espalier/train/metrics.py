@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,17 +13,10 @@ from espalier.cost import Cost
 from espalier.search import Search
 from espalier.search.cost_bounds import most_expensive
 from espalier.space import Space
+from espalier.train.gradients import Gated
 
 Row = dict[str, Any]
 Columns = dict[str, Tensor]
-
-
-class Counted(Protocol):
-    """A gated model whose costs are known by name."""
-
-    @property
-    def space(self) -> Space: ...
-    def cost(self, kind: str) -> Cost: ...
 
 
 class Shares:
@@ -32,7 +25,7 @@ class Shares:
     full_cost: what counts as all of that cost; None for that of all gates open and the dearest options.
     """
 
-    def __init__(self, gated: Counted, cost: Cost, full_cost: Tensor | None, device: torch.device) -> None:
+    def __init__(self, gated: Gated, cost: Cost, full_cost: Tensor | None, device: torch.device) -> None:
         space = gated.space
         self.costs = {"unit_share": gated.cost("units"), "weight_share": gated.cost("weights"), "cost_share": cost}
         self.full = {

@@ -1,29 +1,23 @@
-"""A torch optimiser that shapes the network while it trains it: for loops of one's own, and ours.
-
-The gradient of one update is the mean over the masks whose loss is finite, one mask at a time, which needs the memory
-of one. Each mask's gradient is taken from the parameters as soon as it is there, so the closure may zero gradients.
-"""
+"""A torch optimiser that shapes the network while it trains it: for loops of one's own, and ours."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from espalier.cost import Cost
+from espalier.compact.apply import apply_plan, cut, named_tensors, put_back
+from espalier.compact.plan import Plan
+from espalier.gates.masking import strip
 from espalier.search import Search
-from espalier.space import BadInput, BadType, Diverged, Space
-from espalier.train import measured, pytree
-from espalier.train.ranks import Ranks
+from espalier.space import BadInput, BadType, Diverged
+from espalier.train import pytree, targets
+from espalier.train.gradients import Gated, Gradient, Update, only_finite, skips, step_if_finite
+from espalier.train.ranks import Ranks, WholeBatch
 from espalier.train.recipes import Phases
-from espalier.train.settled import Settled
-from espalier.train.whole_batch import WholeBatch
 
 if TYPE_CHECKING:
     from espalier.train.measures import Given
@@ -31,89 +25,7 @@ if TYPE_CHECKING:
     from espalier.train.scoring import Loss
 
 
-class Gated(Protocol):
-    """What training asks of a gated model; see :func:`espalier.attach`."""
-
-    @property
-    def model(self) -> nn.Module: ...
-    @property
-    def space(self) -> Space: ...
-    def masked(self, mask: Tensor, *, slopes: bool = False) -> AbstractContextManager[Callable[[], Tensor]]: ...
-    def canonical(self, mask: Tensor) -> Tensor: ...
-    def cost(self, kind: str) -> Cost: ...
-    def compact(self, mask: Tensor) -> nn.Module: ...
-
-
-def mean_gradient(
-    gated: Gated | None,
-    masks: Tensor,
-    parameters: Sequence[Tensor],
-    closure: Callable[[], Tensor | float],
-    slopes: bool = False,
-    across: Callable[[Tensor], Tensor] | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """masks: ``(samples, d)``. Leaves the mean gradient over the masks of finite loss in the parameters; returns the
-    losses ``(samples)``, where they were computed, and, where asked for, the slopes by the gates ``(samples, d)``.
-
-    gated: None where the closure needs no mask, as that of a compact network.
-    closure: computes the loss of the masked model, goes backwards through it, and returns it. What the gradients held
-    before is lost. Where no loss is finite they are None on the CPU; on a GPU, which is not waited for, the gradients
-    of several masks are 0 then, and those of a single one are what they are.
-    across: the mean of a loss over processes, where each computes a part of it: then all of them count the same masks.
-    """
-    total: list[Tensor | None] = [None] * len(parameters)
-    losses, rows = list[Tensor](), list[Tensor]()
-    for mask in masks:
-        for parameter in parameters:
-            parameter.grad = None
-        with _under(gated, mask, slopes) as read, torch.enable_grad():
-            loss = scalar(closure())
-            if slopes:
-                rows.append(read())
-        loss = loss if across is None else across(loss)
-        losses.append(loss)
-        gradients = [parameter.grad for parameter in parameters]
-        if loss.is_cuda and len(masks) > 1:
-            finite = loss.isfinite()
-            gradients = [None if gradient is None else torch.where(finite, gradient, 0.0) for gradient in gradients]
-        if loss.is_cuda or math.isfinite(loss.item()):
-            total = _added(total, gradients)
-    several = torch.stack(losses)
-    counted = [part for part in total if part is not None]
-    if counted and len(losses) > 1:
-        count = several.isfinite().sum().clamp(min=1)
-        torch._foreach_div_(counted, count if several.is_cuda else int(count))
-    for parameter, part in zip(parameters, total):
-        parameter.grad = part
-    return several, torch.stack(rows) if slopes else None
-
-
-def _under(gated: Gated | None, mask: Tensor, slopes: bool) -> AbstractContextManager[Any]:
-    if gated is None:
-        return nullcontext()
-    return gated.masked(mask, slopes=True) if slopes else gated.masked(mask)
-
-
-def _added(total: list[Tensor | None], more: list[Tensor | None]) -> list[Tensor | None]:
-    """The sums, in place where there is something to add to."""
-    both = [(a, b) for a, b in zip(total, more) if a is not None and b is not None]
-    if both:
-        torch._foreach_add_([a for a, _ in both], [b for _, b in both])
-    return [b if a is None else a for a, b in zip(total, more)]
-
-
-def scalar(loss: object) -> Tensor:
-    """The loss as a tensor without dimensions and without a graph."""
-    if isinstance(loss, float):
-        return torch.tensor(loss, dtype=torch.float64)
-    if not isinstance(loss, Tensor):
-        raise BadType(f"the loss is a scalar tensor, not {type(loss).__name__}; does the closure return it?")
-    if loss.numel() != 1 or not loss.is_floating_point():
-        raise BadInput(
-            f"the loss is one floating-point number, not {loss.dtype} of shape {tuple(loss.shape)}; take its mean over "
-            "the mini-batch"
-        )
-    return loss.detach().reshape(())
+LOOK = 100  # updates between two looks whether a run on a GPU has diverged
 
 
 class StructureOptimizer(torch.optim.Optimizer):
@@ -125,9 +37,10 @@ class StructureOptimizer(torch.optim.Optimizer):
     The closure is called once for each mask, with the model masked; it computes the loss, goes backwards and returns
     it, and it may zero gradients. Gradients from before the step are dropped: what is to count goes backwards inside
     the closure. All calls of one step must see the same mini-batch, unless the search learns from slopes
-    (``search.reads_slopes``): then each may read examples of its own. The weights then take one step
-    of the inner optimiser on the mean gradient, theta one step of the search. Once the search is settled there is one
-    mask and the closure is called once: give it ``search.samples`` times as many examples for the same work.
+    (``search.reads_slopes``): then each may read examples of its own. The weights then take one step of the inner
+    optimiser on the mean gradient, theta one step of the search. Where a loss is not finite the weights stay as they
+    are; see docs/training.md. Once the search is settled there is one mask and the closure is called once: give it
+    ``search.samples`` times as many examples for the same work.
     ``step(closure, inputs, targets)`` hands the closure what each mask reads: with slopes its own part of the batch,
     else all of it.
 
@@ -146,11 +59,12 @@ class StructureOptimizer(torch.optim.Optimizer):
         gated: Gated,
         *,
         phases: Phases | None = None,
+        asked: targets.Asked | None = None,
         scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        """phases: of the updates; None leaves them to the caller. scheduler: stepped after every update. ranks: that
-        train together."""
+        """phases: of the updates; None leaves them to the caller. asked: what size they are to end at, where that was
+        read. scheduler: stepped after every update. ranks: that train together."""
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise BadType(f"optimizer is a torch.optim.Optimizer, not {type(optimizer).__name__}")
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -167,7 +81,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         check_parameters(optimizer, gated.model)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.inner, self.search, self.gated = optimizer, search, gated
-        self.phases, self.scheduler = phases, scheduler
+        self.phases, self.asked, self.scheduler = phases, asked, scheduler
         self.update = 0  # updates so far
         self.corrections = 0  # how often a measured cost asked for a smaller network
         self.errors: dict[str, float] = {}  # by measured cost: measured over predicted, when it last did
@@ -175,7 +89,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         self.ranks = ranks
         # The mean over processes that train the same model.
         self.across: Callable[[Tensor], Tensor] | None = None if ranks is None else ranks.mean
-        self._lost: Tensor | None = None  # whether an update since the last check had no finite loss
+        self._lost: Tensor | None = None  # the first update since the last check that had no finite loss, or 0
         search.record()
         self._share()
 
@@ -196,7 +110,7 @@ class StructureOptimizer(torch.optim.Optimizer):
 
     def settle(self) -> None:
         """Fix the structure, and go on with the compact network where the gates know how to cut."""
-        self.corrections, self.errors = measured.correct(self.search, self.gated)
+        self.corrections, self.errors = targets.correct(self.search, self.gated)
         self.search.settle()
         if hasattr(self.gated, "plan"):  # a handle of one's own may know no plan, and goes on masked
             self.compact()
@@ -206,7 +120,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         closure: Callable[..., Tensor | float] | None = None,
         *batch: Any,
         under: Tensor | None = None,
-        together: Callable[..., tuple[Tensor, Tensor | None]] | None = None,
+        together: Callable[[Update], Gradient] | None = None,
     ) -> Tensor:
         """One update. Returns the mean loss over the masks whose loss is finite, a scalar tensor.
 
@@ -231,7 +145,6 @@ class StructureOptimizer(torch.optim.Optimizer):
             masks = self.search.ask() if under is None else under.unsqueeze(0)
         reads_slopes = self.search.reads_slopes and not rests
         parts = pytree.split(batch, self.search.samples) if reads_slopes and batch else [batch]
-        gated = self.gated if self.settled is None else None
         masks_now, across = masks[:1] if rests else masks, self.across
         apart = None  # which masks are this rank's own
         if self.ranks is not None and self.ranks.parallel == "structure":
@@ -240,39 +153,36 @@ class StructureOptimizer(torch.optim.Optimizer):
             else:
                 apart, across = self.ranks.rows(len(masks)), None
                 masks_now, parts = masks[apart], parts if len(parts) == 1 else parts[apart]
-
-        def one_at_a_time(masks: Tensor, parts: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
-            inputs = itertools.cycle(parts)
-            return mean_gradient(gated, masks, parameters, lambda: closure(*next(inputs)), reads_slopes, across)
-
+        gated = self.gated if self.settled is None else None
+        skipping = skips(self.inner)
+        update = Update(gated, masks_now, parts, parameters, closure, reads_slopes, across, skipping)
         with self._beside_others(apart is None):
-            if together is None:
-                losses, slopes = one_at_a_time(masks_now, parts)
-            else:
-                losses, slopes = together(parts, masks_now, parameters, reads_slopes, one_at_a_time, across)
-        weight: Tensor | float = 1.0  # of this rank's gradient, over the masks or examples of all of them
+            losses, slopes = update.one_at_a_time() if together is None else together(update)
         if apart is not None:
             assert self.ranks is not None
-            weight = losses.isfinite().sum()
             losses = self.ranks.placed(losses, apart, len(masks))
             slopes = None if slopes is None else self.ranks.placed(slopes, apart, len(masks))
+            if not skipping:
+                only_finite(parameters, losses)  # also where the masks of another rank are the cause
         elif across is not None and slopes is not None:
             slopes = across(slopes)
-        if slopes is not None:
-            slopes = slopes.to(self.search.device)
         finite = losses.isfinite()
-        self._lost = ~finite.any() if self._lost is None else self._lost | ~finite.any()
-        if not losses.is_cuda and bool(self._lost):
-            if not rests:
-                with contextlib.suppress(Diverged):  # a search on the CPU says so at once; here the update is named
-                    self.search.tell(masks, losses, slopes)
-            self.check()
+        self._note(finite.any())
         if not rests:
-            self.search.tell(masks, losses, slopes)
+            try:
+                self.search.tell(masks, losses, None if slopes is None else slopes.to(self.search.device))
+            except Diverged:
+                self.check()  # which names the update
+                raise
+        last = self.phases is not None and self.update + 1 == self.phases.end
+        if not losses.is_cuda or last or (self.update + 1) % LOOK == 0:
+            self.check()
         if self.ranks is not None:
-            everyone = self.ranks.count if apart is None else finite.sum().clamp(min=1)
-            self.ranks.add_up(parameters, weight / everyone)
-        self.inner.step()
+            self.ranks.add_up(parameters, 1 / self.ranks.count if apart is None else len(masks_now) / len(masks))
+        if skipping:
+            step_if_finite(self.inner, losses)
+        else:
+            self.inner.step()
         # Inside an autocast region torch keeps the weights it has cast; they have just changed.
         torch.clear_autocast_cache()
         self.update += 1
@@ -283,7 +193,7 @@ class StructureOptimizer(torch.optim.Optimizer):
     @contextmanager
     def _beside_others(self, sharing: bool) -> Iterator[None]:
         """Among several ranks: random numbers of this one's own; sharing: BatchNorm over what all of them read."""
-        with contextlib.ExitStack() as stack:
+        with ExitStack() as stack:
             if self.ranks is not None:
                 stack.enter_context(self.ranks.own_noise(self.search.generator.initial_seed(), self.update))
                 if sharing:
@@ -308,14 +218,20 @@ class StructureOptimizer(torch.optim.Optimizer):
         if self.settled is not None:
             self.settled.write_back()
 
+    def _note(self, alive: Tensor) -> None:
+        lost = torch.zeros((), dtype=torch.int64, device=alive.device) if self._lost is None else self._lost
+        self._lost = torch.where(alive | (lost > 0), lost, self.update + 1)
+
     def check(self) -> None:
-        """Raise :class:`Diverged` if no loss of an update was finite. On the CPU ``step`` does so by itself, before the
-        weights move; on a GPU, which it never waits for, call this from time to time."""
-        lost, self._lost = self._lost, None
-        if lost is not None and bool(lost):
+        """Raise :class:`Diverged` if no loss of an update was finite. ``step`` does so by itself: on the CPU at once,
+        on a GPU, which it does not wait for, every hundred updates."""
+        update, self._lost = 0 if self._lost is None else int(self._lost), None
+        if update:
+            total = "" if self.phases is None else f" of {self.phases.end}"
             raise Diverged(
-                f"every loss of an update was infinite or not a number, after {int(self.search.updates)} good updates "
-                "of theta, which was left as it was. Lower the learning rate of the weights, or look at the data"
+                f"update {update}{total}: every loss of an update was infinite or not a number, after "
+                f"{int(self.search.updates)} good updates of theta, which was left as it was. Lower the learning rate "
+                "of the weights, or look at the data"
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -370,6 +286,47 @@ class StructureOptimizer(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return f"StructureOptimizer({self.inner!r}, d={self.search.space.d})"
+
+
+class Settled:
+    """A gated model's compact network in its place, trained by the same optimiser. ``small``: the network.
+
+    Masked training computes the closed gates too, and multiplies them by zero. The compact network computes the same
+    without them. Its tensors are slices of the model's, the optimiser's state is cut along, and what was trained is
+    written back.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
+        self.model, named = model, named_tensors(model)
+        self.cuts = {id(named[name]): dims for name, dims in plan.tensors.items()}  # a tied tensor has several names
+        self.pieces: dict[str, Tensor] = {}
+        self.small = strip(apply_plan(model, plan, pieces=self.pieces))
+        self._hand_over(optimizer)
+
+    def _hand_over(self, optimizer: torch.optim.Optimizer) -> None:
+        """Give the optimiser the smaller parameters in the places of the whole ones, with their state."""
+        names = {id(tensor): name for name, tensor in named_tensors(self.model).items()}
+        for group in optimizer.param_groups:
+            for place, parameter in enumerate(group["params"]):
+                name = names[id(parameter)]
+                piece = self.pieces[name]
+                group["params"][place] = piece
+                if parameter in optimizer.state:
+                    optimizer.state[piece] = self._cut_state(optimizer.state.pop(parameter), parameter, name)
+
+    def _cut_state(self, state: Mapping[str, Any], whole: Tensor, name: str) -> dict[str, Any]:
+        dims = self.cuts.get(id(whole), {})
+        return {
+            key: cut(value, name, dims) if isinstance(value, Tensor) and value.shape == whole.shape else value
+            for key, value in state.items()
+        }
+
+    def write_back(self) -> None:
+        """Write the trained slices into the model; what was cut away stays there as it was."""
+        current = named_tensors(self.small)  # a module may have put another tensor in a buffer's place
+        for name, tensor in named_tensors(self.model).items():
+            if not name.rpartition(".")[2].startswith("espalier_"):
+                put_back(tensor, current.get(name, self.pieces[name]), self.cuts.get(id(tensor), {}))
 
 
 def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from statistics import median
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from espalier.space import BadType
 from espalier.train.callbacks import Callback
@@ -15,56 +15,41 @@ from espalier.train.metrics import Row
 NARROW = 115  # columns: a bar, the time left and the numbers of an epoch
 
 
-class Progress(Protocol):
+class Progress:
     """Told of every update and epoch; says what it wants."""
 
-    def start(self, done: int, total: int) -> None: ...
+    def __init__(self) -> None:
+        self.clock = Clock()
+
+    def start(self, done: int, total: int) -> None:
+        self.clock.start(done, total)
+
     def update(self, done: int, text: str = "") -> None:
         """text: how it goes, where there is more to say than how far it is."""
-        ...
 
     def epoch(self, text: str) -> None: ...
     def states(self, lines: list[str]) -> None:
         """Of a study: one line for each setting, with every run of it."""
-        ...
 
     def say(self, text: str) -> None: ...
     def stop(self) -> None: ...
 
 
-class Silent:
+class Silent(Progress):
     """Says nothing."""
 
-    def start(self, done: int, total: int) -> None:
-        pass
 
-    def update(self, done: int, text: str = "") -> None:
-        pass
-
-    def epoch(self, text: str) -> None:
-        pass
-
-    def states(self, lines: list[str]) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
-
-
-class Lines:
+class Lines(Progress):
     """Plain lines for logs: the first epoch's, the last's, and between them one about every ``every`` seconds; where
     epochs are long, also inside them. Runs of hours get them less often."""
 
     def __init__(self, stream: TextIO, every: float = 10.0) -> None:
+        super().__init__()
         self.stream, self.every = stream, every
-        self.clock = Clock()
         self.shown, self.first = 0.0, True
 
     def start(self, done: int, total: int) -> None:
-        self.clock.start(done, total)
+        super().start(done, total)
         self.shown = self.clock.began
 
     def update(self, done: int, text: str = "") -> None:
@@ -93,11 +78,8 @@ class Lines:
     def say(self, text: str) -> None:
         print(text, file=self.stream, flush=True)
 
-    def stop(self) -> None:
-        pass
 
-
-class Bar:
+class Bar(Progress):
     """A bar on a terminal, by rich; on a narrow one the numbers come first, and there is no bar."""
 
     def __init__(self, console: Any = None) -> None:
@@ -116,12 +98,12 @@ class Bar:
             console=console,
             refresh_per_second=4,
         )
-        self.clock = Clock()
+        super().__init__()
         self.drawn = 0.0
         self.task: Any = None
 
     def start(self, done: int, total: int) -> None:
-        self.clock.start(done, total)
+        super().start(done, total)
         self.task = self.bar.add_task("", total=total, completed=done, text="", left="?")
         self.bar.start()
 

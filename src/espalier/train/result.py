@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from espalier.search import Search
 from espalier.space import Space
+from espalier.train.gradients import Gated
 from espalier.train.metrics import Row
-from espalier.train.optimizer import Gated
 from espalier.train.scoring import Score
 
 if TYPE_CHECKING:

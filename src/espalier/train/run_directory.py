@@ -41,8 +41,8 @@ from espalier.train.metrics import Row, clean
 from espalier.train.scoring import answers
 
 if TYPE_CHECKING:
+    from espalier.train.gradients import Gated
     from espalier.train.loop import Loop
-    from espalier.train.optimizer import Gated
     from espalier.train.result import Result
 
 SMALL, PROBE, LEFT, CALL = "small", "probe.safetensors", "left.txt", "call.json"

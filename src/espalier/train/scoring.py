@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +13,10 @@ from espalier.search.distribution import Distribution
 from espalier.space import BadInput, BadType, whole_number
 from espalier.train import checks, pytree
 from espalier.train import feed as feeds
-from espalier.train.feed import Batch, Batches, Tensors
+from espalier.train.feed import Batch
+from espalier.train.gradients import Gated, scalar
 from espalier.train.measures import Given, Meters, class_dim
 from espalier.train.measures import read as metrics_read
-from espalier.train.optimizer import Gated, scalar
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -95,7 +94,7 @@ def stochastic(
         return total / structures if dim is None else (total / structures).log()
 
     batches = list(_batches(gated.model, data, batch_size))
-    with torch.no_grad(), evaluating(gated.model):
+    with torch.no_grad(), checks.evaluating(gated.model):
         inputs, targets = _on(gated.model, batches[0])
         dim = class_dim(pytree.call(gated.model, inputs), targets)
     return _score(gated.model, batches, loss, predict)
@@ -129,20 +128,8 @@ def wrong(outputs: object, targets: object) -> tuple[Tensor, Tensor] | None:
 @torch.no_grad()
 def answers(model: nn.Module, inputs: Any) -> list[Tensor]:
     """The tensors a model gives in eval mode, on the CPU. inputs: on its device; a tensor, a tuple or a dict."""
-    with evaluating(model):
+    with checks.evaluating(model):
         return [tensor.detach().cpu() for tensor in pytree.tensors(pytree.call(model, inputs))]
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode; afterwards every module is in the mode it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _score(
@@ -152,7 +139,7 @@ def _score(
     missed, predictions = 0, 0
     answers = list[Tensor]()
     meters = Meters(metrics_read(metrics))
-    with torch.no_grad(), evaluating(model):
+    with torch.no_grad(), checks.evaluating(model):
         for batch in batches:
             inputs, targets = _on(model, batch)
             if not examples:
@@ -197,6 +184,6 @@ def _on(model: nn.Module, batch: Batch) -> Batch:
 
 
 def _batches(model: nn.Module, data: object, batch_size: int) -> Iterator[Batch]:
-    if isinstance(data, (Tensors, Batches)):
-        return data.once()
+    if hasattr(data, "once"):  # a feed
+        return data.once()  # type: ignore[no-any-return]
     return feeds.read_held_out(data, batch_size, pytree.dtype(model)).once()

@@ -99,7 +99,7 @@ class Setting:
             return
         for one in value if self.several else (value,):
             if self.choices is not None and self.several and one not in self.choices:
-                known = f"{name} are {', '.join(self.choices)}{_near(one, self.choices)}"
+                known = f"{name} are {', '.join(self.choices)}{near(one, self.choices)}"
                 raise BadInput(f"unknown {self.name.removesuffix('s')} {one!r}; {known}")
             if self.choices is not None:
                 one_of(name, one, self.choices)
@@ -160,12 +160,13 @@ def one_of(name: str, given: str, allowed: Collection[str], more: str = "") -> N
     if given not in allowed:
         words = f"one of {', '.join(allowed)}{', ' + more if more else ''}"
         words = " or ".join(map(repr, allowed)) if len(allowed) == 2 and not more else words
-        raise BadInput(f"{name} is {words}, not {given!r}{_near(given, allowed)}")
+        raise BadInput(f"{name} is {words}, not {given!r}{near(given, allowed)}")
 
 
-def _near(given: str, allowed: Collection[str]) -> str:
-    near = difflib.get_close_matches(given, allowed, 1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+def near(given: str, allowed: Collection[str]) -> str:
+    """A question by which an error ends, where some word is near the one given; else ""."""
+    words = difflib.get_close_matches(given, allowed, 1)
+    return f"; did you mean {words[0]!r}?" if words else ""
 
 
 def usual_device(device: str) -> str:

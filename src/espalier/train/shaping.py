@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -16,18 +17,17 @@ from espalier.gates.blocks import RoundTo
 from espalier.search import Search
 from espalier.space import BadInput, BadType
 from espalier.space import whole_number as whole
-from espalier.train import batchnorm, checks, descent, feed, measured, pytree, ranks, recipes, scoring, targets
-from espalier.train import schedule as schedules
-from espalier.train.batched.optimizers import SGD, Adam, Optimizer
+from espalier.train import batchnorm, checks, descent, feed, pytree, ranks, recipes, scoring, targets
+from espalier.train.descent import SGD, Adam, Constant, Optimizer, Schedule
+from espalier.train.gradients import Gated
 from espalier.train.measures import Given
 from espalier.train.metrics import Shares, rows
-from espalier.train.optimizer import Gated, StructureOptimizer, check_parameters
+from espalier.train.optimizer import StructureOptimizer, check_parameters
 from espalier.train.ranks import Ranks
 from espalier.train.recipes import OptimizerFactory, Recipe
 from espalier.train.result import Result, order_of
-from espalier.train.schedule import Constant, Schedule
 from espalier.train.scoring import Loss
-from espalier.train.targets import Asked, Target
+from espalier.train.targets import Target
 
 
 def shape(
@@ -36,7 +36,7 @@ def shape(
     optimizer: torch.optim.Optimizer | Optimizer | OptimizerFactory | None = None,
     *,
     updates: int,
-    target: Target | Asked | None = None,
+    target: Target | None = None,
     penalty: float | None = None,
     cost: str | Cost | Tensor | Sequence[float] = "weights",
     samples: int | None = None,
@@ -72,59 +72,74 @@ def shape(
     >>> shaping.finish((x, y)).share_after <= 0.5
     True
     """
-    module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
-    if not isinstance(module, nn.Module):
-        raise BadType(f"model is a torch module or what espalier.attach gave, not {type(model).__name__}")
-    checks.trainable(module)
+    module = checks.module_of(model)
     several = ranks.read(parallel)
     if several is not None:
         several.begin(module)
-    device = next(module.parameters()).device
     own = recipes.chosen(recipe, None, settle, penalised=target is None)
     phases = own.phases(whole(updates, "updates", 1), target)
-    gated: Any = model
-    how = checks.attaching(round_to, kinds, ignore, attached=model is not module)
-    if model is module:
-        if example is None:
-            raise BadInput("shape needs some example inputs to attach gates with: shape(model, inputs[:4], ...)")
-        example = pytree.each(lambda t: t.to(device), example)
-        checks.readable(module, example)
-        gated = attach(module, example, **how)
-    asked = target if isinstance(target, Asked) else targets.read(gated, cost, target)
-    masks = own.samples if samples is None else samples
-    if several is not None:
-        several.check(masks, [asked.name, *asked.limits])
-    with checks.unreachable(gated, asked.name):
-        search = Search(
-            gated.space,
-            cost=asked.cost,
-            limits=asked.limits,
-            penalty=penalty,
-            samples=masks,
-            seed=whole(seed, "seed", 0),
-            device=device,
-            **own.search_arguments(gated.space, phases, asked.share),
-        )
     if optimizer is None:
-        optimizer = descent.usual(own, module)
-    rates = schedules.read(schedule, own.schedule, optimizer)
+        optimizer = recipes.usual_optimizer(own, module)
+    rates = descent.read_schedule(schedule, own.schedule, optimizer)
     inner = built(own.optimizer if optimizer is None else optimizer, module)
-    scheduler = None if rates == Constant() else schedules.of_torch(rates, inner, phases.end)
-    if several is not None:
-        several.agree(
-            {
-                "space": gated.space.to_json(),
-                "phases": asdict(phases),
-                "target": repr(asked.share),
-                "full_cost": float(search.full_cost),
-                "penalty": penalty,
-                "seed": seed,
-                "samples": masks,
-                "recipe": asdict(own),
-                "optimizer": type(inner).__name__,
-            }
-        )
-    return StructureOptimizer(inner, search, gated, phases=phases, scheduler=scheduler, ranks=several)
+    scheduler = None if rates == Constant() else descent.of_torch(rates, inner, phases.end)
+    masks = own.samples if samples is None else samples
+    how = checks.attaching(round_to, kinds, ignore, attached=model is not module)
+    with _attached(model, module, example, how) as gated:
+        asked = targets.read(gated, cost, target)
+        if several is not None:
+            several.check(masks, [asked.name, *asked.limits])
+        with checks.unreachable(gated, asked.name):
+            search = Search(
+                gated.space,
+                cost=asked.cost,
+                limits=asked.limits,
+                penalty=penalty,
+                samples=masks,
+                seed=whole(seed, "seed", 0),
+                device=next(module.parameters()).device,
+                **own.search_arguments(gated.space, phases, asked.share),
+            )
+        if several is not None:
+            several.agree(
+                {
+                    "space": gated.space.to_json(),
+                    "phases": asdict(phases),
+                    "target": repr(asked.share),
+                    "full_cost": float(search.full_cost),
+                    "penalty": penalty,
+                    "seed": seed,
+                    "samples": masks,
+                    "recipe": asdict(own),
+                    "optimizer": type(inner).__name__,
+                }
+            )
+        return StructureOptimizer(inner, search, gated, phases=phases, asked=asked, scheduler=scheduler, ranks=several)
+
+
+@contextmanager
+def _attached(model: object, module: nn.Module, example: Any, how: Mapping[str, Any]) -> Iterator[Any]:
+    """The gates that were given; else gates of our own, taken off again where what follows is refused."""
+    if example is not None:
+        device = next(module.parameters()).device
+        # Gates are tried out on the example; numbers that are not finite are for the first update to name.
+        example = pytree.each(lambda t: _finite(t).to(device), example)
+        checks.readable(module, example)
+    if model is not module:
+        yield model
+        return
+    if example is None:
+        raise BadInput("shape needs some example inputs to attach gates with: shape(model, inputs[:4], ...)")
+    gated = attach(module, example, **how)
+    try:
+        yield gated
+    except BaseException:
+        gated.detach()
+        raise
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    return tensor.nan_to_num(0.0, 0.0, 0.0) if tensor.is_floating_point() else tensor
 
 
 def built(given: torch.optim.Optimizer | Optimizer | OptimizerFactory, module: nn.Module) -> torch.optim.Optimizer:
@@ -159,20 +174,21 @@ def result_of(
     data, validation: a feed, or anything that ``fit`` takes. about: further fields of the result.
     """
     search, gated = structure.search, structure.gated
+    structure.check()
     structure.write_back()
     dtype = pytree.dtype(gated.model)
-    reading = data if isinstance(data, (feed.Tensors, feed.Batches)) else feed.read(data, 1, 0, dtype)
+    reading = data if isinstance(data, feed.Feed) else feed.read(data, 1, 0, dtype)
     selected = search.select()
     mask = gated.canonical(selected)
     batchnorm.recalibrate(gated, mask, reading)
     model = gated.compact(mask).eval()
     score = None
     if validation is not None:
-        if not isinstance(validation, (feed.Tensors, feed.Batches)):
+        if not isinstance(validation, feed.Feed):
             validation = feed.read_held_out(validation, 512, dtype, data if isinstance(data, Dataset) else None)
         score = scoring.evaluate(model, validation, loss=loss or nn.functional.cross_entropy, metrics=metrics)
     shares = Shares(gated, search.cost, search.full_cost, mask.device)
-    row = measured.again(search, gated, model, mask, structure.errors)
+    row = targets.measured_again(search, gated, model, mask, structure.errors)
     if row is not None:
         about["latency"] = row | {"corrections": structure.corrections}
     own: dict[str, Any] = {"history": [], "finished": True, "seconds": 0.0} | about

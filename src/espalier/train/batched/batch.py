@@ -13,12 +13,12 @@ from torch.func import vmap
 
 from espalier.data import Dataset
 from espalier.search import Search
+from espalier.search.recorded import WARM, Recorded
 from espalier.space import BadInput
 from espalier.train import pytree
 from espalier.train.batched.chain import Chain
 from espalier.train.batched.mask_sources import Given, Searched, Source, Whole
-from espalier.train.batched.optimizers import Optimizer
-from espalier.train.batched.resident_data import Feed, Pair, Reading
+from espalier.train.batched.resident_data import Crops, Feed, Pair, Reading
 from espalier.train.batched.step import (
     SLOPELESS,
     Call,
@@ -31,8 +31,8 @@ from espalier.train.batched.step import (
     compiled,
     cross_entropy,
 )
+from espalier.train.descent import Optimizer, Schedule
 from espalier.train.pytree import Nested
-from espalier.train.schedule import Schedule
 
 Precision = Literal["float32", "tf32", "bf16"]
 AT_ONCE = 50  # updates whose examples are chosen together, and updates in one CUDA graph
@@ -153,7 +153,7 @@ class Batch:
 
     def _classes(self, outputs: int) -> bool:
         """Whether every target is one of so many classes: none is left out, and none is a probability."""
-        y = self.feed.targets
+        y = self.feed.stored.targets
         return (
             isinstance(y, Tensor)
             and y.ndim == 1
@@ -192,8 +192,9 @@ class Batch:
         outside of what is compiled."""
         params, fixed = ({name: t[:1] for name, t in named.items()} for named in (self.state.params, self.state.fixed))
         mask = torch.ones(self.source.d, device=self.device)
-        x, y = pytree.each(lambda part: part[:4], (self.feed.inputs, self.feed.targets))
-        self.gradient.attempt(params, fixed, mask, self.feed.floats(x), y)
+        stored = self.feed.stored
+        x, y = pytree.each(lambda part: part[:4], (stored.inputs, stored.targets))
+        self.gradient.attempt(params, fixed, mask, stored.read(x), y)
 
     @property
     def examples(self) -> int:
@@ -261,7 +262,7 @@ class Batch:
             for start in range(0, count, chunk):
                 here = slice(start, start + chunk)
                 x, y = pytree.each(lambda part, here=here: part[here].to(self.device), (inputs, targets))  # type: ignore[misc]
-                x = (read or self.feed.floats)(x)
+                x = (read or self.feed.stored.read)(x)
                 loss, wrong = over_runs(self.state.params, self.state.fixed, masks.to(self.device), x, y)
                 sums += torch.stack([loss.to(torch.float64) * min(chunk, count - start), wrong.to(torch.float64)])
         return sums[0] / count, sums[1] / sum(part.numel() for part in pytree.tensors(targets))
@@ -297,9 +298,9 @@ class Batch:
             for slot, value in zip(mine, theirs, strict=True):
                 slot.copy_(value)
         state.done.fill_(self.done)
-        self.step.set_pace()
         for name in ("sums", "skipped", "broken"):
             getattr(state, name).copy_(saved[name])
+        self.step.set_pace()
         self.feed.stream.load_state_dict(dict(saved["stream"]))
         if "generator" in saved and self.source.generator is not None:
             self.source.generator.set_state(saved["generator"].cpu())
@@ -314,36 +315,17 @@ def searched(search: Search, permuted: Sequence[bool] | None = None) -> Searched
 Update = Callable[..., object]  # (source, reading, noise)
 
 
-class Captured:
-    """As many updates as the reading holds, recorded once and replayed with other examples and fresh noise."""
-
-    def __init__(self, update: Update, source: Source, reading: Reading, pool: object = None) -> None:
-        self.reading = reading.clone()
-        updates, examples = len(reading.index), reading.index.shape[-1]
-        self.graph = torch.cuda.CUDAGraph()
-        if source.generator is not None:  # else every replay would draw the noise that was drawn at the recording
-            self.graph.register_generator_state(source.generator)
-        with torch.cuda.graph(self.graph, pool=pool):  # type: ignore[arg-type]
-            for i in range(updates):
-                update(source, self.reading.at(i), source.noise(examples))
-
-    def replay(self, reading: Reading) -> None:
-        self.reading.copy_(reading)
-        self.graph.replay()
-
-
 class Replayer:
-    """Runs any number of updates of one source: the first few as they are, then recorded, ``length`` at a time.
+    """Runs any number of updates of one source: the first few as they are, then recorded, ``length`` at a time, and
+    replayed with other examples and fresh noise.
 
     The first ones let kernels be compiled, chosen and their workspaces be allocated, which a recording must not do.
     """
 
-    WARM_UP = 3
-
     def __init__(self, update: Update, source: Source, length: int) -> None:
         self.update, self.source, self.length = update, source, length
-        self.left_to_warm = self.WARM_UP
-        self.recorded: dict[int, Captured] = {}
+        self.left_to_warm = WARM
+        self.recorded: dict[int, Recorded] = {}
 
     def next(self, wanted: int) -> int:
         """How many of the wanted updates the next call of ``run`` should read."""
@@ -351,16 +333,20 @@ class Replayer:
 
     def run(self, reading: Reading) -> None:
         updates, examples = len(reading.index), reading.index.shape[-1]
+
+        def several(index: Tensor, crops: Crops | None) -> None:
+            for i in range(updates):
+                self.update(self.source, Reading(index, crops).at(i), self.source.noise(examples))
+
         if self.left_to_warm:
             self.left_to_warm -= 1
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                self.update(self.source, reading.at(0), self.source.noise(examples))
+                several(reading.index, reading.crops)
             torch.cuda.current_stream().wait_stream(side)
             return
         if updates not in self.recorded:
-            pool = next((one.graph.pool() for one in self.recorded.values()), None)
-            torch.cuda.synchronize()
-            self.recorded[updates] = Captured(self.update, self.source, reading, pool)
-        self.recorded[updates].replay(reading)
+            pool = next((one.graph.pool() for one in self.recorded.values() if one.graph is not None), None)
+            self.recorded[updates] = Recorded(0, self.source.generator, pool)
+        self.recorded[updates](several, reading.index, reading.crops)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,26 +16,22 @@ from espalier.data import Dataset
 from espalier.gates.recalibrate import recalibrate
 from espalier.search import Search
 from espalier.space import BadInput, Diverged
-from espalier.train import checks, descent, fingerprint, pytree
+from espalier.train import checks, fingerprint, pytree, recipes
 from espalier.train.batched import stack
 from espalier.train.batched.batch import Batch, Compute, searched
 from espalier.train.batched.chain import Chain, chain_of
 from espalier.train.batched.mask_sources import Given, Source
-from espalier.train.batched.resident_data import HeldOut, Pair, held_out, read_data, standardise
-from espalier.train.batched.runs import Run
+from espalier.train.batched.resident_data import Pair, Stored, held_out, read_data
+from espalier.train.batched.runs import Plan, Run
 from espalier.train.batched.step import cross_entropy
-from espalier.train.batched.sweep_settings import Plan
-from espalier.train.hashes import Hashes
+from espalier.train.fingerprint import Hashes
 from espalier.train.loop import Loop
-from espalier.train.measures import Meters, class_dim
 from espalier.train.metrics import Row, Shares, known, rows, structure
 from espalier.train.pytree import Nested
 from espalier.train.result import Result, order_of
-from espalier.train.scoring import Score, best_guess
+from espalier.train.scoring import Score, evaluate
 from espalier.train.stop import Stop
 from espalier.train.targets import Asked, read
-
-CHUNK = 500  # examples at once where one network after the other reads them
 
 
 class BatchEngine:
@@ -54,8 +50,8 @@ class BatchEngine:
         device: torch.device,
         compute: Compute,
     ) -> None:
-        inputs, targets, gain, shift = read_data(data, torch.float32)
-        count = pytree.count(inputs, "the inputs")
+        stored = read_data(data, torch.float32)
+        count, targets = len(stored), stored.targets
         if plan.batch_size > count:
             most = f"{count} examples; use at most {count}"
             raise BadInput(f"batch_size={plan.batch_size} is larger than the data, {most}")
@@ -69,16 +65,16 @@ class BatchEngine:
         self.phases = plan.recipe.phases(self.total, runs[0].target)
         self.settle_at, self.stride = self.phases.settle, compute.updates_at_once
         # Gates are found by watching the model compute: what it computes of is to be finite, whatever the data are.
-        first = standardise(pytree.each(lambda part: part[:4].cpu(), inputs), gain, shift)
+        first, _ = next(stored.once(4, torch.device("cpu")))
         self.example = pytree.each(lambda part: part.nan_to_num(0.0, 0.0, 0.0), first)
         self.gated, params, fixed = stack.stacked(factory, self.runs, self.example, device, plan.check, plan.how)
         self.blocks = getattr(self.gated, "blocks", None) or None
         self._how = dict(plan.how) | ({"round_to": self.blocks} if self.blocks else {})
         self._check_classes(params, fixed, targets)
         if plan.optimizer is None:
-            plan = self.plan = replace(plan, optimizer=descent.usual(plan.recipe, self.gated.model, targets))
+            plan = self.plan = replace(plan, optimizer=recipes.usual_optimizer(plan.recipe, self.gated.model, targets))
         dtype = next(iter(params.values())).dtype
-        self.inputs, _, self.gain, self.shift = read_data(data, dtype)
+        self.stored = read_data(data, dtype)
         # The masks of a batch come from one generator: its seed is made of all that makes the batch.
         self.seed = zlib.crc32(json.dumps(plan.seeded_by or [run.describe() for run in runs]).encode())
         self.search = self._search() if runs[0].searches else None
@@ -104,12 +100,13 @@ class BatchEngine:
             chain=self._chain(params, fixed),
             gradient=gradient,
         )
-        self.validation = held_out(validation, data, dtype, device)
+        held = held_out(validation, data, dtype)
+        self.validation = None if held is None else held.to(device)
         full_cost = None if self.search is None else self.search.full_cost
         self.shares = Shares(self.gated, self._cost() if self.search is None else self.search.cost, full_cost, device)
         self.judge: stack.Gated | None = None  # a model that keeps running statistics, where there are any
         self.shipped: list[dict[str, Tensor]] | None = None  # of each run all tensors as it was measured last
-        self._read = (inputs, targets, gain, shift)
+        self._read = (stored.inputs, targets, stored.gain, stored.shift)
         self.about = plan.describe() | {"space": self.gated.space.to_json(), "settle_at": self.phases.settle}
         self.about |= {"blocks": self.blocks} if self.blocks else {}
         self.about |= {"device": device.type, "precision": compute.precision}
@@ -234,9 +231,19 @@ class BatchEngine:
     def advance(self, updates: int, stop: Stop) -> None:
         self.gated.model.train()
         self.batch.advance(updates)
+        self._check_losses()
+
+    def _check_losses(self) -> None:
+        """One run that has diverged stops no other; where all have, there is nothing to go on with."""
+        broken = self.batch.state.broken
+        if bool((broken >= 0).all()):
+            raise Diverged(
+                f"update {int(broken.min())} of {self.total}: every loss of an update was infinite or not a number, of "
+                "every run by now. Lower the learning rate of the weights, or look at the data"
+            )
 
     def some_inputs(self, count: int) -> Nested:
-        return pytree.each(lambda part: part.cpu(), next(self._stored(count)))
+        return pytree.each(lambda part: part.cpu(), next(self.stored.once(count, self.device))[0])
 
     def settle(self) -> None:
         assert self.search is not None
@@ -261,12 +268,6 @@ class BatchEngine:
         measured = self._metrics(masks) if self.validation is not None and self.plan.metrics else []
         columns["learning_rate"] = self.batch.learning_rates()
         head: Row = {"epoch": self.done // self.per_epoch, "update": self.done, "begun": self.batch.begun}
-        broken = self.batch.state.broken
-        if bool((broken >= 0).all()):
-            raise Diverged(
-                f"every run met an update whose losses were all infinite or not a number, the first at update "
-                f"{int(broken.min())} of {self.total}. Lower the learning rate of the weights, or look at the data"
-            )
         head["settled"] = self.settled
         measured = measured or [{} for _ in self.runs]
         return [head | row | more for row, more in zip(rows(columns), measured, strict=True)]
@@ -275,7 +276,7 @@ class BatchEngine:
         held = 0 if self.validation is None else len(self.validation)
         if not stack.has_norms(self.gated.model):
             return held + 1
-        return held + (self.examples if last else min(self.plan.calibrate, self.examples))
+        return held + (len(self.stored) if last else min(self.plan.calibrate, len(self.stored)))
 
     def _trained(self) -> dict[str, Tensor]:
         return self.batch.state.params | self.batch.state.fixed
@@ -300,7 +301,7 @@ class BatchEngine:
         params, gradient = self.batch.state.params, self.plan.gradient
         return (params if gradient is None else gradient.unpack(params)) | self.batch.state.fixed
 
-    def evaluate(self, masks: Tensor, held: HeldOut, last: bool) -> tuple[Tensor, Tensor]:
+    def evaluate(self, masks: Tensor, held: Stored, last: bool) -> tuple[Tensor, Tensor]:
         """Mean loss and share of wrong classes of each run under its mask ``(R, d)``, float64 ``(R)``.
 
         Running statistics of BatchNorm, which no run keeps while it trains, are estimated for each run under its mask:
@@ -308,16 +309,17 @@ class BatchEngine:
         """
         if not stack.has_norms(self.gated.model):
             return self.batch.evaluate(masks, held.inputs, held.targets, read=held.read)
-        limit = self.examples if last else self.plan.calibrate
-        scores, self.shipped, weights = list[tuple[float, float]](), [], self.weights()
+        limit = len(self.stored) if last else self.plan.calibrate
+        scores, self.shipped, weights = list[Score](), [], self.weights()
         for run in range(len(self.runs)):
             model, gated = self._loaded(weights, run)
             with gated.masked(masks[run]):
                 self._calibrate(model, limit)
-                scores.append(self._score(model.eval(), held)[:2])
+                scores.append(self._score(model.eval(), held))
             if last:
                 self.shipped.append({name: t.detach().clone() for name, t in model.state_dict().items()})
-        loss, error = torch.tensor(scores, dtype=torch.float64, device=self.device).unbind(-1)
+        numbers = [(score.loss, torch.nan if score.error is None else score.error) for score in scores]
+        loss, error = torch.tensor(numbers, dtype=torch.float64, device=self.device).unbind(-1)
         return loss, error
 
     def _metrics(self, masks: Tensor) -> list[Row]:
@@ -328,8 +330,8 @@ class BatchEngine:
             with gated.masked(masks[run].to(self.device)):
                 if stack.has_norms(model):
                     self._calibrate(model, self.plan.calibrate)
-                meters = self._score(model.eval(), self.validation)[2]  # type: ignore[arg-type]
-            found.append({f"validation_{name}": known(value) for name, value in meters.items()})
+                score = self._score(model.eval(), self.validation)  # type: ignore[arg-type]
+            found.append({f"validation_{name}": known(value) for name, value in score.metrics.items()})
         return found
 
     def _loaded(self, weights: dict[str, Tensor], run: int) -> tuple[nn.Module, stack.Gated]:
@@ -342,43 +344,11 @@ class BatchEngine:
 
     def _calibrate(self, model: nn.Module, limit: int) -> None:
         with self.batch.compute.applied():
-            # Inputs that are a tuple are in another one, whose first part is read as the inputs.
-            recalibrate(model, (x if isinstance(x, (Tensor, dict)) else (x,) for x in self._stored(limit)))
+            recalibrate(model, self.stored.once(limit, self.device))
 
-    @property
-    def examples(self) -> int:
-        return pytree.count(self.inputs, "the inputs")
-
-    def _stored(self, limit: int) -> Iterator[Nested]:
-        """Training inputs as a network reads them, without augmentation, some at a time."""
-        gain, shift = self.gain.to(self.device), self.shift.to(self.device)
-        for start in range(0, min(limit, self.examples), CHUNK):
-            here = slice(start, min(start + CHUNK, limit))
-            part = pytree.each(lambda t, here=here: t[here].to(self.device), self.inputs)  # type: ignore[misc]
-            yield standardise(part, gain, shift)
-
-    @torch.no_grad()
-    def _score(self, model: nn.Module, held: HeldOut) -> tuple[float, float, dict[str, float]]:
-        """A model's own mean loss, share of wrong classes, NaN where there are no classes, and metrics."""
-        loss, wrong, meters = 0.0, 0.0, Meters(self.plan.metrics)
+    def _score(self, model: nn.Module, held: Stored) -> Score:
         with self.batch.compute.applied():
-            for start in range(0, len(held), CHUNK):
-                here = slice(start, start + CHUNK)
-                x, y = pytree.each(lambda t, here=here: t[here], (held.inputs, held.targets))  # type: ignore[misc]
-                out = pytree.call(model, held.read(x))
-                loss += float(self.plan.loss(out, y)) * min(CHUNK, len(held) - start)
-                meters.see(out, y)
-                dim = class_dim(out, y)
-                wrong += torch.nan if dim is None else int((out.argmax(dim) != y).sum())
-        predicted = sum(part.numel() for part in pytree.tensors(held.targets))
-        return loss / len(held), wrong / predicted, meters.values()
-
-    def _guess(self, error: float | None) -> float | None:
-        """What a constant answer to the validation data is worth."""
-        targets = None if self.validation is None else self.validation.targets
-        if not isinstance(targets, Tensor) or (error is None) != targets.is_floating_point():
-            return None
-        return best_guess([targets], self.plan.loss)
+            return evaluate(model, held, loss=self.plan.loss, metrics=self.plan.metrics)
 
     # ---- what comes out --------------------------------------------------------------------------------------------
 
@@ -392,10 +362,7 @@ class BatchEngine:
         results, weights = list[Result](), self.weights()
         for i, run in enumerate(self.runs):
             model = self._compact(weights, i, masks[i])
-            held, score = self.validation, None
-            if held is not None:
-                loss, error, more = self._score(model, held)
-                score = Score(loss, known(error), len(held), self._guess(known(error)), more)
+            score = None if self.validation is None else self._score(model, self.validation)
             broken = int(state.broken[i])
             results.append(
                 Result(
@@ -432,7 +399,7 @@ class BatchEngine:
             model.load_state_dict(self.shipped[run])
         else:  # in the same way as for a measurement, so that a run that is gone on with ends with the same bits
             with gated.masked(mask):
-                self._calibrate(model, self.examples)
+                self._calibrate(model, len(self.stored))
         return gated.compact(mask).eval()
 
     def check(self) -> None:

@@ -16,32 +16,28 @@ from torch import Tensor, nn
 from espalier.gates.gate import Gate
 
 Named = dict[str, Tensor]
-Parts = tuple[Tensor, Tensor, Tensor | None]  # left, right, counts
+Parts = tuple[Tensor, Tensor]  # left, right
 
 
 @dataclass(frozen=True, eq=False)
 class Factors:
     """The gradients of one layer of R runs: ``left @ right^T`` of the weight, the sum over ``left`` of the bias.
 
-    left: ``(R, out, K)``; right: ``(R, in, K)``; K runs over masks and examples. counts: ``(R, K)`` bool, where right
-    is to be read; elsewhere left is 0 and right may be anything. None: everywhere.
+    left: ``(R, out, K)``; right: ``(R, in, K)``; K runs over masks and examples.
     """
 
     weight: str
     bias: str
     left: Tensor
     right: Tensor
-    counts: Tensor | None
 
     def gradients(self) -> Named:
         """Multiplied out."""
-        right = self.right if self.counts is None else torch.where(self.counts.unsqueeze(1), self.right, 0.0)
-        return {self.weight: self.left @ right.mT, self.bias: self.left.sum(-1)}
+        return {self.weight: self.left @ self.right.mT, self.bias: self.left.sum(-1)}
 
     def contiguous(self) -> Parts:
         """The tensors, laid out for a kernel that reads along K."""
-        counts = None if self.counts is None else self.counts.contiguous()
-        return self.left.contiguous(), self.right.contiguous(), counts
+        return self.left.contiguous(), self.right.contiguous()
 
 
 @dataclass(frozen=True)
@@ -54,31 +50,17 @@ class Chain:
     gates: tuple[slice, ...]
 
     def __call__(
-        self, params: Named, masks: Tensor, x: Tensor, y: Tensor, *, each: bool
-    ) -> tuple[list[Factors], tuple[Tensor, Tensor]]:
-        """The factors of the gradient of each run's mean over its finite losses, last layer first; losses and wrong
-        classes ``(R, S)``.
+        self, params: Named, masks: Tensor, x: Tensor, y: Tensor, *, each: bool = False, slopes: bool = False
+    ) -> tuple[list[Factors], tuple[Tensor, Tensor], Tensor | None]:
+        """The factors of the gradient of each run's mean loss, last layer first; losses and wrong classes ``(R, S)``.
 
         masks ``(R, S, d)``, or ``(R, B, d)`` if each example has its own; x ``(R, B, inputs)``; y ``(R, B)`` classes.
+        slopes: also those ``(R, S, d)`` of each mask's own loss by its gates, closed ones included; each mask then has
+        examples of its own, x ``(R, S, B, inputs)`` and y ``(R, S, B)``.
+
+        Everything in between is ``(R, units, masks x examples)``: so laid out both factors are read along K.
         """
-        factors, measured, _ = self._passes(params, masks, x, y.unsqueeze(1), each=each, slopes=False)
-        return factors, measured
-
-    def with_slopes(
-        self, params: Named, masks: Tensor, x: Tensor, y: Tensor
-    ) -> tuple[list[Factors], tuple[Tensor, Tensor], Tensor]:
-        """The same where each mask has examples of its own, x ``(R, S, B, inputs)`` and y ``(R, S, B)``, and the
-        slopes ``(R, S, d)`` of each mask's own loss by its gates, closed ones included."""
-        factors, measured, slopes = self._passes(params, masks, x.flatten(1, 2), y, each=False, slopes=True)
-        assert slopes is not None
-        return factors, measured, slopes
-
-    def _passes(
-        self, params: Named, masks: Tensor, x: Tensor, y: Tensor, *, each: bool, slopes: bool
-    ) -> tuple[list[Factors], tuple[Tensor, Tensor], Tensor | None]:
-        """Forward and backward. x ``(R, B, inputs)`` and y ``(R, 1, B)`` for all masks; with slopes
-        ``(R, S * B, inputs)`` and ``(R, S, B)``. Everything in between is ``(R, units, masks x examples)``: so laid out
-        both factors are read along K."""
+        x, y = (x.flatten(1, 2), y) if slopes else (x, y.unsqueeze(1))
         runs, _, examples = y.shape
         open = (masks.unsqueeze(1) if each else masks.unsqueeze(2)).permute(0, 3, 1, 2)  # (R, d, S or 1, 1 or B)
         samples = open.shape[2]
@@ -94,8 +76,7 @@ class Chain:
         scores = params[weight] @ rights[-1] + params[bias].unsqueeze(-1)
         left, losses, wrong = _loss(scores.view(runs, -1, samples, examples), y)
 
-        counts = losses.isfinite().unsqueeze(-1).expand(runs, samples, examples).reshape(runs, -1)
-        factors = [Factors(weight, bias, left, rights[-1], counts)]
+        factors = [Factors(weight, bias, left, rights[-1])]
         by_gate: list[Tensor] = []
         for i in range(len(self.gates) - 1, -1, -1):
             back = params[self.layers[i + 1][0]].mT @ left
@@ -106,12 +87,11 @@ class Chain:
             )
             shared = i == 0 and not slopes  # an input that is the same under all masks
             left = through.sum(2) if shared else through.reshape(runs, -1, samples * examples)
-            factors.append(Factors(*self.layers[i], left, rights[i], None if shared else counts))
+            factors.append(Factors(*self.layers[i], left, rights[i]))
         if not slopes:
             return factors, (losses, wrong), None
-        # The gradient is of the mean over the finite losses, a slope of its own mask's loss.
-        finite = losses.isfinite().sum(-1).clamp(min=1).view(-1, 1, 1)
-        return factors, (losses, wrong), torch.cat(by_gate[::-1], 1).mT * finite
+        # The gradient is of the mean over the losses, a slope of its own mask's loss.
+        return factors, (losses, wrong), torch.cat(by_gate[::-1], 1).mT * samples
 
     def outputs(self, params: Named, mask: Tensor, x: Tensor) -> Tensor:
         """One network under one mask ``(d)``: ``(B, classes)``."""
@@ -122,17 +102,14 @@ class Chain:
 
 
 def _loss(scores: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient of the mean over finite losses by the scores ``(R, classes, S, B)``, as ``(R, classes, S * B)``;
-    the losses and the numbers of wrong classes ``(R, S)``. y: ``(R, S or 1, B)``."""
+    """The gradient of the mean over the losses by the scores ``(R, classes, S, B)``, as ``(R, classes, S * B)``; the
+    losses and the numbers of wrong classes ``(R, S)``. y: ``(R, S or 1, B)``."""
     runs, classes, samples, examples = scores.shape
     chosen = y.unsqueeze(1) == torch.arange(classes, device=y.device)[None, :, None, None]
     logs = torch.log_softmax(scores, 1)
     losses = -torch.where(chosen, logs, 0.0).sum(1).mean(-1)
     wrong = (scores.argmax(1) != y).sum(-1)
-    finite = losses.isfinite()
-    share = finite.to(scores.dtype) / (finite.sum(-1, keepdim=True).clamp(min=1) * examples)  # of each example
-    left = (logs.exp() - chosen.to(scores.dtype)) * share[:, None, :, None]
-    left = torch.where(finite[:, None, :, None], left, 0.0)
+    left = (logs.exp() - chosen.to(scores.dtype)) * (1 / (samples * examples))
     return left.reshape(runs, classes, samples * examples), losses, wrong
 
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from espalier.train.batched.optimizers import SGD
+from espalier.train.descent import SGD
 
 ROWS, COLUMNS, DEPTH, WARPS = 64, 64, 64, 8  # of a tile; measured on an H200, see docs/performance.md
 
@@ -20,7 +20,6 @@ def _descend(
     velocity,
     left,
     right,
-    counts,
     rates,
     moves,
     outputs,
@@ -29,7 +28,6 @@ def _descend(
     DECAY: tl.constexpr,
     MOMENTUM: tl.constexpr,
     NESTEROV: tl.constexpr,
-    COUNTS: tl.constexpr,
     PRECISION: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
@@ -51,15 +49,11 @@ def _descend(
         for start in range(0, depth, BK):
             read = start + k < depth
             a = tl.load(lefts + start + k[None, :], (row[:, None] < outputs) & read[None, :], 0.0)
-            if COUNTS:
-                read = read & (tl.load(counts + run * depth + start + k, read, 0) != 0)
             b = tl.load(rights + start + k[:, None], (column[None, :] < inputs) & read[:, None], 0.0)
             gradient = tl.dot(a, b, gradient, input_precision=PRECISION)
     else:
         read = k < depth
         a = tl.load(lefts + k[None, :], (row[:, None] < outputs) & read[None, :], 0.0)
-        if COUNTS:
-            read = read & (tl.load(counts + run * depth + k, read, 0) != 0)
         b = tl.load(rights + k[:, None], (column[None, :] < inputs) & read[:, None], 0.0)
         gradient = tl.dot(a, b, input_precision=PRECISION)
     rate = tl.load(rates + run)
@@ -77,7 +71,6 @@ def _descend(
 def descend(
     left: Tensor,
     right: Tensor,
-    counts: Tensor | None,
     weight: Tensor,
     velocity: Tensor,
     rates: Tensor,
@@ -86,13 +79,13 @@ def descend(
     *,
     tf32: bool,
 ) -> None:
-    """One step of one layer's weight of R runs, in place: the gradient is ``left @ right^T`` where ``counts``.
+    """One step of one layer's weight of R runs, in place: the gradient is ``left @ right^T``.
 
-    left ``(R, out, K)``, right ``(R, in, K)``, counts ``(R, K)`` bool: see Factors; weight, velocity ``(R, out, in)``
-    float32; all contiguous. rates: ``(R)``; moves: ``(R)`` bool: a run that does not move is not touched.
+    left ``(R, out, K)``, right ``(R, in, K)``: see Factors; weight, velocity ``(R, out, in)`` float32; all contiguous.
+    rates: ``(R)``; moves: ``(R)`` bool: a run that does not move is not touched.
     """
-    for tensor in (left, right, counts, weight, velocity):
-        if tensor is not None and not tensor.is_contiguous():
+    for tensor in (left, right, weight, velocity):
+        if not tensor.is_contiguous():
             raise ValueError(f"the kernel reads plain memory, not strides {tensor.stride()} of {tuple(tensor.shape)}")
     runs, outputs, inputs = weight.shape
     depth = left.shape[-1]
@@ -102,7 +95,6 @@ def descend(
         velocity,
         left,
         right,
-        left if counts is None else counts,
         rates,
         moves,
         outputs,
@@ -111,7 +103,6 @@ def descend(
         DECAY=sgd.weight_decay,
         MOMENTUM=sgd.momentum,
         NESTEROV=sgd.nesterov,
-        COUNTS=counts is not None,
         PRECISION="tf32" if tf32 else "ieee",
         BM=ROWS,
         BN=COLUMNS,

@@ -7,69 +7,48 @@ before the search begins, read as many under the one mask: the same compute with
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
 from espalier.search import Search
 
 
-class Source(Protocol):
-    """What the step needs to know of where masks come from. ``noise`` is drawn outside what is compiled."""
+class Source:
+    """What the step needs to know of where masks come from. ``noise`` is drawn outside what is compiled.
 
-    @property
-    def generator(self) -> torch.Generator | None:
-        """The randomness, so that a captured graph can go on with it."""
-        ...
+    generator: the randomness, so that a captured graph can go on with it; None where there is none.
+    compares: whether the losses of an update are compared, on one mini-batch that all of its masks read. reads_slopes:
+    whether ``learn`` needs slopes; each mask then reads examples of its own. masks_each: whether every example has its
+    own mask.
+    """
 
-    @property
-    def d(self) -> int: ...
+    generator: torch.Generator | None = None
+    d: int
+    compares = reads_slopes = masks_each = False
 
-    @property
-    def compares(self) -> bool:
-        """Whether the losses of an update are compared, on one mini-batch that all of its masks read."""
-        ...
-
-    @property
-    def reads_slopes(self) -> bool:
-        """Whether ``learn`` needs slopes; each mask then reads examples of its own."""
-        ...
-
-    @property
-    def masks_each(self) -> bool:
-        """Whether every example has its own mask."""
-        ...
-
-    def noise(self, examples: int) -> tuple[Tensor, ...]: ...
+    def noise(self, examples: int) -> tuple[Tensor, ...]:
+        return ()
 
     def masks(self, noise: tuple[Tensor, ...]) -> Tensor:
         """``(R, samples, d)``; or ``(R, examples, d)``, one for each example."""
-        ...
+        raise NotImplementedError
 
     def learn(self, masks: Tensor, losses: Tensor, noise: tuple[Tensor, ...], slopes: Tensor | None = None) -> None:
-        """losses: ``(R, samples)``; slopes: ``(R, samples, d)``, of each mask's own loss."""
-        ...
+        """losses: ``(R, samples)``; slopes: ``(R, samples, d)``, of each mask's own loss. Nothing is learned here."""
 
 
-class Searched:
+class Searched(Source):
     """Masks drawn from theta, which learns from their losses, or from the slopes of these by the gates.
 
     permuted: ``(R)`` bool; in these runs the losses are shuffled among the masks, or the slopes among all gates, before
     they are told: the control that shows what the search owes to them and what to everything else.
     """
 
-    masks_each = False
-
     def __init__(self, search: Search, permuted: Tensor) -> None:
         self.search, self.permuted = search, permuted
         self.reads_slopes, self.compares = search.reads_slopes, not search.reads_slopes
         self.any_permuted = bool(permuted.any())
-        self.d = search.space.d
-
-    @property
-    def generator(self) -> torch.Generator:
-        return self.search.generator
+        self.d, self.generator = search.space.d, search.generator
 
     def noise(self, examples: int) -> tuple[Tensor, ...]:
         noise = self.search.noise()
@@ -91,17 +70,12 @@ class Searched:
         self.search.learn(masks, losses, slopes)
 
 
-class Whole:
+class Whole(Source):
     """The whole network, before its search begins: see :meth:`espalier.Search.whole`."""
-
-    compares, reads_slopes, masks_each = False, False, False
 
     def __init__(self, search: Search) -> None:
         self.search, self.d = search, search.space.d
-
-    @property
-    def generator(self) -> torch.Generator | None:
-        return None if self.search.space.is_bits else self.search.generator
+        self.generator = None if search.space.is_bits else search.generator
 
     def noise(self, examples: int) -> tuple[Tensor, ...]:
         return () if self.search.space.is_bits else (self.search.noise(),)
@@ -109,38 +83,26 @@ class Whole:
     def masks(self, noise: tuple[Tensor, ...]) -> Tensor:
         return self.search.whole(*noise).unsqueeze(1)
 
-    def learn(self, masks: Tensor, losses: Tensor, noise: tuple[Tensor, ...], slopes: Tensor | None = None) -> None:
-        pass
 
-
-class Given:
+class Given(Source):
     """The same mask at every update, ``(R, d)``; with a rate ``(R)`` above 0 its gates are dropped for each example.
 
     A gate that stays is scaled by ``1 / (1 - rate)``, so that the whole mask is what predicts: dropout.
     """
 
-    compares, reads_slopes = False, False
-
     def __init__(self, mask: Tensor, rate: Tensor, seed: int = 0) -> None:
         self.mask, self.rate, self.d = mask, rate, mask.shape[-1]
         self.masks_each = bool((rate > 0).any())
-        self._generator = torch.Generator(mask.device).manual_seed(seed)
-
-    @property
-    def generator(self) -> torch.Generator | None:
-        return self._generator if self.masks_each else None
+        self.generator = torch.Generator(mask.device).manual_seed(seed) if self.masks_each else None
 
     def noise(self, examples: int) -> tuple[Tensor, ...]:
         if not self.masks_each:
             return ()
         shape = (self.mask.shape[0], examples, self.mask.shape[1])
-        return (torch.rand(shape, device=self.mask.device, generator=self._generator),)
+        return (torch.rand(shape, device=self.mask.device, generator=self.generator),)
 
     def masks(self, noise: tuple[Tensor, ...]) -> Tensor:
         if not self.masks_each:
             return self.mask.unsqueeze(1)
         rate = self.rate.view(-1, 1, 1)
         return torch.where(noise[0] >= rate, self.mask.unsqueeze(1) / (1 - rate), 0.0)
-
-    def learn(self, masks: Tensor, losses: Tensor, noise: tuple[Tensor, ...], slopes: Tensor | None = None) -> None:
-        pass

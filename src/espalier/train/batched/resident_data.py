@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ from espalier.train import pytree
 from espalier.train.pytree import Nested
 
 Pair = tuple[Nested, Nested]
+Crops = tuple[Tensor, Tensor, Tensor]
+CHUNK = 500  # examples at once where one network after the other reads them
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,27 +26,48 @@ class Reading:
     """Which examples one update reads: indices ``(R, B)`` int64 and, with augmentation, where they are cropped."""
 
     index: Tensor
-    crops: tuple[Tensor, Tensor, Tensor] | None
+    crops: Crops | None
 
     def at(self, update: int) -> Reading:
         """One update of a reading of several, whose tensors have a leading dimension for updates."""
         crops = None if self.crops is None else (self.crops[0][update], self.crops[1][update], self.crops[2][update])
         return Reading(self.index[update], crops)
 
-    def copy_(self, other: Reading) -> None:
-        """Overwrite in place: what a captured graph reads has to stay where it is."""
-        self.index.copy_(other.index)
-        if self.crops is not None and other.crops is not None:
-            for mine, theirs in zip(self.crops, other.crops):
-                mine.copy_(theirs)
 
-    def clone(self) -> Reading:
-        crops = None if self.crops is None else tuple(_plain(c) for c in self.crops)
-        return Reading(_plain(self.index), crops)  # type: ignore[arg-type]
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """Examples as they are stored (uint8 stays uint8): inputs ``(n, *shape)``, targets ``(n, ...)``; and the gain and
+    shift by which a network reads the inputs."""
+
+    inputs: Nested
+    targets: Nested
+    gain: Tensor
+    shift: Tensor
+
+    def __len__(self) -> int:
+        return pytree.count(self.inputs, "the inputs")
+
+    def to(self, device: torch.device) -> Stored:
+        return Stored(*pytree.each(lambda part: part.to(device), (self.inputs, self.targets, self.gain, self.shift)))
+
+    def read(self, inputs: Nested) -> Nested:
+        """Some of the inputs as a network reads them; of several inputs, floats in the dtype of ``gain``, others as
+        they are."""
+        if isinstance(inputs, Tensor):
+            return scaled(inputs, self.gain.to(inputs.device), self.shift.to(inputs.device))
+        return pytree.each(lambda part: part.to(self.gain.dtype) if part.is_floating_point() else part, inputs)
+
+    def once(self, limit: int | None = None, device: torch.device | None = None) -> Iterator[Pair]:
+        """The examples as a network reads them, some at a time; at most ``limit`` of them."""
+        end = len(self) if limit is None else min(limit, len(self))
+        for start in range(0, end, CHUNK):
+            here = slice(start, min(start + CHUNK, end))
+            x, y = pytree.each(lambda part, here=here: part[here].to(device), (self.inputs, self.targets))  # type: ignore[misc]
+            yield self.read(x), y
 
 
 class Feed:
-    """Examples on the device, as stored (uint8 stays uint8), and the stream of each run through them.
+    """Examples on the device, and the stream of each run through them.
 
     pad: images are padded by so much, cropped back and mirrored at random; 0 leaves them as they are.
     """
@@ -57,13 +81,12 @@ class Feed:
         dtype: torch.dtype = torch.float32,
         pad: int = 0,
     ) -> None:
-        inputs, targets, gain, shift = read_data(data, dtype)
-        self.inputs, self.targets = pytree.each(lambda part: part.to(device), (inputs, targets))
-        self.gain, self.shift = gain.to(device), shift.to(device)
+        self.stored = read_data(data, dtype).to(device)
+        inputs = self.stored.inputs
         if pad and (not isinstance(inputs, Tensor) or inputs.ndim != 4):
             shapes = [tuple(part.shape) for part in pytree.tensors(inputs)]
             raise BadInput(f"cropping needs images (n, C, H, W), not inputs of shape {shapes[0]}; use pad=0")
-        self.pad, self.count = pad, pytree.count(inputs, "the inputs")
+        self.pad, self.count = pad, len(self.stored)
         self.stream = Stream(seeds, self.count, device)
 
     def __len__(self) -> int:
@@ -73,59 +96,31 @@ class Feed:
         """What the next updates read, with a leading dimension for them; moves on."""
         position = self.stream.position
         index = _plain(self.stream.take(updates, batch))
-        return Reading(index, self.stream.crops(position, updates, batch, self.pad) if self.pad else None)
+        if not self.pad:
+            return Reading(index, None)
+        rows, columns, flips = self.stream.crops(position, updates, batch, self.pad)
+        return Reading(index, (_plain(rows), _plain(columns), _plain(flips)))
 
     def batch(self, reading: Reading) -> Pair:
         """The inputs ``(R, B, *shape)`` as a network reads them, and the targets ``(R, B, ...)``."""
-        x = self.floats(pytree.each(lambda part: gather(part, reading.index), self.inputs))
+        x = self.stored.read(pytree.each(lambda part: gather(part, reading.index), self.stored.inputs))
         if reading.crops is not None:
             x = crop_flip(x, *reading.crops, pad=self.pad)
-        return x, pytree.each(lambda part: gather(part, reading.index), self.targets)
-
-    def floats(self, inputs: Nested) -> Nested:
-        return standardise(inputs, self.gain, self.shift)
+        return x, pytree.each(lambda part: gather(part, reading.index), self.stored.targets)
 
 
-def standardise(inputs: Nested, gain: Tensor, shift: Tensor) -> Nested:
-    """What a network reads of stored inputs; of several inputs, floats in the dtype of ``gain``, others as they are."""
-    if isinstance(inputs, Tensor):
-        return scaled(inputs, gain, shift)
-    return pytree.each(lambda part: part.to(gain.dtype) if part.is_floating_point() else part, inputs)
-
-
-def read_data(data: Dataset | Pair, dtype: torch.dtype) -> tuple[Nested, Nested, Tensor, Tensor]:
-    """Inputs and targets as stored, and the gain and shift by which the network reads the inputs.
-
-    A Dataset knows them. Plain tensors are read as they are: floating ones in ``dtype``, integers in their own.
-    """
+def read_data(data: Dataset | Pair, dtype: torch.dtype) -> Stored:
+    """The training data. A Dataset knows how its inputs are read. Plain tensors are read as they are: floating ones in
+    ``dtype``, integers in their own."""
     if isinstance(data, Dataset):
-        return *data.train, *data.affine(dtype)
+        return Stored(*data.train, *data.affine(dtype))
     inputs, targets = check_pair(data, "data")
     whole = isinstance(inputs, Tensor) and not inputs.is_floating_point()
     read_as = inputs.dtype if whole else dtype
-    return inputs, targets, torch.ones((), dtype=read_as), torch.zeros((), dtype=read_as)
+    return Stored(inputs, targets, torch.ones((), dtype=read_as), torch.zeros((), dtype=read_as))
 
 
-@dataclass(frozen=True, eq=False)
-class HeldOut:
-    """Examples to evaluate on, on the device as they are stored: inputs ``(n, *shape)``, targets ``(n, ...)``."""
-
-    inputs: Nested
-    targets: Nested
-    gain: Tensor
-    shift: Tensor
-
-    def __len__(self) -> int:
-        return pytree.count(self.inputs, "the inputs")
-
-    def read(self, inputs: Nested) -> Nested:
-        """Some of the inputs as a network reads them."""
-        return standardise(inputs, self.gain, self.shift)
-
-
-def held_out(
-    given: Dataset | Pair | None, data: Dataset | Pair, dtype: torch.dtype, device: torch.device
-) -> HeldOut | None:
+def held_out(given: Dataset | Pair | None, data: Dataset | Pair, dtype: torch.dtype) -> Stored | None:
     """What a sweep over these data is validated on: by default the test part of a Dataset.
 
     A part of a Dataset is read as that Dataset says, any other pair as it is.
@@ -135,12 +130,10 @@ def held_out(
     if given is None:
         return None
     if isinstance(given, Dataset):
-        parts = (*given.test, *given.affine(dtype))
-    else:
-        parts = read_data(check_pair(given, "validation"), dtype)
-        if isinstance(data, Dataset) and any(given[0] is own for own in (data.train_inputs, data.test_inputs)):
-            parts = (*parts[:2], *data.affine(dtype))
-    return HeldOut(*pytree.each(lambda part: part.to(device), parts))
+        return Stored(*given.test, *given.affine(dtype))
+    if isinstance(data, Dataset) and any(given[0] is own for own in (data.train_inputs, data.test_inputs)):
+        return Stored(*check_pair(given, "validation"), *data.affine(dtype))
+    return read_data(check_pair(given, "validation"), dtype)
 
 
 def resident(data: Any, name: str, adapt: feeds.Adapter | None) -> Dataset | Pair:

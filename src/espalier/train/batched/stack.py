@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from espalier.cost import Cost
 from espalier.gates.attach import attach
-from espalier.space import BadInput, BadType, Space
-from espalier.train import checks, pytree
+from espalier.space import BadInput, BadType
+from espalier.train import checks, gradients, pytree
 from espalier.train.batched.runs import Run
 from espalier.train.batched.step import Named
 from espalier.train.pytree import Nested
@@ -24,18 +22,10 @@ NOTHING: Mapping[str, Any] = {}
 Norm = nn.modules.batchnorm._BatchNorm
 
 
-class Gated(Protocol):
-    """What a sweep asks of a gated model; see :func:`espalier.attach`."""
+class Gated(gradients.Gated, Protocol):
+    """What a sweep asks of a gated model beyond that; see :func:`espalier.attach`."""
 
-    @property
-    def model(self) -> nn.Module: ...
-    @property
-    def space(self) -> Space: ...
     def call(self, params_and_buffers: Named, mask: Tensor, *args: Any, **kwargs: Any) -> Any: ...
-    def masked(self, mask: Tensor) -> AbstractContextManager[Any]: ...
-    def canonical(self, mask: Tensor) -> Tensor: ...
-    def cost(self, kind: str) -> Cost: ...
-    def compact(self, mask: Tensor) -> nn.Module: ...
 
 
 def made(factory: Factory, run: Run) -> Any:

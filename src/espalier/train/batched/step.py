@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,11 +15,10 @@ from espalier.space import BadInput
 from espalier.train import compiling, pytree
 from espalier.train.batched.chain import Chain, Parts
 from espalier.train.batched.mask_sources import Source
-from espalier.train.batched.optimizers import SGD, Optimizer
 from espalier.train.batched.resident_data import Feed, Reading
+from espalier.train.descent import SGD, Optimizer, Schedule
 from espalier.train.measures import class_dim
 from espalier.train.pytree import Nested
-from espalier.train.schedule import Schedule
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Named = dict[str, Tensor]
@@ -57,42 +57,55 @@ class Stacked:
         done, skipped = (torch.zeros(shape, dtype=torch.int64, device=device) for shape in ((), (runs,)))
         sums = torch.zeros(4, runs, dtype=torch.float64, device=device)
         broken = torch.full((runs,), -1, dtype=torch.int64, device=device)
-        pace = torch.zeros_like(optimizer.pace(rates, done + 1))
+        pace = torch.zeros_like(optimizer.pace(rates, skipped + 1))
         return cls(params, fixed, slots, rates, pace, done, sums, skipped, broken)
 
 
-class Differential:
-    """The gradient of each run's mean over its finite losses, the losses and the errors ``(R, samples)``. Pure.
+class Gradient:
+    """What an update needs of the network: :class:`Differential`, or one that computes all runs and masks together.
+
+    whole: whether it can be compiled together with the rest of an update. gives_slopes: whether it knows the slopes of
+    the losses by the masks.
+    """
+
+    whole = gives_slopes = False
+
+    def __call__(
+        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool, slopes: bool = False
+    ) -> Sloped:
+        raise NotImplementedError
+
+    def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Nested, y: Nested) -> None:
+        raise NotImplementedError
+
+
+class Differential(Gradient):
+    """The gradient of each run's mean loss, the losses and the errors ``(R, samples)``. Pure.
 
     dtype: what the network computes in, where that differs from its parameters' (bfloat16 over float32 masters).
     """
 
-    whole = True  # can be compiled together with the rest of an update
-    gives_slopes = True
+    whole = gives_slopes = True
 
     def __init__(self, call: Call, loss: Loss, dtype: torch.dtype | None = None) -> None:
         self.call, self.loss, self.dtype = call, loss, dtype
 
     def __call__(
-        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool
-    ) -> tuple[Named, Measured]:
-        """masks ``(R, samples, d)``, or ``(R, B, d)`` if each example has its own; x ``(R, B, ...)``; y likewise."""
-        measured = self._one_each if each else self._shared
-        result: tuple[Named, Measured] = vmap(grad(_mean(measured), has_aux=True), randomness="different")(
-            params, masks, fixed, x, y
-        )
-        return result
+        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool, slopes: bool = False
+    ) -> Sloped:
+        """masks ``(R, samples, d)``, or ``(R, B, d)`` if each example has its own; x ``(R, B, ...)``; y likewise.
 
-    def with_slopes(
-        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested
-    ) -> tuple[Named, Measured, Tensor]:
-        """The same where each mask has examples of its own, x ``(R, samples, B, ...)`` and y likewise, and the slopes
-        ``(R, samples, d)`` of each mask's own loss by its entries, closed gates included."""
+        slopes: also those ``(R, samples, d)`` of each mask's own loss by its entries, closed gates included. Each mask
+        then has examples of its own, x ``(R, samples, B, ...)`` and y likewise.
+        """
+        mean = _mean(self._one_each if each else partial(self._losses, own=slopes))
+        if not slopes:
+            grads, measured = vmap(grad(mean, has_aux=True), randomness="different")(params, masks, fixed, x, y)
+            return grads, measured, None
         masks = masks.to(next(iter(params.values())).dtype)  # a derivative has the precision of what it is by
-        by_both = grad(_mean(self._own), argnums=(0, 1), has_aux=True)
-        (grads, slopes), measured = vmap(by_both, randomness="different")(params, masks, fixed, x, y)
-        # The gradient is of the mean over the finite losses, a slope of its own mask's loss.
-        return grads, measured, slopes * measured[0].isfinite().sum(-1).clamp(min=1).view(-1, 1, 1)
+        by_both = grad(mean, argnums=(0, 1), has_aux=True)
+        (grads, by_mask), measured = vmap(by_both, randomness="different")(params, masks, fixed, x, y)
+        return grads, measured, by_mask * masks.shape[1]  # the gradient is of the mean, a slope of its own mask's loss
 
     def outputs(self, params: Named, fixed: Named, mask: Tensor, x: Nested) -> Any:
         """One run under one mask ``(d)``."""
@@ -120,27 +133,18 @@ class Differential:
         one, held = ({name: t[0] for name, t in named.items()} for named in (params, fixed))
         self.measured(self.outputs(one, held, mask, x), y)
 
-    def _shared(self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested) -> Measured:
-        if len(masks) == 1:  # nothing to map over
-            loss, wrong = self.measured(self.outputs(params, fixed, masks[0], x), y)
-            return loss.unsqueeze(0), wrong.unsqueeze(0)
-
-        def under(mask: Tensor, y: Nested) -> Measured:
-            return self.measured(self.outputs(params, fixed, mask, x), y)
-
-        # Each mask has its targets, though they are the same: torch maps no mean square with one side alone mapped.
-        ys = pytree.each(lambda part: part.expand(len(masks), *part.shape), y)
-        losses: Measured = vmap(under, randomness="different")(masks, ys)
-        return losses
-
-    def _own(self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested) -> Measured:
-        if len(masks) == 1:  # nothing to map over
-            return self._shared(params, fixed, masks, *pytree.each(lambda part: part[0], (x, y)))
+    def _losses(self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, own: bool) -> Measured:
+        """own: each mask has examples of its own."""
 
         def under(mask: Tensor, x: Nested, y: Nested) -> Measured:
             return self.measured(self.outputs(params, fixed, mask, x), y)
 
-        losses: Measured = vmap(under, randomness="different")(masks, x, y)
+        if len(masks) == 1:  # nothing to map over
+            loss, wrong = under(masks[0], *(pytree.each(lambda part: part[0], (x, y)) if own else (x, y)))
+            return loss.unsqueeze(0), wrong.unsqueeze(0)
+        if not own:  # each has its targets, though they are the same: torch maps no mean square with one side mapped
+            y = pytree.each(lambda part: part.expand(len(masks), *part.shape), y)
+        losses: Measured = vmap(under, (0, 0 if own else None, 0), randomness="different")(masks, x, y)
         return losses
 
     def _one_each(self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested) -> Measured:
@@ -153,19 +157,13 @@ class Differential:
 
 
 def _mean(measured: Callable[..., Measured]) -> Callable[..., tuple[Tensor, Measured]]:
-    """The mean over one run's finite losses as a function that can be differentiated by parameters and masks."""
+    """The mean over one run's losses as a function that can be differentiated by parameters and masks."""
 
     def mean(params: Named, masks: Tensor, fixed: Named, x: Nested, y: Nested) -> tuple[Tensor, Measured]:
         losses, wrong = measured(params, fixed, masks, x, y)
-        finite = losses.isfinite()
-        return torch.where(finite, losses, 0.0).sum() / finite.sum().clamp(min=1), (losses, wrong)
+        return losses.sum() / len(losses), (losses, wrong)
 
     return mean
-
-
-def _of(run: int, mask: int | None, value: Nested) -> Nested:
-    """What one run reads, of the examples of one mask or of all."""
-    return pytree.each(lambda part: part[run] if mask is None else part[run, mask], value)
 
 
 def own_parts(tensor: Tensor, samples: int) -> Tensor:
@@ -175,30 +173,6 @@ def own_parts(tensor: Tensor, samples: int) -> Tensor:
     if samples > 1 and examples < 2 * samples:
         return tensor.unsqueeze(1).expand(-1, samples, *[-1] * (tensor.ndim - 1))
     return tensor.reshape(len(tensor), samples, examples // samples, *tensor.shape[2:])
-
-
-class Gradient(Protocol):
-    """What an update needs of the network: :class:`Differential`, or one that computes all runs and masks together."""
-
-    @property
-    def whole(self) -> bool:
-        """Whether it can be compiled together with the rest of an update."""
-        ...
-
-    @property
-    def gives_slopes(self) -> bool:
-        """Whether it knows the slopes of the losses by the masks."""
-        ...
-
-    def __call__(
-        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool
-    ) -> tuple[Named, Measured]: ...
-
-    def with_slopes(
-        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested
-    ) -> tuple[Named, Measured, Tensor]: ...
-
-    def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Nested, y: Nested) -> None: ...
 
 
 class Step:
@@ -225,8 +199,7 @@ class Step:
         self.set_pace()
 
     def __call__(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
-        """Without a look at any value. A run with a loss that is not finite leaves its weights alone; a chain's
-        gradient leaves out the masks of such losses, and its weights stay where no loss is finite."""
+        """Without a look at any value. A run with a loss that is not finite leaves its weights and slots alone."""
         self.descend(self.begin(source, reading, noise))
 
     def begin(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> Descent | None:
@@ -235,26 +208,26 @@ class Step:
             self.finish(source, noise, *self.gradients(source, reading, noise))
             return None
         masks, x, y = self._read(source, reading, noise)
+        each, by_gate = source.masks_each, source.reads_slopes
+        factors, measured, slopes = self.chain(self.state.params, masks, x, y, each=each, slopes=by_gate)
         left: Descent | None = None
-        slopes: Tensor | None = None
-        if source.reads_slopes:
-            factors, (losses, wrong), slopes = self.chain.with_slopes(self.state.params, masks, x, y)
-        else:
-            factors, (losses, wrong) = self.chain(self.state.params, masks, x, y, each=source.masks_each)
-        ok = losses.isfinite().any(-1)
         if self.fused:
+            ok = measured[0].isfinite().all(-1)
             left = [f.contiguous() for f in factors], self.state.pace[0].clone(), ok
-            self._move({one.bias: one.left.sum(-1) for one in factors}, ok)
+            grads = {one.bias: one.left.sum(-1) for one in factors}
         else:
-            self._move({name: g for one in factors for name, g in one.gradients().items()}, ok)
-        self._learn(source, noise, masks, losses, ok, slopes)
-        self._count(losses, wrong, y, source.reads_slopes)
+            grads = {name: g for one in factors for name, g in one.gradients().items()}
+        self.finish(source, noise, masks, y, grads, measured, slopes)
         return left
 
     def gradients(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> Found:
         """The part of an update that reads the network."""
         masks, x, y = self._read(source, reading, noise)
-        return masks, y, *self._gradients(source, masks, x, y)
+        params, fixed, each, by_gate = self.state.params, self.state.fixed, source.masks_each, source.reads_slopes
+        grads, measured, slopes = self.differential(params, fixed, masks, x, y, each=each, slopes=by_gate)
+        # A parameter that no run reads has one zero for all runs; the optimiser writes where the gradient is.
+        grads = {name: g.clone() if 0 in g.stride() else g for name, g in grads.items()}
+        return masks, y, grads, measured, slopes
 
     def finish(
         self,
@@ -265,49 +238,46 @@ class Step:
         grads: Named,
         measured: Measured,
         slopes: Tensor | None,
+        look: bool = False,
     ) -> None:
-        """The part that does not: weights, theta and counters move."""
-        losses, wrong = measured
-        ok = losses.isfinite().all(-1)
+        """The part that does not: weights, theta and counters move. look: whether all losses are finite, to save work
+        where they are."""
+        state, (losses, wrong) = self.state, measured
+        finite = losses.isfinite()
+        ok = None if look and bool(finite.all()) else finite.all(-1)
         self._move(grads, ok)
-        self._learn(source, noise, masks, losses, ok, slopes)
-        self._count(losses, wrong, y, source.reads_slopes)
+        source.learn(masks, losses.to(torch.float32) if losses.dtype == torch.bfloat16 else losses, noise, slopes)
+        if ok is not None:
+            broken = (state.broken < 0) & ~finite.any(-1)
+            state.broken.copy_(torch.where(broken, state.done + 1, state.broken))
+            state.skipped.add_(~ok)
+        state.done.add_(1)
+        self.set_pace()
+        sums = torch.where(finite, losses, 0.0).sum(-1), finite.sum(-1), wrong.sum(-1)
+        state.sums[:3] += torch.stack([part.to(torch.float64) for part in sums])
+        masks_of_an_example = 1 if source.reads_slopes else losses.shape[-1]
+        state.sums[3] += sum(part[0].numel() for part in pytree.tensors(y)) * masks_of_an_example
 
-    def descend(self, left: Descent | None) -> None:
+    def descend(self, factors: Descent | None) -> None:
         """Each layer's gradient multiplied and applied in one kernel, which changes the weights where they are.
 
         Inside what is compiled the compiler would copy the weights for it, and back.
         """
-        if left is None:
+        if factors is None:
             return
         from espalier.train.batched.fused import descend
 
         assert self.chain is not None
         assert isinstance(self.optimizer, SGD)
-        parts, rates, ok = left
+        parts, rates, ok = factors
         velocities = dict(zip(self.state.params, self.state.slots[0]))
-        for (weight, _), (a, b, counts) in zip(reversed(self.chain.layers), parts, strict=True):
+        for (weight, _), (left, right) in zip(reversed(self.chain.layers), parts, strict=True):
             p, v = self.state.params[weight], velocities[weight]
-            descend(a, b, counts, p, v, rates, ok, self.optimizer, tf32=self.tf32)
+            descend(left, right, p, v, rates, ok, self.optimizer, tf32=self.tf32)
 
     def exactly(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
-        """The same with a look at the losses (so on a CPU): masks without a finite loss are left out of the mean.
-
-        Their share cannot be taken out of a gradient that was summed over masks: 0 times infinity is not 0. It is
-        computed anew, one mask at a time, for the runs it happens in.
-        """
-        masks, x, y = self._read(source, reading, noise)
-        grads, (losses, wrong), slopes = self._gradients(source, masks, x, y)
-        finite, ok = losses.isfinite(), None
-        if not bool(finite.all()):
-            ok = finite.any(-1)
-            for run in (ok & ~finite.all(-1)).nonzero().flatten().tolist():
-                there = finite[run].nonzero().flatten().tolist()
-                parts = [_of(run, i if source.reads_slopes else None, (x, y)) for i in there]
-                self._recompute(grads, run, masks[run, there], parts)
-        self._move(grads, ok)
-        self._learn(source, noise, masks, losses, ok, slopes)
-        self._count(losses, wrong, y, source.reads_slopes)
+        """The same with a look at the losses, and without a chain: on a CPU."""
+        self.finish(source, noise, *self.gradients(source, reading, noise), look=True)
 
     def _read(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> tuple[Tensor, Nested, Nested]:
         """Masks, inputs and targets; these with a dimension for masks where each has examples of its own."""
@@ -315,28 +285,6 @@ class Step:
         if source.reads_slopes:
             x, y = pytree.each(lambda part: own_parts(part, masks.shape[1]), (x, y))
         return masks, x, y
-
-    def _gradients(self, source: Source, masks: Tensor, x: Nested, y: Nested) -> Sloped:
-        state = self.state
-        slopes: Tensor | None = None
-        if source.reads_slopes:
-            grads, measured, slopes = self.differential.with_slopes(state.params, state.fixed, masks, x, y)
-        else:
-            grads, measured = self.differential(state.params, state.fixed, masks, x, y, each=source.masks_each)
-        # A parameter that no run reads has one zero for all runs; the optimiser writes where the gradient is.
-        return {name: g.clone() if 0 in g.stride() else g for name, g in grads.items()}, measured, slopes
-
-    def _recompute(self, grads: Named, run: int, masks: Tensor, parts: list[Nested]) -> None:
-        """parts: what each of the masks reads."""
-        here = slice(run, run + 1)
-        params = {name: p[here] for name, p in self.state.params.items()}
-        fixed = {name: f[here] for name, f in self.state.fixed.items()}
-        alone = [
-            self.differential(params, fixed, m[None, None], *pytree.each(lambda t: t[None], part), each=False)[0]
-            for m, part in zip(masks, parts, strict=True)
-        ]
-        for name, gradient in grads.items():
-            gradient[here] = torch.stack([g[name] for g in alone]).mean(0)
 
     def _move(self, grads: Named, ok: Tensor | None) -> None:
         """The optimiser's step of the parameters that have a gradient here."""
@@ -346,37 +294,12 @@ class Step:
         ordered = [grads[name] for name in state.params if name in grads]
         self.optimizer.move([params[i] for i in where], ordered, slots, state.pace, ok)
 
-    def _learn(
-        self,
-        source: Source,
-        noise: tuple[Tensor, ...],
-        masks: Tensor,
-        losses: Tensor,
-        ok: Tensor | None,
-        slopes: Tensor | None,
-    ) -> None:
-        state = self.state
-        source.learn(masks, losses.to(torch.float32) if losses.dtype == torch.bfloat16 else losses, noise, slopes)
-        if ok is not None:
-            broken = (state.broken < 0) & ~losses.isfinite().any(-1)
-            state.broken.copy_(torch.where(broken, state.done + 1, state.broken))
-            state.skipped.add_(~ok)
-        state.done.add_(1)
-        self.set_pace()
-
     def set_pace(self) -> None:
-        """For the next update. Kept as a tensor: a compiler would compute it anew for every single weight."""
+        """For the next update, of which a run has skipped some. Kept as a tensor: a compiler would compute it anew for
+        every single weight."""
         state = self.state
         lr = state.rates * self.schedule.factor(state.done, self.total)
-        state.pace.copy_(self.optimizer.pace(lr, state.done + 1))
-
-    def _count(self, losses: Tensor, wrong: Tensor, y: Nested, own: bool) -> None:
-        """own: y has a dimension for masks."""
-        finite = losses.isfinite()
-        predicted = sum(part[0].numel() for part in pytree.tensors(y)) * (1 if own else losses.shape[-1])
-        sums = torch.where(finite, losses, 0.0).sum(-1), finite.sum(-1), wrong.sum(-1)
-        self.state.sums[:3] += torch.stack([part.to(torch.float64) for part in sums])
-        self.state.sums[3] += predicted
+        state.pace.copy_(self.optimizer.pace(lr, state.done - state.skipped + 1))
 
 
 def compiled(
@@ -410,16 +333,14 @@ SLOPELESS = (
 )
 
 
-class Own:
-    """Of a network that computes its own gradient of the mean over finite losses, without automatic differentiation.
+class Own(Gradient):
+    """Of a network that computes its own gradient of the mean loss, without automatic differentiation.
 
     gradients: ``(params, masks, x, y) -> (grads, losses, wrong)`` of params ``(R, ...)``, masks ``(R, samples, d)``,
     x ``(R, B, ...)`` and y ``(R, B)``; losses and numbers of wrong classes are ``(R, samples)``. It compiles what it
     wants compiled itself: ``whole`` is False. pack, unpack: from the model's own names and shapes to those it keeps
     its weights in, and back.
     """
-
-    whole = gives_slopes = False
 
     def __init__(
         self,
@@ -430,17 +351,14 @@ class Own:
         self.gradients, self.pack, self.unpack = gradients, pack, unpack
 
     def __call__(
-        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool
-    ) -> tuple[Named, Measured]:
+        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool, slopes: bool = False
+    ) -> Sloped:
+        if slopes:
+            raise BadInput(SLOPELESS)
         if each or fixed:
             raise BadInput("runs computed together have masks that all examples share, and no tensors but parameters")
         grads, losses, wrong = self.gradients(params, masks, x, y)
-        return grads, (losses, wrong)
-
-    def with_slopes(
-        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested
-    ) -> tuple[Named, Measured, Tensor]:
-        raise BadInput(SLOPELESS)
+        return grads, (losses, wrong), None
 
     def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Nested, y: Nested) -> None:
         self.gradients(params, mask[None, None], x[None], y[None])

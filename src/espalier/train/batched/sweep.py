@@ -18,30 +18,26 @@ from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.gates.blocks import RoundTo
 from espalier.space import BadInput, BadType, whole_number
-from espalier.train import checks, feed, measures, on_ray, progress, recipes, rng, scoring
-from espalier.train import schedule as schedules
-from espalier.train.batched import optimizers
+from espalier.train import checks, descent, feed, measures, on_ray, progress, recipes, rng, scoring
 from espalier.train.batched import runs as run_list
 from espalier.train.batched.batch import Compute
 from espalier.train.batched.batch_engine import BatchEngine
-from espalier.train.batched.optimizers import Optimizer
 from espalier.train.batched.resident_data import resident
-from espalier.train.batched.runs import Run
+from espalier.train.batched.runs import Plan, Run
 from espalier.train.batched.stack import Factory
 from espalier.train.batched.step import cross_entropy
-from espalier.train.batched.sweep_settings import Plan
-from espalier.train.callbacks import Callback, EarlyStopping
+from espalier.train.callbacks import Callback
 from espalier.train.callbacks import check as callbacks_checked
 from espalier.train.checkpoint import Checkpoint
+from espalier.train.descent import Optimizer, Schedule
 from espalier.train.feed import Adapter
-from espalier.train.hashes import Hashes
+from espalier.train.fingerprint import Hashes
 from espalier.train.lock import locked
 from espalier.train.loop import Loop, OutOfMemory
 from espalier.train.on_ray import Ray
 from espalier.train.recipes import OptimizerFactory, Recipe
 from espalier.train.result import Result
 from espalier.train.run_directory import Records
-from espalier.train.schedule import Schedule
 from espalier.train.stop import Stop
 from espalier.train.targets import Target
 
@@ -119,9 +115,7 @@ def sweep(
     executor: "ray", or :class:`espalier.train.on_ray.Ray`: batches of ``at_once`` runs as tasks of a cluster, with the
         same run directories; needs ``checkpoint``, a folder that all machines see. See docs/scale.md.
     """
-    watching, anyway = callbacks_checked(callbacks), checks.resume(resume)
-    if monitor is not None:
-        watching.append(EarlyStopping(monitor, None, best=True))
+    watching, anyway = callbacks_checked(callbacks, monitor), checks.resume(resume)
     at_once = None if at_once is None else whole_number(at_once, "at_once", 1)
     asked = run_list.listed(runs, seeds, penalties, targets, masks, dropouts)
     recipe = recipes.chosen(recipe, preset, settle, any(run.shape == "penalty" for run in asked))
@@ -134,8 +128,8 @@ def sweep(
         loss=scoring.own_loss if loss is None else loss,
         cost=cost,
         recipe=recipe,
-        optimizer=None if optimizer is None else optimizers.read(optimizer),
-        schedule=schedules.read(schedule, recipe.schedule, optimizer),
+        optimizer=None if optimizer is None else descent.read_optimizer(optimizer),
+        schedule=descent.read_schedule(schedule, recipe.schedule, optimizer),
         search=search,
         pad=pad,
         points=points,
