@@ -112,11 +112,8 @@ class Gated:
         So does a ``deepcopy`` of it: made inside, the copy runs under this mask too, and without one afterwards.
 
         slopes: the context then yields a function that returns, after a backward pass, the slopes ``(d)``: the
-        derivative of the loss by each entry of the mask, closed gates included::
-
-            with gated.masked(mask, slopes=True) as slopes:
-                loss(model(x), y).backward()
-                gradient = slopes()
+        derivative of the loss by each entry of the mask, closed gates included. Go backwards inside:
+        ``with gated.masked(mask, slopes=True) as slopes: loss(model(x), y).backward(); gradient = slopes()``.
 
         Masks ``(samples, d)`` run in one pass: example n of the batch runs under mask ``n % samples``, and BatchNorm
         takes the statistics of each mask's examples alone. Each mask's outputs are ``outputs[s::samples]``. The loss is
