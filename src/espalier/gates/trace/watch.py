@@ -307,11 +307,9 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.awaited[id(out)] = (out, call.x)
         elif known is not None:
             result = known(call)
-            outs = list(out) if isinstance(out, (tuple, list)) else [out]
-            layouts = list(result) if isinstance(result, (tuple, list)) else [result]
-            for tensor, layout in zip(outs, layouts):
+            for tensor, layout in zip(call.outs, result if isinstance(result, list) else [result]):
                 if isinstance(tensor, Tensor):
-                    self.set(tensor, layout if isinstance(layout, Layout) else Layout(tuple(tensor.shape)))
+                    self.set(tensor, layout)
         else:
             self._freeze_all(call)
         if self._note_computed(args, kwargs, out):
