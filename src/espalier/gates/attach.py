@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from espalier.gates.blocks import Blocks, RoundTo, rounded
 from espalier.gates.canonical import connected
-from espalier.gates.find import KINDS, find_groups, structure_of
-from espalier.gates.gate import Gate
+from espalier.gates.find import KINDS, choice_groups, find_groups, structure_of
+from espalier.gates.gate import Gate, Mixed
 from espalier.gates.gated import Gated
-from espalier.gates.masking import MARK, strip
-from espalier.gates.mixed import Mixed, choice_groups
+from espalier.gates.masking import strip
 from espalier.gates.norms import norm_of
+from espalier.gates.one_pass import STATE
 from espalier.gates.placed import attach_placed
 from espalier.gates.structure import GateGroup, Structure, finish
 from espalier.gates.trace import Trace, tensors_in, trace
@@ -63,9 +63,9 @@ def attach(
         if tensor.is_floating_point() and not is_mask and not bool(tensor.isfinite().all()):
             raise BadInput("example_inputs hold infinite values or NaN, under which nothing can be compared")
     _check_names(model, kinds, ignore)
-    mark = model.__dict__.get(MARK)
-    if mark is not None:
-        if mark.of() is model:
+    state = model.__dict__.get(STATE)
+    if state is not None and not state.path:
+        if state.is_original:
             raise BadInput("this model has gates already; use them, or call .detach() on their handle first")
         strip(model)  # a deepcopy of a gated model: its hooks belong to nobody
     with isolated_random():

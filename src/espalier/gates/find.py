@@ -11,13 +11,15 @@ from dataclasses import replace
 import numpy as np
 from torch import nn
 
-from espalier.gates.depth import block_groups
+from espalier.gates.gate import Mixed
 from espalier.gates.standins import branch_layer
-from espalier.gates.structure import GateGroup, Structure
+from espalier.gates.structure import GateGroup, Structure, is_inside, join
 from espalier.gates.trace import Array, Trace
+from espalier.gates.trace.layout import Layout
 from espalier.space import BadInput, BadType
 
 Member = tuple[int, int, bool]  # tensor, dimension, whether it is read there
+NOTHING = np.zeros(0, dtype=np.int64)  # the atoms of a gate that opens no channel
 Finder = Callable[[Trace, Mapping[str, nn.Module]], list[GateGroup]]
 
 
@@ -73,7 +75,7 @@ def _tied_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateGro
     for atom in everything[real[: atoms.count] & live]:
         by_root.setdefault(int(roots[atom]), []).append(int(atom))
 
-    behind_norms = np.concatenate([np.zeros(0, dtype=np.int64), *map(atoms.roots, trace.norms.values())])
+    behind_norms = np.concatenate([NOTHING, *map(atoms.roots, trace.norms.values())])
     from_input = _input_classes(trace)
     grouped: dict[tuple[tuple[Member, int], ...], list[int]] = {}
     for root, members in by_root.items():
@@ -119,8 +121,58 @@ def _branch_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateG
         if any(branch_layer(modules[path], {}) is None for path in held):
             continue
         taken |= set(held)
-        unit = np.zeros(0, dtype=np.int64)
-        groups.append(GateGroup(f"{branch.module}+", "branches", (unit,), tuple(held), (branch.module,), 0))
+        groups.append(GateGroup(f"{branch.module}+", "branches", (NOTHING,), tuple(held), (branch.module,), 0))
+    return groups
+
+
+def _block_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateGroup]:
+    """The blocks of every list or sequence of modules that give what they were given in shape: one gate each.
+
+    A block must run once, hold its tensors alone, and give its input's channels. Where blocks hold blocks, the inner
+    ones are gated.
+    """
+    groups, taken = list[GateGroup](), list[str]()
+    shared = {path for info in trace.tensors if len(info.places) > 1 for path, _ in info.places}
+    for name, container in sorted(modules.items(), key=lambda item: -item[0].count(".") - bool(item[0])):
+        if not isinstance(container, (nn.ModuleList, nn.Sequential)):
+            continue
+        paths = [join(name, child) for child in container._modules]
+        paths = [path for path in paths if not any(is_inside(inner, path) for inner in taken)]
+        fits = [path for path in paths if _is_block(path, trace, modules, shared)]
+        if fits:
+            taken += fits
+            groups.append(GateGroup(name or "blocks", "blocks", (NOTHING,) * len(fits), (), tuple(fits)))
+    return groups
+
+
+def _is_block(path: str, trace: Trace, modules: Mapping[str, nn.Module], shared: set[str]) -> bool:
+    if path not in modules:  # the same module in a second place
+        return False
+    module = modules[path]
+    inside = [name for name in modules if is_inside(name, path)]
+    if path not in trace.passes or trace.calls.get(path) != 1 or not module._modules or shared & set(inside):
+        return False
+    given, result = trace.passes[path]
+    return any(True for _ in module.parameters()) and given.shape == result.shape and _same(trace, given, result)
+
+
+def _same(trace: Trace, a: Layout, b: Layout) -> bool:
+    """Whether two tensors hold the same units at the same places, as far as any of them can go."""
+
+    def live(layout: Layout) -> dict[tuple[int, ...], list[int]]:
+        left = [block for block in layout.blocks if not trace.atoms.frozen(block.atoms).all()]
+        return {block.dims: trace.atoms.roots(block.atoms).reshape(-1).tolist() for block in left}
+
+    return live(a) == live(b)
+
+
+def choice_groups(modules: Mapping[str, nn.Module]) -> list[GateGroup]:
+    """One choice for each module that is one."""
+    groups = []
+    for path, module in modules.items():
+        if isinstance(module, Mixed):
+            options = tuple(join(path, f"options.{k}") for k in range(len(module.options)))
+            groups.append(GateGroup(path or "mixed", "choices", (NOTHING,) * len(options), (), options, 0))
     return groups
 
 
@@ -205,7 +257,7 @@ KINDS: dict[str, Finder] = {
     "heads": _tied_groups,
     "width": _tied_groups,
     "branches": _branch_groups,
-    "blocks": block_groups,
+    "blocks": _block_groups,
     "inputs": _input_groups,
 }
 

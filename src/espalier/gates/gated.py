@@ -21,10 +21,10 @@ from espalier.gates.canonical import canonical
 from espalier.gates.costs import cost_of, held
 from espalier.gates.explain import explain
 from espalier.gates.latency import Latency, latency_of
-from espalier.gates.masking import MARK, Mark, install, set_mask, set_masks, slopes_of, strip, with_mask
+from espalier.gates.masking import install, opened_afterwards, set_mask, slopes_of, strip, with_mask
 from espalier.gates.one_pass import Together, Unfit, apart, count
 from espalier.gates.one_pass_trial import Verdict, enlarged, forbidden, tried
-from espalier.gates.structure import Structure, as_array
+from espalier.gates.structure import Structure, as_array, join
 from espalier.space import BadInput, BadMask, Space
 
 
@@ -63,11 +63,10 @@ class Gated:
         self._mask: Tensor | None = None
         self._slopes = False
         self._held = [
-            (f"{path}.{name}" if path else name, module._modules, name, child)
+            (join(path, name), module._modules, name, child)
             for path, module in model.named_modules()
             for name, child in module._modules.items()
         ]
-        model.__dict__[MARK] = Mark(model)
 
     @property
     def d(self) -> int:
@@ -130,7 +129,7 @@ class Gated:
         alone = mask.ndim == 2 and len(mask) == 1
         self._set(mask[0] if alone else mask, slopes)
         try:
-            with self._installed.copies.opened_afterwards():
+            with opened_afterwards(self._installed.together):
 
                 def read() -> Tensor:
                     found = slopes_of(self._installed, self.d)
@@ -143,14 +142,11 @@ class Gated:
     def _set(self, mask: Tensor | None, slopes: bool = False) -> None:
         if not self._is_attached:  # detached inside
             return
-        if mask is not None and mask.ndim == 2:
-            why = self._forbidden
-            if why:
-                raise Unfit(f"several masks cannot run in one pass on this model: {why}; set one mask at a time")
-            set_masks(self._installed, mask, slopes)
-            self._installed.together.check = self._check_pass
-        else:
-            set_mask(self.model, self._installed, mask, slopes)
+        several = mask is not None and mask.ndim == 2
+        if several:
+            self._refuse(self._forbidden)
+        set_mask(self._installed, mask, slopes)
+        self._installed.together.check = self._check_pass if several else None
         self._mask, self._slopes = mask, slopes
 
     # ---- several masks in one pass ---------------------------------------------------------------------------------
@@ -196,9 +192,12 @@ class Gated:
     def _check_pass(self, together: Together, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a pass under several masks: refuse what would not be exact."""
         verdict = self._verdict(args, kwargs, together.samples)
-        if verdict.why:
-            raise Unfit(f"several masks cannot run in one pass on this model: {verdict.why}; set one mask at a time")
+        self._refuse(verdict.why)
         together.dims = verdict.dims
+
+    def _refuse(self, why: str) -> None:
+        if why:
+            raise Unfit(f"several masks cannot run in one pass on this model: {why}; set one mask at a time")
 
     def call(self, params_and_buffers: Mapping[str, Tensor], mask: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The model as a pure function of its tensors and one mask ``(d)``; made for ``vmap``, ``grad``, ``compile``.
@@ -274,5 +273,4 @@ class Gated:
             self._set(None)
             self._installed.remove()
             self._installed = None  # type: ignore[assignment]
-            self.model.__dict__.pop(MARK, None)
         return self.model

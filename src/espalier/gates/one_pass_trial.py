@@ -18,9 +18,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
-from espalier.gates.depth import PASS
-from espalier.gates.masking import Installed, Spot, install, is_mask, set_mask, set_masks, strip
-from espalier.gates.mixed import MIXED
+from espalier.gates.gate import MIXED
+from espalier.gates.masking import PASS, Installed, Spot, install, is_mask, set_mask, strip
 from espalier.gates.norms import NORM
 from espalier.gates.one_pass import Unfit, apart, examples_dim, has_rule
 from espalier.gates.structure import Structure
@@ -96,7 +95,7 @@ class _Trial:
         kept = self._buffers()
         self._restore()
         together.watched, together.expected = None, shapes
-        set_masks(self.installed, self.masks)
+        set_mask(self.installed, self.masks)
         both = self._run(self.inputs)
         together.expected = None
         mine, all_ = _tensors(single[0]), _tensors(both)
@@ -135,7 +134,7 @@ class _Trial:
         def part(leaf: Any) -> Any:
             return leaf[mask :: self.samples] if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == size else leaf
 
-        set_mask(self.model, self.installed, self.masks[mask])
+        set_mask(self.installed, self.masks[mask])
         return self._run(_pytree.tree_map(part, self.inputs), seed)
 
     def _run(self, inputs: Any, seed: int = 7) -> Any:

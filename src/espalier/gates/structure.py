@@ -132,6 +132,10 @@ class Structure:
         """The entries of a group."""
         return self.space.slices[group.name]
 
+    def numbers(self, group: GateGroup) -> Array:
+        """The entries of a group, one by one."""
+        return np.arange(self.where(group).start, self.where(group).stop)
+
     def inside(self, path: str) -> tuple[int, ...]:
         """The entries without which a module does not run at all: of its residual branch, its block, its option."""
         found = [self.members[path]] if path in self.members else []
@@ -143,6 +147,11 @@ class Structure:
 
     def follow(self, atoms: Array) -> Array:
         return np.asarray(self.entry[self.trace.atoms.roots(atoms)])
+
+
+def join(path: str, name: str) -> str:
+    """The name of what a module holds; the path of the model itself is empty."""
+    return f"{path}.{name}" if path else name
 
 
 def is_inside(path: str, block: str) -> bool:

@@ -114,7 +114,7 @@ class Trial:
             for mask in masks:
                 mask = canonical(structure, space, mask)
                 plan = build_plan(structure, self.modules, mask, [*self.adapted, *adapted], self.phantoms)
-                set_mask(self.model, installed, torch.tensor(mask, dtype=torch.float64))
+                set_mask(installed, torch.tensor(mask, dtype=torch.float64))
                 for training in self.modes:
                     try:
                         small = strip(apply_plan(self.model, plan, share=True))
@@ -131,7 +131,7 @@ class Trial:
                     return problem
             return ""
         finally:
-            set_mask(self.model, installed, None)
+            set_mask(installed, None)
             installed.remove()
 
     def _random_training(self, plan: Plan) -> str:

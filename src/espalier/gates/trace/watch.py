@@ -17,17 +17,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from espalier.compact.layers import is_attention
-from espalier.gates.gate import Gate
+from espalier.gates.gate import Gate, Mixed
 from espalier.gates.trace.layout import Block, Layout, Propagation
 from espalier.gates.trace.rules import RULES, Call, pointwise
 from espalier.gates.trace.trace_record import Branch, Copy, GateUse, Trace, collect, tensors_in
 from espalier.space import BadInput, EspalierError
-
-
-class Options(nn.Module):
-    """One of several operations. ``tracing``: run all of them and add what they give, which ties their channels."""
-
-    tracing = False
 
 
 def trace(
@@ -117,7 +111,7 @@ def _hooked(model: nn.Module, watcher: Watcher) -> Iterator[None]:
         handles.append(module.register_forward_pre_hook(_enter(watcher, path), with_kwargs=True))
         handles.append(module.register_forward_hook(_leave(watcher, path), with_kwargs=True))
     model.eval()
-    choices = [module for module in model.modules() if isinstance(module, Options)]
+    choices = [module for module in model.modules() if isinstance(module, Mixed)]
     for choice in choices:
         choice.tracing = True
     try:
