@@ -18,7 +18,7 @@ from espalier.gates.masking import strip
 from espalier.gates.norms import norm_of
 from espalier.gates.one_pass import STATE
 from espalier.gates.placed import attach_placed
-from espalier.gates.structure import GateGroup, Structure, finish
+from espalier.gates.structure import GateGroup, Learned, Structure, finish
 from espalier.gates.trace import Trace, tensors_in, trace
 from espalier.gates.verify import Trial, approved, isolated_random
 from espalier.space import BadInput, BadType, NoGates
@@ -110,13 +110,13 @@ def _attach_found(
             groups.append(group)
     groups += choice_groups(dict(model.named_modules()))
 
-    def build(chosen: Sequence[GateGroup]) -> Structure:
-        return finish(structure_of(seen, chosen), model)
+    learned = Learned()
 
-    trial = None
+    def build(chosen: Sequence[GateGroup]) -> Structure:
+        return finish(structure_of(seen, chosen, learned), model)
+
     if check and groups:
-        trial = Trial(model, args, kwargs)
-        groups, wrong = approved(trial, groups, build)
+        groups, wrong = approved(Trial(model, args, kwargs), groups, build)
         refused |= wrong
     if not groups:
         raise NoGates(_nothing(seen, refused))
@@ -127,10 +127,7 @@ def _attach_found(
         refused |= small
         if not groups:
             raise NoGates(_nothing(seen, refused))
-    adapted, phantoms = (trial.adapted, trial.phantoms) if trial else ((), ())
-    names = {group.name for group in groups}
-    adapted = [a for a in adapted if not a.group or a.group in names]
-    return Gated(model, build(groups), adapted=adapted, phantoms=phantoms, refused=refused, blocks=blocks)
+    return Gated(model, build(groups), refused=refused, blocks=blocks)
 
 
 def _stuck(model: nn.Module, seen: Trace) -> list[str]:

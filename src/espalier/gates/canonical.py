@@ -53,10 +53,9 @@ def connected(
 
     structure: of these groups, without a ``least``. only: whether the gates ``(n)`` of a group come into question.
     """
-    result, start = [], 0
+    result = []
     for group in groups:
-        own = np.arange(start, start + group.size)
-        start += group.size
+        own = structure.numbers(group)
         if group.kind == "choices":
             result.append(group)
             continue

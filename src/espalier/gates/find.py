@@ -13,7 +13,7 @@ from torch import nn
 
 from espalier.gates.gate import Mixed
 from espalier.gates.standins import branch_layer
-from espalier.gates.structure import GateGroup, Structure, is_inside, join
+from espalier.gates.structure import GateGroup, Learned, Structure, is_inside, join
 from espalier.gates.trace import Array, Trace
 from espalier.gates.trace.layout import Layout
 from espalier.space import BadInput, BadType
@@ -262,23 +262,19 @@ KINDS: dict[str, Finder] = {
 }
 
 
-def structure_of(trace: Trace, groups: Sequence[GateGroup]) -> Structure:
+def structure_of(trace: Trace, groups: Sequence[GateGroup], learned: Learned | None = None) -> Structure:
     """Number the entries in the order of the groups."""
-    entry = np.full(trace.atoms.count, -1)
-    start = 0
+    structure = Structure(trace, list(groups), np.full(trace.atoms.count, -1), learned=learned or Learned())
     for group in groups:
-        numbers = np.repeat(np.arange(start, start + group.size), [len(unit) for unit in group.units])
-        entry[trace.atoms.roots(np.concatenate(group.units))] = numbers
-        start += group.size
-    for atoms in trace.inputs:  # the input arrives whole; what is left out is left out where it is read
-        entry[trace.atoms.roots(atoms)] = -1
-    structure = Structure(trace, list(groups), entry)
-    for group, first in zip(groups, np.cumsum([0, *(g.size for g in groups)])):
+        numbers = structure.numbers(group)
+        classes = trace.atoms.roots(np.concatenate(group.units))
+        structure.entry[classes] = np.repeat(numbers, [len(unit) for unit in group.units])
         if group.kind == "branches":
-            structure.branches[group.reads[0]] = int(first)
-            structure.members |= {path: int(first) for path in group.writes}
-        elif group.kind == "blocks":
-            structure.blocks |= {path: int(first) + i for i, path in enumerate(group.reads)}
-        elif group.kind == "choices":
-            structure.options |= {path: int(first) + i for i, path in enumerate(group.reads)}
+            structure.branches[group.reads[0]] = int(numbers[0])
+            structure.members |= {path: int(numbers[0]) for path in group.writes}
+        elif group.kind in ("blocks", "choices"):
+            into = structure.blocks if group.kind == "blocks" else structure.options
+            into.update(zip(group.reads, numbers.tolist()))
+    for atoms in trace.inputs:  # the input arrives whole; what is left out is left out where it is read
+        structure.entry[trace.atoms.roots(atoms)] = -1
     return structure

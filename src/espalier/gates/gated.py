@@ -16,7 +16,7 @@ from espalier.compact.apply import apply_plan
 from espalier.compact.plan import Plan
 from espalier.cost import Cost
 from espalier.gates.blocks import Blocks
-from espalier.gates.build_plan import Adapted, build_plan
+from espalier.gates.build_plan import build_plan
 from espalier.gates.canonical import canonical
 from espalier.gates.costs import cost_of, held
 from espalier.gates.explain import explain
@@ -24,7 +24,7 @@ from espalier.gates.latency import Latency, latency_of
 from espalier.gates.masking import install, opened_afterwards, set_mask, slopes_of, strip, with_mask
 from espalier.gates.one_pass import Together, Unfit, apart, count
 from espalier.gates.one_pass_trial import Verdict, enlarged, forbidden, tried
-from espalier.gates.structure import Structure, as_array, join
+from espalier.gates.structure import Structure, as_array, device_of, join
 from espalier.space import BadInput, BadMask, Space
 
 
@@ -41,8 +41,6 @@ class Gated:
         model: nn.Module,
         structure: Structure,
         *,
-        adapted: Sequence[Adapted] = (),
-        phantoms: Sequence[str] = (),
         refused: Mapping[str, str] | None = None,
         blocks: Blocks | None = None,
     ) -> None:
@@ -54,7 +52,6 @@ class Gated:
         self.examples = 1
         self.example: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})  # what it was attached with
         self.latencies: dict[str, Latency] = {}  # measured, by the label of their cost
-        self._adapted, self._phantoms = tuple(adapted), tuple(phantoms)
         self._costs: dict[str, Cost] = {}
         self._installed = install(model, structure)
         self._forbidden = forbidden(model, self._installed.spots)  # why masks run one at a time, whatever the batch
@@ -165,7 +162,7 @@ class Gated:
             why = self._forbidden
             if why or not self.checks:
                 return why
-            device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+            device = device_of(self.model)
             args, kwargs = enlarged(*self.example, samples)
             args, kwargs = _pytree.tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, (args, kwargs))
             return self._verdict(args, kwargs, samples).why
@@ -222,8 +219,7 @@ class Gated:
 
     def plan(self, mask: Tensor) -> Plan:
         """How the model would be cut: which index of which tensor stays. The mask ``(d)`` is made canonical first."""
-        rows = as_array(self.canonical(self._one(mask)))
-        return build_plan(self.structure, dict(self.model.named_modules()), rows, self._adapted, self._phantoms)
+        return build_plan(self.structure, as_array(self.canonical(self._one(mask))))
 
     def compact(self, mask: Tensor) -> nn.Module:
         """The plain, smaller module for a mask ``(d)``; the user's model is untouched."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from espalier.gates.order import Segments
-from espalier.gates.trace import Array, Trace
+from espalier.gates.trace import Array, TensorInfo, Trace
 from espalier.space import Bits, Choice, Space
 
 NORMS = (nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
@@ -64,6 +65,41 @@ class Reader:
     entries: Array
 
 
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """One dimension of a parameter or buffer: its atoms, and the entry that each index follows, -1: always kept."""
+
+    info: TensorInfo
+    dim: int
+    atoms: Array
+    entries: Array
+    is_read: bool  # a layer sums over it
+
+    @property
+    def name(self) -> str:
+        return f"{self.info.name}[{self.dim}]"
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """An integer attribute that follows a cut: so many per open gate of a group, or the length of a tensor's axis."""
+
+    path: str
+    attribute: str
+    group: str = ""
+    per_unit: int = 0
+    tensor: int = -1
+    dim: int = -1
+
+
+@dataclass(eq=False)
+class Learned:
+    """What a trial found out: integers that follow a cut, and groups for which, emptied, a unit of zeros stands in."""
+
+    adapted: list[Adapted] = field(default_factory=list)
+    phantoms: list[str] = field(default_factory=list)
+
+
 @dataclass(eq=False)
 class Structure:
     """Everything the mask, the cost, the plan and the explanation are made from."""
@@ -83,6 +119,8 @@ class Structure:
     sources: dict[int, bool] = field(default_factory=dict)  # entry -> carries information whatever the mask says
     produced: dict[int, set[int]] = field(default_factory=dict)  # entry -> places in `layers` of those that write it
     segments: Segments | None = None  # what a plan may put in another order; None: nothing
+    modules: Mapping[str, nn.Module] = field(default_factory=dict)  # the uncut model's, by path
+    learned: Learned = field(default_factory=Learned)
 
     @functools.cached_property
     def flows(self) -> list[tuple[frozenset[int], frozenset[int], bool, Array]]:
@@ -141,6 +179,24 @@ class Structure:
         found = [self.members[path]] if path in self.members else []
         return (*found, *(entry for name, entry in (self.blocks | self.options).items() if is_inside(path, name)))
 
+    @functools.cached_property
+    def axes(self) -> list[Axis]:
+        """Every dimension of every parameter and buffer."""
+        read = self.trace.atoms.read
+        return [
+            Axis(info, dim, own, self.follow(own), bool(read[own].any()))
+            for info in self.trace.tensors
+            for dim, own in enumerate(info.atoms)
+        ]
+
+    def along(self, group: GateGroup) -> Iterator[tuple[Axis, Array]]:
+        """The axes that a group lies along, and which of their indices are its own."""
+        where = self.where(group)
+        for axis in self.axes:
+            inside = (axis.entries >= where.start) & (axis.entries < where.stop)
+            if inside.any():
+                yield axis, inside
+
     def entries(self, tensor: int, dim: int) -> Array:
         """Per index of a tensor's dimension the entry it follows, -1: always kept."""
         return self.follow(self.trace.tensors[tensor].atoms[dim])
@@ -158,6 +214,11 @@ def is_inside(path: str, block: str) -> bool:
     return path == block or path.startswith(block + ".")
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model's first parameter lies."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
 def as_array(mask: Tensor) -> Array:
     return np.asarray(mask.detach().to("cpu").double().numpy())
 
@@ -165,14 +226,13 @@ def as_array(mask: Tensor) -> Array:
 def finish(structure: Structure, model: nn.Module) -> Structure:
     """Fill in what follows from groups and entries: readers, layers, norms."""
     trace = structure.trace
-    atoms = trace.atoms
-    for info in trace.tensors:
-        for dim, own in enumerate(info.atoms):
-            entries = np.where(atoms.read[own], structure.entries(info.number, dim), -1)
-            if (entries >= 0).any():
-                structure.readers.append(Reader(info.number, dim, entries))
+    structure.modules = dict(model.named_modules())
+    for axis in structure.axes:
+        entries = np.where(trace.atoms.read[axis.atoms], axis.entries, -1)
+        if (entries >= 0).any():
+            structure.readers.append(Reader(axis.info.number, axis.dim, entries))
     _layers(structure)
-    for path, module in model.named_modules():
+    for path, module in structure.modules.items():
         if isinstance(module, NORMS) and path in trace.entries:
             layout = trace.entries[path][0]
             block = layout.at(1) if len(layout.shape) > 2 or isinstance(module, nn.GroupNorm) else layout.at(0)
@@ -232,25 +292,22 @@ def _representatives(structure: Structure, atoms: Array) -> Array:
     return roots[np.unique(structure.entry[roots], return_index=True)[1]]
 
 
-def _fixed(structure: Structure, root: int) -> bool:
-    return bool(structure.trace.atoms.reason[root] >= 0)
+def leads(trace: Trace, placed: Mapping[str, Array]) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
+    """Which classes a class leads to at module boundaries, and the entries of the placed gates that it goes through."""
+    further: dict[int, set[int]] = {}
+    gated: dict[int, set[int]] = {}
+    for copy in trace.copies:
+        for a, b in zip(trace.atoms.roots(copy.before).tolist(), trace.atoms.roots(copy.after).tolist()):
+            further.setdefault(a, set()).add(b)
+    for use in trace.gates:
+        for a, entry in zip(trace.atoms.roots(use.before).tolist(), placed[use.module].tolist()):
+            gated.setdefault(a, set()).add(entry)
+    return further, gated
 
 
 def _onward(structure: Structure) -> Callable[[int], set[int] | None]:
     """A function from a class to the entries through which it is read; None: it is needed in any case."""
-    trace = structure.trace
-    atoms = trace.atoms
-    next_classes: dict[int, set[int]] = {}
-    gated: dict[int, set[int]] = {}
-    for copy in trace.copies:
-        for a, b in zip(atoms.roots(copy.before), atoms.roots(copy.after)):
-            next_classes.setdefault(int(a), set()).add(int(b))
-    for use in trace.gates:
-        entries = structure.placed.get(use.module)
-        if entries is None:
-            continue
-        for a, e in zip(atoms.roots(use.before), entries):
-            gated.setdefault(int(a), set()).add(int(e))
+    next_classes, gated = leads(structure.trace, structure.placed)
     cache: dict[int, set[int] | None] = {}
 
     def onward(root: int) -> set[int] | None:
@@ -260,7 +317,7 @@ def _onward(structure: Structure) -> Callable[[int], set[int] | None]:
         entries_through: set[int] | None
         if structure.entry[root] >= 0:
             entries_through = {int(structure.entry[root])}
-        elif _fixed(structure, root) or (root not in next_classes and root not in gated):
+        elif structure.trace.atoms.reason[root] >= 0 or (root not in next_classes and root not in gated):
             entries_through = None
         else:
             entries_through = set(gated.get(root, ()))
