@@ -181,7 +181,8 @@ def _input_axis(structure: Structure, reader: Reader) -> int | None:
         return None
     if any(is_inside(path, layer) for layer in trace.p.fused):  # weights reach the fused kernel, hooks rule it out
         return None
-    if not path or len(layouts) != trace.calls.get(path) or trace.reads.get(reader.tensor) != {path}:
+    readers = {event.module for event in trace.events if event.weight == reader.tensor}
+    if not path or len(layouts) != trace.calls.get(path) or readers != {path}:
         return None
     axes = set()
     for layout in layouts:

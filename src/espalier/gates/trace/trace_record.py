@@ -68,7 +68,6 @@ class Trace:
     events: list[Event] = field(default_factory=list)  # products with parameters
     computed: list[Event] = field(default_factory=list)  # products with tensors computed from parameters
     products: list[Event] = field(default_factory=list)  # products of two activations, as in attention
-    reads: dict[int, set[str]] = field(default_factory=dict)  # weight -> modules that multiplied with it
     entries: dict[str, list[Layout]] = field(default_factory=dict)  # module -> layouts of its first argument
     exits: dict[str, list[Layout]] = field(default_factory=dict)
     copies: list[Copy] = field(default_factory=list)
@@ -78,14 +77,18 @@ class Trace:
     calls: dict[str, int] = field(default_factory=dict)
     branches: list[Branch] = field(default_factory=list)
     norms: dict[str, np.ndarray] = field(default_factory=dict)  # norm whose statistics can be masked -> its channels
-    passes: dict[str, tuple[Layout, Layout]] = field(
-        default_factory=dict
-    )  # module -> first argument, result made of it
+    passes: dict[str, tuple[Layout, Layout]] = field(default_factory=dict)  # module -> input, result made of it
     order: list[tuple[int, str]] = field(default_factory=list)  # (time, leaf module) in the order of execution
 
     @property
     def atoms(self) -> Atoms:
         return self.p.atoms
+
+    def note(self, events: list[Event]) -> None:
+        """Products with parameters, with tensors computed from them, and of activations are kept apart."""
+        for event in events:
+            is_weight, is_computed = event.weight >= 0, event.computed is not None
+            (self.events if is_weight else self.computed if is_computed else self.products).append(event)
 
     def frozen_axes(self) -> dict[str, list[str]]:
         """Why outputs and inputs of layers are always kept: by reason, the axes of weights that it holds."""
@@ -120,9 +123,8 @@ def collect(model: nn.Module, p: Propagation) -> list[TensorInfo]:
     """Parameters and buffers, tied ones once, with fresh atoms."""
     tensors: dict[int, TensorInfo] = {}
     for path, module in model.named_modules():
-        held = [(n, t, True) for n, t in module._parameters.items()] + [
-            (n, t, False) for n, t in module._buffers.items()
-        ]
+        held = [(name, tensor, True) for name, tensor in module._parameters.items()]
+        held += [(name, tensor, False) for name, tensor in module._buffers.items()]
         for name, tensor, is_parameter in held:
             if tensor is None or (name.startswith("espalier_") and not is_parameter):
                 continue

@@ -45,9 +45,9 @@ class Call:
     out: Any
     of: Callable[[Any], Layout]
     sizes: dict[int, int] = field(default_factory=dict)  # elements of each parameter, by number
-    events: list[Event] = field(default_factory=list)
     module: str = ""
     strides: tuple[int, ...] = ()  # of the first operand of `as_strided_`, before that changed them
+    events: list[Event] = field(default_factory=list)  # products, noted by the rule
 
     def arg(self, position: int, name: str, default: Any = None) -> Any:
         if position < len(self.args):
