@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import functools
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -94,22 +95,22 @@ def _attach_found(
     check: bool,
     round_to: RoundTo | None,
 ) -> Gated:
-    inputs = "inputs" in kinds
-    norms = [path for path, module in model.named_modules() if norm_of(module)] if "width" in kinds else []
-    seen = trace(model, args, kwargs, inputs=inputs, placed=False, norms=norms)
-    even = _stuck(model, seen)
+    modules = dict(model.named_modules())
+    norms = [path for path, module in modules.items() if norm_of(module)] if "width" in kinds else []
+    watched = functools.partial(trace, model, args, kwargs, inputs="inputs" in kinds, placed=False, norms=norms)
+    seen = watched()
+    even = _stuck(modules, seen)
     if even:
-        seen = trace(model, args, kwargs, inputs=inputs, placed=False, even=even, norms=norms)
+        seen = watched(even=even)
     refused: dict[str, str] = {}
     groups = []
-    for group in find_groups(seen, kinds, dict(model.named_modules())):
-        problem = _unusable(group, seen, ignore, dict(model.named_modules()))
+    for group in find_groups(seen, kinds, modules):
+        problem = _unusable(group, seen, ignore, modules)
         if problem:
             refused[group.name] = problem
         else:
             groups.append(group)
-    groups += choice_groups(dict(model.named_modules()))
-
+    groups += choice_groups(modules)
     learned = Learned()
 
     def build(chosen: Sequence[GateGroup]) -> Structure:
@@ -130,10 +131,10 @@ def _attach_found(
     return Gated(model, build(groups), refused=refused, blocks=blocks)
 
 
-def _stuck(model: nn.Module, seen: Trace) -> list[str]:
+def _stuck(modules: Mapping[str, nn.Module], seen: Trace) -> list[str]:
     """Grouped convolutions whose groups cannot go one by one: a shuffle ties them, or their input is fixed."""
     paths = []
-    for path, module in model.named_modules():
+    for path, module in modules.items():
         if not isinstance(module, nn.modules.conv._ConvNd) or module.groups == 1 or module.transposed:
             continue
         if module.groups == module.in_channels or path not in seen.calls:
@@ -145,7 +146,7 @@ def _stuck(model: nn.Module, seen: Trace) -> list[str]:
     return paths
 
 
-def _unusable(group: GateGroup, seen: Trace, ignore: Collection[str], modules: dict[str, nn.Module]) -> str:
+def _unusable(group: GateGroup, seen: Trace, ignore: Collection[str], modules: Mapping[str, nn.Module]) -> str:
     if group.kind in ("branches", "blocks"):
         return ""
     if group.size < 2:

@@ -9,6 +9,7 @@ import numpy as np
 from torch import nn
 
 from espalier.compact.plan import Plan, Runs, to_runs
+from espalier.gates.canonical import all_closed
 from espalier.gates.order import Order
 from espalier.gates.standins import branch_layer, emptied_layers, phantom_layers
 from espalier.gates.structure import Adapted, Layer, Structure, is_inside, join
@@ -24,7 +25,7 @@ class Keeping:
         self.atoms = structure.trace.atoms
         self.dead: set[int] = set()  # classes no gate controls, of layers that nothing reads and that read nothing
         for layer in structure.layers:
-            silent = bool(layer.reads) and any(bool((r >= 0).all()) and not self.opened[r].any() for r in layer.reads)
+            silent = any(all_closed(reads, self.opened) for reads in layer.reads)
             if silent and not layer.anchored and not self.opened[layer.read_by].any():
                 self.dead |= self._written(layer)
         while self.dead and self._spread():

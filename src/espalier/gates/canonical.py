@@ -30,7 +30,7 @@ def canonical(structure: Structure, space: Space, mask: Array) -> Array:
             fixed[where.start + np.flatnonzero(opened[where])[: group.least]] = True
     layers = dict(enumerate(structure.layers))
     while True:
-        empty = {n for n, layer in layers.items() if any(_all_closed(reads, opened) for reads in layer.reads)}
+        empty = {n for n, layer in layers.items() if any(all_closed(reads, opened) for reads in layer.reads)}
         dead = {n for n, layer in layers.items() if not layer.anchored and not opened[layer.read_by].any()}
         dead |= {n for n, layer in layers.items() if layer.inside and not opened[list(layer.inside)].all()}
         if not empty and not dead:
@@ -69,8 +69,8 @@ def connected(
 def _severed(structure: Structure, opened: Array) -> bool:
     """Whether under a mask ``(d)`` of booleans every layer that the output needs reads nothing."""
     needed = [layer for layer in structure.layers if layer.anchored and not layer.grouped]
-    return bool(needed) and all(any(_all_closed(reads, opened) for reads in layer.reads) for layer in needed)
+    return bool(needed) and all(any(all_closed(reads, opened) for reads in layer.reads) for layer in needed)
 
 
-def _all_closed(entries: Array, opened: Array) -> bool:
+def all_closed(entries: Array, opened: Array) -> bool:
     return bool((entries >= 0).all() and not opened[entries].any())

@@ -39,7 +39,7 @@ from espalier.gates.one_pass import (
     restore_layer,
     split_batch,
 )
-from espalier.gates.structure import Reader, Structure, is_inside, join
+from espalier.gates.structure import Axis, Structure, is_inside, join
 from espalier.gates.trace import Array
 from espalier.space import BadInput
 
@@ -153,14 +153,11 @@ def spots_of(model: nn.Module, structure: Structure) -> list[Spot]:
     for path, entries in structure.norms.items():
         if path in structure.trace.norms:
             spots.append(spot(path, NORM, (1, len(entries)), entries))
-    places: dict[str, list[Reader]] = {}
-    for reader in structure.readers:
-        places.setdefault(structure.trace.tensors[reader.tensor].places[0][0], []).append(reader)
+    owners = [reader.info.places[0][0] for reader in structure.readers]
     raw = 0
     for reader in structure.readers:
-        info = structure.trace.tensors[reader.tensor]
-        path, name = info.places[0]
-        axis = _input_axis(structure, reader) if len(places[path]) == 1 and len(info.places) == 1 else None
+        info, (path, name) = reader.info, reader.info.places[0]
+        axis = _input_axis(structure, reader) if owners.count(path) == 1 and len(info.places) == 1 else None
         shape = tuple(-1 if d == reader.dim else 1 for d in range(info.tensor.ndim))
         if axis is not None:
             is_smaller = info.tensor.numel() <= EXAMPLES * math.prod(structure.trace.entries[path][0].shape[1:])
@@ -172,16 +169,16 @@ def spots_of(model: nn.Module, structure: Structure) -> list[Spot]:
     return spots
 
 
-def _input_axis(structure: Structure, reader: Reader) -> int | None:
+def _input_axis(structure: Structure, reader: Axis) -> int | None:
     """The axis of the owner's first argument that it reads with this parameter, from the end; None: no hook reaches."""
     trace = structure.trace
-    path = trace.tensors[reader.tensor].places[0][0]
+    path = reader.info.places[0][0]
     layouts = trace.entries.get(path, [])
     if path in trace.p.heads:  # it reads keys and values with the same parameter
         return None
     if any(is_inside(path, layer) for layer in trace.p.fused):  # weights reach the fused kernel, hooks rule it out
         return None
-    readers = {event.module for event in trace.events if event.weight == reader.tensor}
+    readers = {event.module for event in trace.events if event.weight == reader.info.number}
     if not path or len(layouts) != trace.calls.get(path) or readers != {path}:
         return None
     axes = set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -57,15 +57,6 @@ class Layer:
 
 
 @dataclass(frozen=True, eq=False)
-class Reader:
-    """A parameter axis that gates act on: ``entries`` (length of the axis), -1 where no gate acts."""
-
-    tensor: int
-    dim: int
-    entries: Array
-
-
-@dataclass(frozen=True, eq=False)
 class Axis:
     """One dimension of a parameter or buffer: its atoms, and the entry that each index follows, -1: always kept."""
 
@@ -108,7 +99,6 @@ class Structure:
     groups: list[GateGroup]
     entry: Array  # per atom: the entry of the mask it follows, -1: always kept
     layers: list[Layer] = field(default_factory=list)
-    readers: list[Reader] = field(default_factory=list)
     placed: dict[str, Array] = field(default_factory=dict)  # hand-placed gate -> entries over its width
     gate_dims: dict[str, int] = field(default_factory=dict)  # hand-placed gate -> dimension
     norms: dict[str, Array] = field(default_factory=dict)  # norm without tensors -> entries of its channels
@@ -189,6 +179,13 @@ class Structure:
             for dim, own in enumerate(info.atoms)
         ]
 
+    @functools.cached_property
+    def readers(self) -> list[Axis]:
+        """The axes that gates act on, since a layer sums over them; entries are -1 where no gate acts."""
+        read = self.trace.atoms.read
+        axes = [replace(a, entries=np.where(read[a.atoms], a.entries, -1)) for a in self.axes if a.is_read]
+        return [axis for axis in axes if (axis.entries >= 0).any()]
+
     def along(self, group: GateGroup) -> Iterator[tuple[Axis, Array]]:
         """The axes that a group lies along, and which of their indices are its own."""
         where = self.where(group)
@@ -224,13 +221,9 @@ def as_array(mask: Tensor) -> Array:
 
 
 def finish(structure: Structure, model: nn.Module) -> Structure:
-    """Fill in what follows from groups and entries: readers, layers, norms."""
+    """Fill in what follows from groups and entries: layers, norms."""
     trace = structure.trace
     structure.modules = dict(model.named_modules())
-    for axis in structure.axes:
-        entries = np.where(trace.atoms.read[axis.atoms], axis.entries, -1)
-        if (entries >= 0).any():
-            structure.readers.append(Reader(axis.info.number, axis.dim, entries))
     _layers(structure)
     for path, module in structure.modules.items():
         if isinstance(module, NORMS) and path in trace.entries:
