@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from espalier.gates.blocks import Blocks, RoundTo, rounded
 from espalier.gates.canonical import connected
@@ -20,7 +20,7 @@ from espalier.gates.norms import norm_of
 from espalier.gates.one_pass import STATE
 from espalier.gates.placed import attach_placed
 from espalier.gates.structure import GateGroup, Learned, Structure, finish
-from espalier.gates.trace import Trace, tensors_in, trace
+from espalier.gates.trace import Example, Trace, trace
 from espalier.gates.verify import Trial, approved, isolated_random
 from espalier.space import BadInput, BadType, NoGates
 
@@ -56,8 +56,8 @@ def attach(
     """
     if not isinstance(model, nn.Module):
         raise BadType(f"attach takes a torch.nn.Module, not {type(model).__name__}")
-    args, kwargs = _arguments(example_inputs)
-    for tensor in (*tensors_in(args), *tensors_in(kwargs)):
+    example = Example.of(example_inputs)
+    for tensor in example.tensors:
         if tensor.layout is not torch.strided:
             raise BadType("example_inputs are dense tensors; use .to_dense()")
         is_mask = tensor.is_floating_point() and bool(((tensor == 0) | tensor.isneginf()).all())  # an attention mask
@@ -77,19 +77,17 @@ def attach(
                 )
             if any(isinstance(module, Mixed) for module in model.modules()):
                 raise BadInput("a model holds espalier.Gate modules or espalier.Mixed ones, not both")
-            gated = attach_placed(model, args, kwargs, check)
+            gated = attach_placed(model, example, check)
         else:
-            gated = _attach_found(model, args, kwargs, kinds, ignore, check, round_to)
-    first = next((t for t in (*tensors_in(args), *tensors_in(kwargs)) if t.ndim), None)
-    gated.examples = 1 if first is None else max(len(first), 1)
-    gated.example, gated.checks = (args, kwargs), check
+            gated = _attach_found(model, example, kinds, ignore, check, round_to)
+    first = next((len(tensor) for tensor in example.tensors if tensor.ndim), 1)
+    gated.example, gated.examples, gated.checks = example, max(first, 1), check
     return gated
 
 
 def _attach_found(
     model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    example: Example,
     kinds: Collection[str],
     ignore: Collection[str],
     check: bool,
@@ -97,7 +95,7 @@ def _attach_found(
 ) -> Gated:
     modules = dict(model.named_modules())
     norms = [path for path, module in modules.items() if norm_of(module)] if "width" in kinds else []
-    watched = functools.partial(trace, model, args, kwargs, inputs="inputs" in kinds, placed=False, norms=norms)
+    watched = functools.partial(trace, model, example, inputs="inputs" in kinds, placed=False, norms=norms)
     seen = watched()
     even = _stuck(modules, seen)
     if even:
@@ -117,7 +115,7 @@ def _attach_found(
         return finish(structure_of(seen, chosen, learned), model)
 
     if check and groups:
-        groups, wrong = approved(Trial(model, args, kwargs), groups, build)
+        groups, wrong = approved(Trial(model, example), groups, build)
         refused |= wrong
     if not groups:
         raise NoGates(_nothing(seen, refused))
@@ -202,16 +200,6 @@ def _nothing(seen: Trace, refused: dict[str, str]) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
-def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(example, Tensor):
-        return (example,), {}
-    if isinstance(example, dict) or hasattr(example, "keys"):
-        return (), dict(example)
-    if isinstance(example, (tuple, list)):
-        return tuple(example), {}
-    raise BadType(f"example_inputs are a tensor, a tuple or a dict, not {type(example).__name__}")
 
 
 def _check_names(model: nn.Module, kinds: Collection[str], ignore: Collection[str]) -> None:

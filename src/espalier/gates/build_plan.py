@@ -149,12 +149,11 @@ def _placed(
         row = order(use.before)
         before, after = keep(use.before)[row], keep(use.after)[row]
         opened = keep.opened[structure.placed[use.module]][row]
-        dim = structure.gate_dims[use.module]
         if (after & ~opened).any():  # closed, but the slice's place stays
             index = np.where(before & opened, np.cumsum(before) - 1, int(before.sum()))[after]
-            change: dict[str, Any] = {"kind": "fill", "dim": dim, "index": index.tolist()}
+            change: dict[str, Any] = {"kind": "fill", "dim": use.dim, "index": index.tolist()}
         elif (before & ~after).any():
-            change = {"kind": "select", "alone": True, "dim": dim, "index": np.flatnonzero(after[before]).tolist()}
+            change = {"kind": "select", "alone": True, "dim": use.dim, "index": np.flatnonzero(after[before]).tolist()}
         else:
             change = {"kind": "identity"}
         layers[use.module] = change

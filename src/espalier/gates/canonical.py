@@ -9,17 +9,16 @@ import numpy as np
 
 from espalier.gates.structure import GateGroup, Structure
 from espalier.gates.trace import Array
-from espalier.space import Space
 
 
-def canonical(structure: Structure, space: Space, mask: Array) -> Array:
+def canonical(structure: Structure, mask: Array) -> Array:
     """mask: ``(d)`` of 0 and 1. Returns the canonical mask ``(d)``.
 
     A layer all of whose readers are closed is dead, and the gates through which it reads close. A layer that reads
     nothing carries no information, and the gates that read it close. And so on until nothing changes. ``least`` gates
     of a group stay open, the first ones if none is.
     """
-    opened = mask != 0
+    space, opened = structure.space, mask != 0
     fixed = np.zeros_like(opened)  # gates that stay open for the sake of `least`
     for group, where in space.bits:
         if group.least and opened[where].sum() < group.least:
@@ -61,7 +60,7 @@ def connected(
             continue
         mask = structure.whole()
         mask[own] = 0
-        cut = only(structure, own) and _severed(structure, canonical(structure, structure.space, mask) != 0)
+        cut = only(structure, own) and _severed(structure, canonical(structure, mask) != 0)
         result.append(replace(group, least=1) if cut else group)
     return result
 

@@ -67,36 +67,29 @@ def _tied_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateGro
     Grouping by both keeps units of two kinds apart even where one layer reads them side by side.
     """
     atoms = trace.atoms
-    everything = np.arange(atoms.count)
-    roots = atoms.roots(everything)
-    real = atoms.tensor[:] >= 0
-    live = atoms.reason[roots] < 0
-    by_root: dict[int, list[int]] = {}
-    for atom in everything[real[: atoms.count] & live]:
-        by_root.setdefault(int(roots[atom]), []).append(int(atom))
-
-    behind_norms = np.concatenate([NOTHING, *map(atoms.roots, trace.norms.values())])
+    roots = atoms.roots(np.arange(atoms.count))
+    live = np.flatnonzero((atoms.tensor[: atoms.count] >= 0) & (atoms.reason[roots] < 0))
+    rows = np.stack([roots[live], atoms.tensor[live], atoms.dim[live], atoms.read[live]], axis=1)
+    members, counts = np.unique(rows, axis=0, return_counts=True)
+    by_root: dict[int, list[tuple[Member, int]]] = {}
+    for (root, tensor, dim, read), count in zip(members.tolist(), counts.tolist()):
+        by_root.setdefault(root, []).append(((tensor, dim, bool(read)), count))
     from_input = _input_classes(trace)
     grouped: dict[tuple[tuple[Member, int], ...], list[int]] = {}
-    for root, members in by_root.items():
-        if root in from_input:
-            continue
-        counted: dict[Member, int] = {}
-        for atom in members:
-            member = (int(atoms.tensor[atom]), int(atoms.dim[atom]), bool(atoms.read[atom]))
-            counted[member] = counted.get(member, 0) + 1
-        if any(read for _, _, read in counted) and not all(read for _, _, read in counted):
-            grouped.setdefault(tuple(sorted(counted.items())), []).append(root)
+    for root, signature in by_root.items():
+        if root not in from_input and {read for (_, _, read), _ in signature} == {True, False}:
+            grouped.setdefault(tuple(signature), []).append(root)
 
+    behind_norms = np.concatenate([NOTHING, *map(atoms.roots, trace.norms.values())])
+    firsts = np.full(atoms.count, atoms.count)
+    np.minimum.at(firsts, roots[live], live)
     groups = []
-    for signature, classes in grouped.items():
-        members_ = [member for member, _ in signature]
-        inside = [a for root in classes for a in by_root[root]]
-        first = {root: min(by_root[root]) for root in classes}
-        ordered = sorted(classes, key=lambda root: first[root])
+    for members_of, classes in grouped.items():
+        own = [member for member, _ in members_of]
+        inside = live[np.isin(roots[live], classes)]
         normed = bool(atoms.normed[inside].any() or np.isin(classes, behind_norms).any())
-        kind = "width" if normed else kind_of(trace, members_, bool(atoms.joined[inside].any()))
-        groups.append(_group(trace, kind, members_, [np.array([root]) for root in ordered]))
+        kind = "width" if normed else kind_of(trace, own, bool(atoms.joined[inside].any()))
+        groups.append(_group(trace, kind, own, [np.array([root]) for root in sorted(classes, key=firsts.item)]))
     return groups
 
 

@@ -25,6 +25,7 @@ from espalier.gates.masking import install, opened_afterwards, set_mask, slopes_
 from espalier.gates.one_pass import Together, Unfit, apart, count
 from espalier.gates.one_pass_trial import Verdict, enlarged, forbidden, tried
 from espalier.gates.structure import Structure, as_array, device_of, join
+from espalier.gates.trace import Example
 from espalier.space import BadInput, BadMask, Space
 
 
@@ -50,7 +51,7 @@ class Gated:
         self.refused = dict(refused or {})
         self.blocks = dict(blocks or {})
         self.examples = 1
-        self.example: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})  # what it was attached with
+        self.example = Example((), {})  # what it was attached with
         self.latencies: dict[str, Latency] = {}  # measured, by the label of their cost
         self._costs: dict[str, Cost] = {}
         self._installed = install(model, structure)
@@ -166,9 +167,7 @@ class Gated:
             args, kwargs = enlarged(*self.example, samples)
             args, kwargs = _pytree.tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, (args, kwargs))
             return self._verdict(args, kwargs, samples).why
-        if isinstance(inputs, Mapping):
-            return self._verdict((), inputs, samples).why
-        return self._verdict(inputs if isinstance(inputs, (tuple, list)) else (inputs,), {}, samples).why
+        return self._verdict(*Example.of(inputs), samples).why
 
     def apart(self, outputs: Any, samples: int) -> list[Any]:
         """What the model gave for a batch under several masks, as each mask's own outputs, in the same form."""
@@ -214,7 +213,7 @@ class Gated:
         """mask: ``(*B, d)``. The mask ``(*B, d)`` with dead gates closed and no group emptier than it may be."""
         mask = self._checked(mask)
         rows = as_array(mask).reshape(-1, self.d)
-        masks = np.stack([canonical(self.structure, self.space, row) for row in rows]) if len(rows) else rows
+        masks = np.stack([canonical(self.structure, row) for row in rows]) if len(rows) else rows
         return torch.as_tensor(masks, dtype=mask.dtype, device=mask.device).reshape(mask.shape)
 
     def plan(self, mask: Tensor) -> Plan:

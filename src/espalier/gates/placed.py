@@ -8,7 +8,6 @@ can be left out by an index selection. A class follows an entry when that entry 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from torch import nn
@@ -18,15 +17,15 @@ from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
 from espalier.gates.order import positional, segments_of
 from espalier.gates.structure import GateGroup, Structure, finish, leads
-from espalier.gates.trace import Array, Trace, trace
+from espalier.gates.trace import Array, Example, Trace, trace
 from espalier.gates.verify import Trial, random_masks
 from espalier.space import BadInput
 
 
-def attach_placed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], check: bool) -> Gated:
+def attach_placed(model: nn.Module, example: Example, check: bool) -> Gated:
     """The handle of a model with hand-placed gates: one group for each, in the order the model holds them."""
     gates = {path: module for path, module in model.named_modules() if isinstance(module, Gate)}
-    seen = trace(model, args, kwargs, inputs=False, placed=True)
+    seen = trace(model, example, inputs=False, placed=True)
     used = {use.module for use in seen.gates}
     for path in gates:
         if path not in used:
@@ -40,7 +39,7 @@ def attach_placed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     structure.__dict__.pop("space", None)  # its `least` changed
     structure.segments = segments_of(seen, positional(model.named_modules(), seen))
     if check:
-        trial = Trial(model, args, kwargs)
+        trial = Trial(model, example)
         masks = random_masks(structure, None, np.random.default_rng(17), 4)
         problem = trial.disagreement(structure, masks)
         if problem:  # of channels whose order means something that was not seen
@@ -101,7 +100,6 @@ def placed_structure(seen: Trace, gates: dict[str, Gate]) -> Structure:
     flow.forward()
     flow.backward()
     structure = Structure(seen, groups, flow.entry, placed=placed)
-    structure.gate_dims = {path: gate.dim for path, gate in gates.items()}
     structure.groups[:] = [_described(structure, group) for group in groups]
     return structure
 

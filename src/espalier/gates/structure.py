@@ -100,13 +100,12 @@ class Structure:
     entry: Array  # per atom: the entry of the mask it follows, -1: always kept
     layers: list[Layer] = field(default_factory=list)
     placed: dict[str, Array] = field(default_factory=dict)  # hand-placed gate -> entries over its width
-    gate_dims: dict[str, int] = field(default_factory=dict)  # hand-placed gate -> dimension
     norms: dict[str, Array] = field(default_factory=dict)  # norm without tensors -> entries of its channels
     branches: dict[str, int] = field(default_factory=dict)  # module whose output a branch gate masks -> entry
     members: dict[str, int] = field(default_factory=dict)  # leaf module that runs only for a branch -> entry
     blocks: dict[str, int] = field(default_factory=dict)  # module that hands its input on when closed -> entry
     options: dict[str, int] = field(default_factory=dict)  # option of a choice -> entry
-    sources: dict[int, bool] = field(default_factory=dict)  # entry -> carries information whatever the mask says
+    sources: set[int] = field(default_factory=set)  # entries that carry information whatever the mask says
     produced: dict[int, set[int]] = field(default_factory=dict)  # entry -> places in `layers` of those that write it
     segments: Segments | None = None  # what a plan may put in another order; None: nothing
     modules: Mapping[str, nn.Module] = field(default_factory=dict)  # the uncut model's, by path
@@ -122,8 +121,7 @@ class Structure:
                     readers.setdefault(entry, set()).add(number)
         flows: dict[tuple[frozenset[int], frozenset[int], bool], list[int]] = {}
         for entry in range(self.space.d):
-            source = self.sources.get(entry, False)
-            key = (frozenset(readers.get(entry, ())), frozenset(self.produced.get(entry, ())), source)
+            key = (frozenset(readers.get(entry, ())), frozenset(self.produced.get(entry, ())), entry in self.sources)
             flows.setdefault(key, []).append(entry)
         return [(*key, np.array(entries)) for key, entries in flows.items()]
 
@@ -235,7 +233,7 @@ def finish(structure: Structure, model: nn.Module) -> Structure:
         entries = structure.follow(own)
         if (entries >= 0).any():
             structure.norms[path] = entries
-            structure.sources |= dict.fromkeys(entries[entries >= 0].tolist(), True)  # a shift, and the statistics
+            structure.sources |= set(entries[entries >= 0].tolist())  # a shift, and the statistics
     return structure
 
 
@@ -271,10 +269,10 @@ def _sources(structure: Structure, layers: set[int], onward: Callable[[int], set
     fed += trace.inputs
     for own in fed:
         for root in _representatives(structure, own[~trace.atoms.read[own]]):
-            structure.sources |= dict.fromkeys(onward(int(root)) or (), True)
+            structure.sources |= onward(int(root)) or set()
     for use in trace.gates:
         fixed = trace.atoms.frozen(use.before) & (trace.atoms.tensor[trace.atoms.roots(use.before)] < 0)
-        structure.sources |= {int(entry): True for entry in structure.placed[use.module][fixed]}
+        structure.sources |= set(structure.placed[use.module][fixed].tolist())
 
 
 def _representatives(structure: Structure, atoms: Array) -> Array:

@@ -31,7 +31,7 @@ from espalier.gates.masking import install, set_mask, strip
 from espalier.gates.norms import norm_of
 from espalier.gates.standins import phantom_layers
 from espalier.gates.structure import Adapted, Axis, GateGroup, Structure
-from espalier.gates.trace import Array, tensors_in
+from espalier.gates.trace import Array, Example, tensors_in
 from espalier.space import BadInput
 
 TOLERANCE = 1e-6  # relative, in float64; what is inexact is so by far more, and some models round to float32 inside
@@ -52,12 +52,12 @@ Build = Callable[[Sequence[GateGroup]], Structure]
 class Trial:
     """A copy of the model in float64 with random parameters, on which groups are tried out."""
 
-    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, model: nn.Module, example: Example) -> None:
         try:
             self.model = rehearsed(model, seed=20190917)
         except (RuntimeError, TypeError) as error:
             raise BadInput(f"this model cannot be copied, which trying it out and cutting it need: {error}") from error
-        self.args, self.kwargs = tree_map(to_float64, (args, kwargs))
+        self.args, self.kwargs = tree_map(to_float64, tuple(example))
         self.modes = self._modes()
 
     def run(self, model: nn.Module, training: bool, seed: int = 7) -> list[Tensor]:
@@ -87,7 +87,7 @@ class Trial:
         installed = install(self.model, structure)
         try:
             for mask in masks:
-                mask = canonical(structure, structure.space, mask)
+                mask = canonical(structure, mask)
                 plan = build_plan(structure, mask, adapted)
                 set_mask(installed, torch.tensor(mask, dtype=torch.float64))
                 problem = self._difference(plan, tolerance, _empties(structure, mask))
@@ -218,23 +218,20 @@ def random_masks(
     """Masks that close about half, or nearly all, of the gates of the named groups (None: of all), or every one."""
     masks = []
     for i in range(count):
-        parts = []
+        mask, share = structure.whole(), (0.5, 0.85, 0.2)[i % 3]
         for group in structure.groups:
-            mask = np.ones(group.size)
-            if group.kind == "choices":
-                chosen = rng.integers(group.size) if names is None or group.name in names else 0
-                parts.append((np.arange(group.size) == chosen).astype(np.float64))
+            if names is not None and group.name not in names:
                 continue
-            if names is None or group.name in names:
-                share = (0.5, 0.85, 0.2)[i % 3]
-                mask = (rng.random(group.size) >= share).astype(np.float64) if not empty else np.zeros(group.size)
-                branch = group.kind == "branches"
-                if mask.all() and (names is not None or not branch):
-                    mask[rng.integers(group.size)] = 0.0
-                if not mask.any() and not branch and not empty:
-                    mask[rng.integers(group.size)] = 1.0
-            parts.append(mask)
-        masks.append(np.concatenate(parts))
+            own, branch = mask[structure.where(group)], group.kind == "branches"
+            if group.kind == "choices":
+                own[:] = np.arange(group.size) == rng.integers(group.size)
+                continue
+            own[:] = 0.0 if empty else rng.random(group.size) >= share
+            if own.all() and (names is not None or not branch):
+                own[rng.integers(group.size)] = 0.0
+            if not own.any() and not branch and not empty:
+                own[rng.integers(group.size)] = 1.0
+        masks.append(mask)
     return masks
 
 

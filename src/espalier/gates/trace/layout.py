@@ -225,9 +225,7 @@ class Propagation:
                             layouts[i] = self.mixed(layout, extra, why)
                             return True
                         if set(block.dims) < set(match.dims) and match.dims[0] in block.dims:
-                            extra = next(d for d in match.dims if d not in block.dims)
-                            layouts[j] = self.mixed(other, extra, why)
-                            return True
+                            continue  # when it is the other's turn
                         layouts[i] = self.mixed(layout, dim, f"{why} with a tensor laid out otherwise")
                         layouts[j] = self.mixed(other, dim, f"{why} with a tensor laid out otherwise")
                         return True

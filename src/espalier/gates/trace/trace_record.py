@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from espalier.gates.trace.atoms import Atoms
 from espalier.gates.trace.layout import Layout, Propagation
 from espalier.gates.trace.rules.call import Event
+from espalier.space import BadType
 
 
 @dataclass(eq=False)
@@ -32,21 +33,35 @@ class TensorInfo:
         return f"{path}.{attribute}" if path else attribute
 
 
+class Example(NamedTuple):
+    """What a model is called with."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @classmethod
+    def of(cls, given: Any) -> Example:
+        """A tensor, a tuple (positional) or a dict (keyword)."""
+        if isinstance(given, Tensor):
+            return cls((given,), {})
+        if isinstance(given, dict) or hasattr(given, "keys"):
+            return cls((), dict(given))
+        if isinstance(given, (tuple, list)):
+            return cls(tuple(given), {})
+        raise BadType(f"example_inputs are a tensor, a tuple or a dict, not {type(given).__name__}")
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [*tensors_in(self.args), *tensors_in(self.kwargs)]
+
+
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """A boundary at which a slice may be left out: ``before`` enters ``module``, ``after`` is what it reads."""
+    """A boundary at which a slice may be left out: ``before`` enters ``module``, ``after`` is what it reads, or, of a
+    gate placed by hand, what it gives."""
 
     module: str
     dim: int
-    before: np.ndarray
-    after: np.ndarray
-
-
-@dataclass(frozen=True, eq=False)
-class GateUse:
-    """One call of a hand-placed gate: atoms before and after it."""
-
-    module: str
     before: np.ndarray
     after: np.ndarray
 
@@ -71,7 +86,7 @@ class Trace:
     entries: dict[str, list[Layout]] = field(default_factory=dict)  # module -> layouts of its first argument
     exits: dict[str, list[Layout]] = field(default_factory=dict)
     copies: list[Copy] = field(default_factory=list)
-    gates: list[GateUse] = field(default_factory=list)
+    gates: list[Copy] = field(default_factory=list)  # calls of gates placed by hand
     inputs: list[np.ndarray] = field(default_factory=list)  # atoms of input features, when asked for
     unknown: dict[str, set[str]] = field(default_factory=dict)  # operation without a rule -> modules
     calls: dict[str, int] = field(default_factory=dict)

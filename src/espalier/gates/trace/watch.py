@@ -21,14 +21,13 @@ from espalier.compact.layers import is_attention
 from espalier.gates.gate import Gate, Mixed
 from espalier.gates.trace.layout import Block, Layout, Propagation
 from espalier.gates.trace.rules import RULES, Call, pointwise
-from espalier.gates.trace.trace_record import Branch, Copy, GateUse, Trace, collect, tensors_in
+from espalier.gates.trace.trace_record import Branch, Copy, Example, Trace, collect, tensors_in
 from espalier.space import BadInput, EspalierError
 
 
 def trace(
     model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    example: Example,
     *,
     inputs: bool,
     placed: bool,
@@ -49,7 +48,7 @@ def trace(
     record = Trace(p, collect(model, p))
     watcher = Watcher(record, placed, norms)
     if inputs:
-        for tensor in (*tensors_in(args), *tensors_in(kwargs)):
+        for tensor in example.tensors:
             if tensor.is_floating_point() and tensor.ndim > 1:
                 shape = tuple(tensor.shape)
                 atoms = p.atoms.new(int(np.prod(shape[1:])))
@@ -57,11 +56,11 @@ def trace(
                 watcher.set(tensor, p.clean(shape, [Block(tuple(range(1, len(shape))), atoms.reshape(shape[1:]))]))
     try:
         with _hooked(model, watcher), quiet_kernels(), torch.no_grad(), Leaks(watcher), watcher:
-            output = model(*args, **kwargs)
+            output = model(*example.args, **example.kwargs)
     except EspalierError:
         raise
     except Exception:
-        _refuse_unless_it_runs(model, args, kwargs)
+        _refuse_unless_it_runs(model, example)
         raise
     p.where = "the model"
     for tensor in tensors_in(output):
@@ -70,11 +69,11 @@ def trace(
     return record
 
 
-def _refuse_unless_it_runs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _refuse_unless_it_runs(model: nn.Module, example: Example) -> None:
     """After a failure: raise the model's own error if it fails on these inputs unwatched too."""
     try:
         with eval_mode(model), torch.no_grad():
-            model(*args, **kwargs)
+            model(*example.args, **example.kwargs)
     except Exception as error:
         said = " ".join(str(error).split())
         said = said if len(said) <= 300 else said[:300] + " .."
@@ -247,7 +246,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             atoms = p.atoms.new(layout.shape[dim])
             p.atoms.freeze(atoms, f"a tensor of fixed size (in {path})")
         after = p.atoms.new(len(atoms))
-        self.trace.gates.append(GateUse(path, atoms, after))
+        self.trace.gates.append(Copy(path, gate.dim, atoms, after))
         rest = tuple(b for b in layout.blocks if dim not in b.dims)
         return p.clean(layout.shape, (*rest, Block((dim,), after)))
 
