@@ -88,8 +88,8 @@ def _tied_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateGro
         own = [member for member, _ in members_of]
         inside = live[np.isin(roots[live], classes)]
         normed = bool(atoms.normed[inside].any() or np.isin(classes, behind_norms).any())
-        kind = "width" if normed else kind_of(trace, own, bool(atoms.joined[inside].any()))
-        groups.append(_group(trace, kind, own, [np.array([root]) for root in sorted(classes, key=firsts.item)]))
+        units = [np.array([root]) for root in sorted(classes, key=firsts.item)]
+        groups.append(_group(trace, own, units, normed, bool(atoms.joined[inside].any())))
     return groups
 
 
@@ -98,7 +98,7 @@ def _branch_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateG
 
     Every module of the branch must run once, hold its tensors alone, and have a stand-in without weights.
     """
-    shared = {path for info in trace.tensors if len(info.places) > 1 for path, _ in info.places}
+    shared = _shared(trace)
     # torch's own layers look at their parts' weights before they run: of these the blocks can go, not a branch
     whole = [
         path for path, m in modules.items() if isinstance(m, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer))
@@ -118,14 +118,18 @@ def _branch_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateG
     return groups
 
 
+def _shared(trace: Trace) -> set[str]:
+    """Modules that hold a tensor which others hold too."""
+    return {path for info in trace.tensors if len(info.places) > 1 for path, _ in info.places}
+
+
 def _block_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateGroup]:
     """The blocks of every list or sequence of modules that give what they were given in shape: one gate each.
 
     A block must run once, hold its tensors alone, and give its input's channels. Where blocks hold blocks, the inner
     ones are gated.
     """
-    groups, taken = list[GateGroup](), list[str]()
-    shared = {path for info in trace.tensors if len(info.places) > 1 for path, _ in info.places}
+    groups, taken, shared = list[GateGroup](), list[str](), _shared(trace)
     for name, container in sorted(modules.items(), key=lambda item: -item[0].count(".") - bool(item[0])):
         if not isinstance(container, (nn.ModuleList, nn.Sequential)):
             continue
@@ -169,24 +173,17 @@ def choice_groups(modules: Mapping[str, nn.Module]) -> list[GateGroup]:
     return groups
 
 
-def kind_of(trace: Trace, members: Sequence[Member], joined: bool) -> str:
+def _group(trace: Trace, members: Sequence[Member], units: Sequence[Array], normed: bool, joined: bool) -> GateGroup:
+    """Units of one signature. normed: a norm's statistics are of them. joined: a unit is made of several slices."""
     used = {event.weight for event in trace.events}
-    written = [t for t, _, read in members if not read]
-    written = [t for t in written if t in used] or written  # a learned key or position is no convolution
-    if any(trace.tensors[t].tensor.ndim > 2 for t in written):
-        return "channels"
-    return "heads" if joined else "units"
-
-
-def _group(trace: Trace, kind: str, members: Sequence[Member], units: list[Array]) -> GateGroup:
-    writes = [f"{trace.tensors[t].name}[{d}]" for t, d, read in members if not read]
-    reads = [f"{trace.tensors[t].name}[{d}]" for t, d, read in members if read]
-    weights = {event.weight for event in trace.events}
-    lead = [trace.tensors[t] for t, _, read in members if not read and t in weights]
-    lead = lead or [trace.tensors[t] for t, _, read in members if not read]
+    names = {flag: tuple(f"{trace.tensors[t].name}[{d}]" for t, d, r in members if r is flag) for flag in (True, False)}
+    written = [trace.tensors[t] for t, _, read in members if not read]
+    lead = [info for info in written if info.number in used] or written  # a learned key or position is no convolution
+    is_wide = any(info.tensor.ndim > 2 for info in lead)
+    kind = "width" if normed else "channels" if is_wide else "heads" if joined else "units"
     path, attribute = lead[0].places[0]
-    stem = path if not lead[0].name.rpartition(".")[2].startswith("weight_ih_l") else f"{path}.{attribute[10:]}"
-    return GateGroup(stem or attribute, kind, tuple(units), tuple(writes), tuple(reads))
+    stem = f"{path}.{attribute[10:]}" if attribute.startswith("weight_ih_l") else path
+    return GateGroup(stem or attribute, kind, tuple(units), names[False], names[True])
 
 
 def named(groups: Sequence[GateGroup]) -> list[GateGroup]:
