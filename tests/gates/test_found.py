@@ -197,18 +197,18 @@ def test_unread_and_silent_gates_are_closed():
     from espalier.gates.canonical import canonical
     from espalier.gates.find import find_groups, structure_of
     from espalier.gates.structure import finish
-    from espalier.gates.trace import trace
+    from espalier.gates.trace import Example, trace
 
     model = nn.Sequential(*[layer for n in (5, 4, 3, 2) for layer in (nn.Linear(n + 1, n), nn.ReLU())], nn.Linear(2, 1))
-    seen = trace(model, (torch.randn(3, 6),), {}, inputs=False, placed=False)
+    seen = trace(model, Example.of(torch.randn(3, 6)), inputs=False, placed=False)
     groups = [replace(g, least=0) for g in find_groups(seen, ("units",), dict(model.named_modules()))]
     structure = finish(structure_of(seen, groups), model)
     mask = torch.ones(structure.space.d).numpy()
     mask[structure.space.slices["4"]] = 0
-    assert canonical(structure, structure.space, mask).sum() == 0
+    assert canonical(structure, mask).sum() == 0
     mask = torch.ones(structure.space.d).numpy()
     mask[structure.space.slices["4"].start] = 0
-    assert (canonical(structure, structure.space, mask) == mask).all()
+    assert (canonical(structure, mask) == mask).all()
 
 
 class Noisy(nn.Module):

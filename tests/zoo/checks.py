@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 import espalier
 
+from .catalogue import BY_NAME
 from .counter import by_layers, by_operations, layer_weights
 from .entry import SMALL_SHARE, Entry, Inputs, call, flat
 
@@ -46,6 +48,12 @@ class Subject:
     @cached_property
     def ones(self) -> Tensor:
         return torch.ones(self.gated.d)
+
+
+@functools.cache
+def subject(name: str) -> Subject:
+    """Attached once per process: attaching is the larger part of what a test takes."""
+    return Subject.of(BY_NAME[name])
 
 
 def masks(gated: Any, number: int, seed: int = 0) -> list[Tensor]:

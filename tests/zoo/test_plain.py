@@ -9,7 +9,7 @@ import torch
 import espalier
 
 from .catalogue import BY_NAME
-from .checks import TOLERANCE, Subject, compact_output, masks, relative
+from .checks import TOLERANCE, compact_output, masks, mode, relative, subject
 from .entry import call, flat
 
 FEW = ["MLP", "ResNet-20", "MobileNet with squeeze-excite", "LSTM", "small GPT, tied embeddings", "BERT", "Llama"]
@@ -18,7 +18,7 @@ SOME = pytest.mark.parametrize("name", FEW)
 
 @functools.cache
 def cut(name: str):
-    it = Subject.of(BY_NAME[name])
+    it = subject(name)
     mask = masks(it.gated, 3)[1]
     return it, it.gated.compact(mask).eval()
 
@@ -80,8 +80,8 @@ def test_generation_with_a_cache(name):
     it, small = cut(name)
     canonical = it.gated.canonical(masks(it.gated, 3)[1])
     settings = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "use_cache": True}
-    with it.gated.masked(canonical):
-        expected = it.model.eval().generate(**it.inputs, **settings)
+    with mode(it.model, False), it.gated.masked(canonical):
+        expected = it.model.generate(**it.inputs, **settings)
     assert torch.equal(small.generate(**it.inputs, **settings), expected)
 
 
@@ -114,13 +114,12 @@ def test_trains_on(name):
 
 @pytest.mark.parametrize("name", [name for name in FEW if name != "LSTM"])  # torch.compile steps over stock RNNs
 def test_a_new_mask_causes_no_recompilation(name):
-    it = Subject.of(BY_NAME[name])
-    it.model.eval()
+    it = subject(name)
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
     compiled = torch.compile(it.model, backend=counter)
     frames = []
-    with torch.no_grad():
+    with mode(it.model, False), torch.no_grad():
         for mask in masks(it.gated, 3):
             canonical = it.gated.canonical(mask)
             with it.gated.masked(canonical):

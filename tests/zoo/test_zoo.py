@@ -1,14 +1,12 @@
 """Every architecture of the zoo under the laws of gates: found, cut far enough, exact, and rightly counted."""
 
 import copy
-import functools
 
 import pytest
 import torch
 
 import espalier
 
-from .catalogue import BY_NAME
 from .checks import (
     Subject,
     effect,
@@ -24,26 +22,15 @@ from .checks import (
 )
 from .entry import call, flat
 
-ALL = pytest.mark.parametrize("name", BY_NAME)
 SWEEP, FULL_SWEEP = 4, 20
 
 
-@functools.cache
-def subject(name: str) -> Subject:
-    """Attached once per process: attaching is the larger part of what a test takes."""
-    return Subject.of(BY_NAME[name])
-
-
-@ALL
-def test_gates_are_found_and_cut_far_enough(name):
-    it = subject(name)
+def test_gates_are_found_and_cut_far_enough(it):
     assert it.gated.d == it.gated.space.d > 0
     assert smallest_share(it) <= share_bound(it.entry, it.model)
 
 
-@ALL
-def test_model_is_untouched_while_no_mask_is_set(name):
-    it = subject(name)
+def test_model_is_untouched_while_no_mask_is_set(it):
     fresh = it.entry.build().eval()
     assert list(it.model.state_dict()) == list(fresh.state_dict())
     with mode(it.model, False), torch.no_grad():
@@ -53,9 +40,7 @@ def test_model_is_untouched_while_no_mask_is_set(name):
     assert torch.equal(it.gated.canonical(it.ones), it.ones)
 
 
-@ALL
-def test_masks_matter(name):
-    it = subject(name)
+def test_masks_matter(it):
     assert effect(it, masks(it.gated, 3)[1]) > 1e-6
 
 
@@ -67,20 +52,16 @@ def sweep(it: Subject, number: int) -> None:
         assert max(worst) <= it.entry.tolerance, f"eval, train: {worst} at {int(mask.sum())} of {it.gated.d} gates"
 
 
-@ALL
-def test_masked_equals_compact(name):
-    sweep(subject(name), SWEEP)
+def test_masked_equals_compact(it):
+    sweep(it, SWEEP)
 
 
 @pytest.mark.long
-@ALL
-def test_masked_equals_compact_on_twenty_masks(name):
-    sweep(subject(name), FULL_SWEEP)
+def test_masked_equals_compact_on_twenty_masks(it):
+    sweep(it, FULL_SWEEP)
 
 
-@ALL
-def test_other_sizes_than_the_example(name):
-    it = subject(name)
+def test_other_sizes_than_the_example(it):
     mask = masks(it.gated, 3)[1]
     small = it.gated.compact(mask).eval()
     for inputs in it.entry.other_inputs():
@@ -91,43 +72,34 @@ def test_other_sizes_than_the_example(name):
         assert (got - expected).abs().max() <= it.entry.tolerance * expected.abs().max()
 
 
-@ALL
-def test_three_roads_to_one_cost(name):
-    it = subject(name)
+def test_three_roads_to_one_cost(it):
     for mask in [it.ones, *masks(it.gated, 2, seed=1)]:
         for kind, numbers in roads(it, mask).items():
             assert numbers == pytest.approx([numbers[-1]] * len(numbers), rel=1e-12), (kind, int(mask.sum()))
 
 
-@ALL
-def test_gradients_are_the_sliced_masked_ones(name):
-    it = subject(name)
+def test_gradients_are_the_sliced_masked_ones(it):
     apart, outside = gradient_mismatch(it, masks(it.gated, 3, seed=2)[1])
     assert apart <= it.entry.tolerance
     assert outside <= it.entry.tolerance
 
 
-@ALL
-def test_save_and_load(name):
-    it = subject(name)
+def test_save_and_load(it):
     assert reload_mismatch(it, masks(it.gated, 3, seed=3)[1]) == 0.0
 
 
-@ALL
-def test_deepcopy_and_detach(name):
+def test_deepcopy_and_detach(it):
     """A copy of the gated model carries on by itself; `detach` leaves the model as it was found."""
-    entry = BY_NAME[name]
-    fresh = entry.build()
+    fresh = it.entry.build()
     kinds = [type(module) for module in fresh.modules()]
-    it = subject(name)
     twin = copy.deepcopy(it.model).eval()
     inputs = it.inputs
     with mode(it.model, False), torch.no_grad():
         assert torch.equal(flat(call(twin, inputs)), flat(call(it.model, inputs)))
-    gated = espalier.attach(fresh, inputs, kinds=entry.kinds, check=False)
+    gated = espalier.attach(fresh, inputs, kinds=it.entry.kinds, check=False)
     gated.detach()
     assert [type(module) for module in fresh.modules()] == kinds
     for module in fresh.modules():
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
-    assert list(fresh.state_dict()) == list(entry.build().state_dict())
+    assert list(fresh.state_dict()) == list(it.entry.build().state_dict())

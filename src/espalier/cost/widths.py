@@ -197,7 +197,7 @@ class _Bucket:
         outside = torch.nn.functional.pad(step, (0, 1)).unsqueeze(-2)  # (*B, layers, nodes, bits of a node + 1)
         for level in reversed(levels[self.block : -1]):
             left, right = level[..., ::2, :], level[..., 1::2, :]
-            outside = torch.stack([_mean(outside, right), _mean(outside, left)], -2).flatten(-3, -2)
+            outside = torch.stack([_slide(outside, right), _slide(outside, left)], -2).flatten(-3, -2)
         bits, slopes = self._bits(theta), []
         for i in reversed(range(self.block)):  # the bits after this one are in `outside`, those before it in the level
             t = bits[..., i : i + 1]
@@ -217,13 +217,11 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return _slide(torch.nn.functional.pad(b, (n, n)), a.flip(-1))
 
 
-def _mean(h: Tensor, distribution: Tensor) -> Tensor:
-    """``E[h(k + W)]`` for k = 0 .. n, of h ``(.., 2 n + 1)`` and the distribution ``(.., n + 1)`` of W."""
-    return _slide(h, distribution)
-
-
 def _slide(long: Tensor, short: Tensor) -> Tensor:
-    """``sum_j long_{k + j} short_j`` for every k, by rows: ``(.., a)`` and ``(.., b)`` to ``(.., a - b + 1)``."""
+    """``sum_j long_{k + j} short_j`` for every k, by rows: ``(.., a)`` and ``(.., b)`` to ``(.., a - b + 1)``.
+
+    Of a function h and the distribution of a width W it is ``E[h(k + W)]``.
+    """
     windows = long.flatten(0, -2).unfold(-1, short.shape[-1], 1)
     vectors = short.flatten(0, -2).unsqueeze(-1)
     rows = max(WINDOWS // windows[0].numel(), 1)

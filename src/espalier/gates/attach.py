@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import functools
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from espalier.gates.blocks import Blocks, RoundTo, rounded
 from espalier.gates.canonical import connected
-from espalier.gates.find import KINDS, find_groups, structure_of
-from espalier.gates.gate import Gate
+from espalier.gates.find import KINDS, choice_groups, find_groups, structure_of
+from espalier.gates.gate import Gate, Mixed
 from espalier.gates.gated import Gated
-from espalier.gates.masking import MARK, strip
-from espalier.gates.mixed import Mixed, choice_groups
+from espalier.gates.masking import strip
 from espalier.gates.norms import norm_of
+from espalier.gates.one_pass import STATE
 from espalier.gates.placed import attach_placed
-from espalier.gates.structure import GateGroup, Structure, finish
-from espalier.gates.trace import Trace, tensors_in, trace
+from espalier.gates.structure import GateGroup, Learned, Structure, finish
+from espalier.gates.trace import Example, Trace, trace
 from espalier.gates.verify import Trial, approved, isolated_random
 from espalier.space import BadInput, BadType, NoGates
 
@@ -53,17 +54,17 @@ def attach(
     """
     if not isinstance(model, nn.Module):
         raise BadType(f"attach takes a torch.nn.Module, not {type(model).__name__}")
-    args, kwargs = _arguments(example_inputs)
-    for tensor in (*tensors_in(args), *tensors_in(kwargs)):
+    example = Example.of(example_inputs)
+    for tensor in example.tensors:
         if tensor.layout is not torch.strided:
             raise BadType("example_inputs are dense tensors; use .to_dense()")
         is_mask = tensor.is_floating_point() and bool(((tensor == 0) | tensor.isneginf()).all())  # an attention mask
         if tensor.is_floating_point() and not is_mask and not bool(tensor.isfinite().all()):
             raise BadInput("example_inputs hold infinite values or NaN, under which nothing can be compared")
     _check_names(model, kinds, ignore)
-    mark = model.__dict__.get(MARK)
-    if mark is not None:
-        if mark.of() is model:
+    state = model.__dict__.get(STATE)
+    if state is not None and not state.path:
+        if state.is_original:
             raise BadInput("this model has gates already; use them, or call .detach() on their handle first")
         strip(model)  # a deepcopy of a gated model: its hooks belong to nobody
     with isolated_random():
@@ -74,47 +75,45 @@ def attach(
                 )
             if any(isinstance(module, Mixed) for module in model.modules()):
                 raise BadInput("a model holds espalier.Gate modules or espalier.Mixed ones, not both")
-            gated = attach_placed(model, args, kwargs, check)
+            gated = attach_placed(model, example, check)
         else:
-            gated = _attach_found(model, args, kwargs, kinds, ignore, check, round_to)
-    first = next((t for t in (*tensors_in(args), *tensors_in(kwargs)) if t.ndim), None)
-    gated.examples = 1 if first is None else max(len(first), 1)
-    gated.example, gated.checks = (args, kwargs), check
+            gated = _attach_found(model, example, kinds, ignore, check, round_to)
+    first = next((len(tensor) for tensor in example.tensors if tensor.ndim), 1)
+    gated.example, gated.examples, gated.checks = example, max(first, 1), check
     return gated
 
 
 def _attach_found(
     model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    example: Example,
     kinds: Collection[str],
     ignore: Collection[str],
     check: bool,
     round_to: RoundTo | None,
 ) -> Gated:
-    inputs = "inputs" in kinds
-    norms = [path for path, module in model.named_modules() if norm_of(module)] if "width" in kinds else []
-    seen = trace(model, args, kwargs, inputs=inputs, placed=False, norms=norms)
-    even = _stuck(model, seen)
+    modules = dict(model.named_modules())
+    norms = [path for path, module in modules.items() if norm_of(module)] if "width" in kinds else []
+    watched = functools.partial(trace, model, example, inputs="inputs" in kinds, placed=False, norms=norms)
+    seen = watched()
+    even = _stuck(modules, seen)
     if even:
-        seen = trace(model, args, kwargs, inputs=inputs, placed=False, even=even, norms=norms)
+        seen = watched(even=even)
     refused: dict[str, str] = {}
     groups = []
-    for group in find_groups(seen, kinds, dict(model.named_modules())):
-        problem = _unusable(group, seen, ignore, dict(model.named_modules()))
+    for group in find_groups(seen, kinds, modules):
+        problem = _unusable(group, seen, ignore, modules)
         if problem:
             refused[group.name] = problem
         else:
             groups.append(group)
-    groups += choice_groups(dict(model.named_modules()))
+    groups += choice_groups(modules)
+    learned = Learned()
 
     def build(chosen: Sequence[GateGroup]) -> Structure:
-        return finish(structure_of(seen, chosen), model)
+        return finish(structure_of(seen, chosen, learned), model)
 
-    trial = None
     if check and groups:
-        trial = Trial(model, args, kwargs)
-        groups, wrong = approved(trial, groups, build)
+        groups, wrong = approved(Trial(model, example), groups, build)
         refused |= wrong
     if not groups:
         raise NoGates(_nothing(seen, refused))
@@ -125,16 +124,13 @@ def _attach_found(
         refused |= small
         if not groups:
             raise NoGates(_nothing(seen, refused))
-    adapted, phantoms = (trial.adapted, trial.phantoms) if trial else ((), ())
-    names = {group.name for group in groups}
-    adapted = [a for a in adapted if not a.group or a.group in names]
-    return Gated(model, build(groups), adapted=adapted, phantoms=phantoms, refused=refused, blocks=blocks)
+    return Gated(model, build(groups), refused=refused, blocks=blocks)
 
 
-def _stuck(model: nn.Module, seen: Trace) -> list[str]:
+def _stuck(modules: Mapping[str, nn.Module], seen: Trace) -> list[str]:
     """Grouped convolutions whose groups cannot go one by one: a shuffle ties them, or their input is fixed."""
     paths = []
-    for path, module in model.named_modules():
+    for path, module in modules.items():
         if not isinstance(module, nn.modules.conv._ConvNd) or module.groups == 1 or module.transposed:
             continue
         if module.groups == module.in_channels or path not in seen.calls:
@@ -146,7 +142,7 @@ def _stuck(model: nn.Module, seen: Trace) -> list[str]:
     return paths
 
 
-def _unusable(group: GateGroup, seen: Trace, ignore: Collection[str], modules: dict[str, nn.Module]) -> str:
+def _unusable(group: GateGroup, seen: Trace, ignore: Collection[str], modules: Mapping[str, nn.Module]) -> str:
     if group.kind in ("branches", "blocks"):
         return ""
     if group.size < 2:
@@ -202,16 +198,6 @@ def _nothing(seen: Trace, refused: dict[str, str]) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
-def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(example, Tensor):
-        return (example,), {}
-    if isinstance(example, dict) or hasattr(example, "keys"):
-        return (), dict(example)
-    if isinstance(example, (tuple, list)):
-        return tuple(example), {}
-    raise BadType(f"example_inputs are a tensor, a tuple or a dict, not {type(example).__name__}")
 
 
 def _check_names(model: nn.Module, kinds: Collection[str], ignore: Collection[str]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from espalier.gates.structure import GateGroup, Structure
+from espalier.gates.structure import GateGroup, Structure, device_of
 from espalier.gates.trace import Array
 from espalier.space import BadInput, BadType
 from espalier.space.space import whole_number
@@ -90,9 +90,7 @@ def _wanted(structure: Structure, model: nn.Module, round_to: RoundTo, spans: Ma
 
 def usual_width(model: nn.Module) -> int:
     """Channels that the kernels of the model's device take at once: 16 float32 on a CPU with AVX-512, else 8."""
-    first = next(model.parameters(), None)
-    on_cpu = first is None or first.device.type == "cpu"
-    return 16 if on_cpu and torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
+    return 16 if device_of(model).type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
 
 
 def _measured(structure: Structure) -> tuple[dict[str, int], Array]:
@@ -101,26 +99,24 @@ def _measured(structure: Structure) -> tuple[dict[str, int], Array]:
     The importance is the size of the weights that write a unit times that of the weights that read it, which stays the
     same when one is scaled up and the other down. Behind a norm the norm's scale stands for the weights that write.
     """
-    d, trace = structure.space.d, structure.trace
+    d = structure.space.d
     spans = {group.name: 0 for group in structure.groups}
     written, scales, read = np.zeros(d), np.zeros(d), np.zeros(d)
-    for info in trace.tensors:
-        for dim, own in enumerate(info.atoms):
-            entries = structure.follow(own)
-            inside = entries >= 0
-            if not inside.any():
-                continue
-            counts = np.bincount(entries[inside], minlength=d)
-            for group in structure.groups:
-                count = int(counts[structure.where(group)].max())
-                if count:
-                    spans[group.name] = min(spans[group.name] or count, count)
-            if not info.is_parameter or info.name.endswith("bias"):
-                continue
-            tensor = info.tensor.detach().double()
-            squares = tensor.square().sum([i for i in range(tensor.ndim) if i != dim]) if tensor.ndim > 1 else tensor**2
-            into = read if trace.atoms.read[own].any() else scales if tensor.ndim == 1 else written
-            np.add.at(into, entries[inside], squares.cpu().numpy()[inside])
+    for axis in structure.axes:
+        inside = axis.entries >= 0
+        if not inside.any():
+            continue
+        counts = np.bincount(axis.entries[inside], minlength=d)
+        for group in structure.groups:
+            count = int(counts[structure.where(group)].max())
+            if count:
+                spans[group.name] = min(spans[group.name] or count, count)
+        if not axis.info.is_parameter or axis.info.name.endswith("bias"):
+            continue
+        squares = axis.info.tensor.detach().double().square()
+        others = [dim for dim in range(squares.ndim) if dim != axis.dim]
+        into = read if axis.is_read else written if others else scales
+        np.add.at(into, axis.entries[inside], (squares.sum(others) if others else squares).cpu().numpy()[inside])
     for group in structure.groups:
         where = structure.where(group)
         if scales[where].any():

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from torch import nn
 
 from espalier.compact.plan import Plan, Runs, to_runs
+from espalier.gates.canonical import all_closed
 from espalier.gates.order import Order
 from espalier.gates.standins import branch_layer, emptied_layers, phantom_layers
-from espalier.gates.structure import Layer, Structure, is_inside
+from espalier.gates.structure import Adapted, Layer, Structure, is_inside, join
 from espalier.gates.trace import Array
-
-
-@dataclass(frozen=True)
-class Adapted:
-    """An integer attribute that follows a cut: so many per open gate of a group, or the length of a tensor's axis."""
-
-    path: str
-    attribute: str
-    group: str = ""
-    per_unit: int = 0
-    tensor: int = -1
-    dim: int = -1
 
 
 class Keeping:
@@ -37,7 +25,7 @@ class Keeping:
         self.atoms = structure.trace.atoms
         self.dead: set[int] = set()  # classes no gate controls, of layers that nothing reads and that read nothing
         for layer in structure.layers:
-            silent = bool(layer.reads) and any(bool((r >= 0).all()) and not self.opened[r].any() for r in layer.reads)
+            silent = any(all_closed(reads, self.opened) for reads in layer.reads)
             if silent and not layer.anchored and not self.opened[layer.read_by].any():
                 self.dead |= self._written(layer)
         while self.dead and self._spread():
@@ -65,6 +53,10 @@ class Keeping:
             return set()
         return {int(r) for r in roots[self.structure.entry[roots] < 0]}
 
+    def count(self, entries: Array) -> int:
+        """How many indices that follow these entries stay."""
+        return int(np.where(entries < 0, True, self.opened[entries]).sum())
+
     def __call__(self, atoms: Array) -> Array:
         """atoms: any shape. Which of them stay."""
         roots = self.atoms.roots(atoms)
@@ -73,15 +65,9 @@ class Keeping:
         return stay & ~np.isin(roots, self._dead) if len(self._dead) else stay
 
 
-def build_plan(
-    structure: Structure,
-    modules: Mapping[str, nn.Module],
-    mask: Array,
-    adapted: Sequence[Adapted] = (),
-    phantoms: Sequence[str] = (),
-) -> Plan:
-    """modules: the uncut model's, by path. mask: ``(d)``, canonical."""
-    keep = Keeping(structure, mask)
+def build_plan(structure: Structure, mask: Array, adapted: Sequence[Adapted] = ()) -> Plan:
+    """mask: ``(d)``, canonical. adapted: beside what the structure knows."""
+    keep, modules, learned = Keeping(structure, mask), structure.modules, structure.learned
     order = _order(structure, keep)
     tensors: dict[str, dict[int, Runs]] = {}
     shapes: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -99,52 +85,44 @@ def build_plan(
     layers: dict[str, Mapping[str, Any]] = {}
     _placed(structure, keep, order, layers)
     _selected(structure, keep, order, layers)
-    _attention(structure, modules, keep, shapes, layers)
-    emptied_layers(structure, modules, keep, layers)
-    empty = [g for g in structure.groups if g.name in phantoms and not keep.opened[structure.where(g)].any()]
-    for group in empty:
-        layers.update(phantom_layers(structure, modules, group, shapes) or {})
-    closed = [path for path, entry in structure.members.items() if not keep.opened[entry]]
-    for path in closed:
-        stand_in = branch_layer(modules[path], shapes.get(path, {}), layers.get(path))
-        assert stand_in is not None, path
-        layers[path] = stand_in
+    _attention(structure, keep, shapes, layers)
+    emptied_layers(structure, keep, layers)
+    for group in structure.groups:
+        if group.name in learned.phantoms and not keep.opened[structure.where(group)].any():
+            layers.update(phantom_layers(structure, group, shapes) or {})
+    for path, entry in structure.members.items():
+        if not keep.opened[entry]:
+            stand_in = branch_layer(modules[path], shapes.get(path, {}), layers.get(path))
+            assert stand_in is not None, path
+            layers[path] = stand_in
     attributes: dict[str, int] = {}
     for path, changed in shapes.items():
         if path not in layers or layers[path]["kind"] == "select":
             for name, value in known_attributes(modules[path], changed, path in structure.trace.p.even).items():
-                attributes[f"{path}.{name}" if path else name] = value
+                attributes[join(path, name)] = value
     for path, entries in structure.norms.items():
-        for name, value in _norm_attributes(
-            modules[path], int(np.where(entries < 0, True, keep.opened[entries]).sum())
-        ):
-            attributes[f"{path}.{name}" if path else name] = value
-    for item in adapted:
-        attributes[f"{item.path}.{item.attribute}" if item.path else item.attribute] = _value(structure, keep, item)
-    for path, entry in structure.blocks.items():
+        for name, value in _norm_attributes(modules[path], keep.count(entries)).items():
+            attributes[join(path, name)] = value
+    sizes = {group.name: int(group.widths[keep.opened[structure.where(group)]].sum()) for group in structure.groups}
+    for item in (*learned.adapted, *adapted):
+        if item.tensor >= 0:
+            own = structure.trace.tensors[item.tensor].atoms[item.dim]
+            attributes[join(item.path, item.attribute)] = int(keep(own).sum())
+        elif item.group in sizes:
+            attributes[join(item.path, item.attribute)] = item.per_unit * max(1, sizes[item.group])
+    for path, entry in (structure.blocks | structure.options).items():
         if not keep.opened[entry]:  # nothing inside is left
             for part in (tensors, attributes, layers):
                 for name in [n for n in part if is_inside(n, path)]:
                     del part[name]
+        if path in structure.blocks and not keep.opened[entry]:
             layers[path] = {"kind": "pass"}
-    for path, entry in structure.options.items():
-        mixed, _, number = path.rpartition("options.")
-        if keep.opened[entry]:
+        elif path in structure.options and keep.opened[entry]:
+            mixed, _, number = path.rpartition("options.")
             layers[mixed.removesuffix(".")] = {"kind": "option", "option": int(number)}
-        else:
-            for part in (tensors, attributes, layers):
-                for name in [n for n in part if is_inside(n, path)]:
-                    del part[name]
     changed_ = {name: v for name, v in attributes.items() if _current(modules, name) != v}
     before = {info.name: tuple(info.tensor.shape) for info in structure.trace.tensors if info.name in tensors}
     return Plan(tensors, changed_, layers, before)
-
-
-def _value(structure: Structure, keep: Keeping, item: Adapted) -> int:
-    if item.tensor >= 0:
-        return int(keep(structure.trace.tensors[item.tensor].atoms[item.dim]).sum())
-    group = next(g for g in structure.groups if g.name == item.group)
-    return item.per_unit * max(1, int(group.widths[keep.opened[structure.where(group)]].sum()))
 
 
 def _current(modules: Mapping[str, nn.Module], name: str) -> Any:
@@ -171,12 +149,11 @@ def _placed(
         row = order(use.before)
         before, after = keep(use.before)[row], keep(use.after)[row]
         opened = keep.opened[structure.placed[use.module]][row]
-        dim = structure.gate_dims[use.module]
         if (after & ~opened).any():  # closed, but the slice's place stays
             index = np.where(before & opened, np.cumsum(before) - 1, int(before.sum()))[after]
-            change: dict[str, Any] = {"kind": "fill", "dim": dim, "index": index.tolist()}
+            change: dict[str, Any] = {"kind": "fill", "dim": use.dim, "index": index.tolist()}
         elif (before & ~after).any():
-            change = {"kind": "select", "alone": True, "dim": dim, "index": np.flatnonzero(after[before]).tolist()}
+            change = {"kind": "select", "alone": True, "dim": use.dim, "index": np.flatnonzero(after[before]).tolist()}
         else:
             change = {"kind": "identity"}
         layers[use.module] = change
@@ -193,18 +170,14 @@ def _selected(
 
 
 def _attention(
-    structure: Structure,
-    modules: Mapping[str, nn.Module],
-    keep: Keeping,
-    shapes: Mapping[str, Any],
-    layers: dict[str, Mapping[str, Any]],
+    structure: Structure, keep: Keeping, shapes: Mapping[str, Any], layers: dict[str, Mapping[str, Any]]
 ) -> None:
     """torch's own attention insists on its width: whatever is cut of it, a plain one takes its place."""
     for info in structure.trace.tensors:
         path = info.name.rpartition(".")[0]
         owner = path.removesuffix("out_proj").removesuffix(".")
         if info.name.endswith("out_proj.weight") and owner in structure.trace.p.heads:
-            module = modules[owner]
+            module = structure.modules[owner]
             assert isinstance(module, nn.MultiheadAttention)
             if owner in shapes or path in shapes:
                 layers[owner] = {"kind": "attention", "heads": int(keep(info.atoms[1]).sum()) // module.head_dim}
@@ -226,7 +199,7 @@ def known_attributes(module: nn.Module, shapes: Mapping[str, tuple[int, ...]], e
     elif isinstance(module, nn.modules.batchnorm._NormBase):
         sizes = {"num_features": next(iter(shapes.values()))[0]}
     elif isinstance(module, nn.GroupNorm) and weight:
-        sizes = dict(_norm_attributes(module, weight[0]))
+        sizes = _norm_attributes(module, weight[0])
     elif isinstance(module, nn.Embedding) and weight:
         sizes = {"embedding_dim": weight[1]}
     elif isinstance(module, nn.PReLU) and weight:
@@ -240,10 +213,10 @@ def known_attributes(module: nn.Module, shapes: Mapping[str, tuple[int, ...]], e
     return sizes
 
 
-def _norm_attributes(module: nn.Module, channels: int) -> list[tuple[str, int]]:
+def _norm_attributes(module: nn.Module, channels: int) -> dict[str, int]:
     if isinstance(module, nn.GroupNorm):
         per_group = module.num_channels // module.num_groups
-        return [("num_channels", channels), ("num_groups", channels // per_group)]
+        return {"num_channels": channels, "num_groups": channels // per_group}
     if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
-        return [("normalized_shape", channels)]
-    return [("num_features", channels)] if isinstance(module, nn.modules.instancenorm._InstanceNorm) else []
+        return {"normalized_shape": channels}
+    return {"num_features": channels} if isinstance(module, nn.modules.instancenorm._InstanceNorm) else {}

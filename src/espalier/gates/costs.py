@@ -6,7 +6,7 @@ Kinds of cost are a table by name, which others may add to: see :func:`register`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,13 +70,13 @@ def macs(gated: Gated) -> Cost:
     two activations, as in attention, are not in it."""
     structure = gated.structure
     total, uses = _nothing(structure), dict[int, float]()
-    for event in structure.trace.events:
-        if event.rows and event.uses:
+    for event in (*structure.trace.events, *structure.trace.computed):
+        if event.computed is not None:
+            total = total + computed_elements(structure, event, event.rows) * event.uses
+        elif event.rows and event.uses:
             total = total + elements(structure, event.weight, event.rows) * event.uses
         elif event.uses:
             uses[event.weight] = uses.get(event.weight, 0.0) + event.uses
-    for event in structure.trace.computed:
-        total = total + computed_elements(structure, event, event.rows) * event.uses
     for number, times in uses.items():
         total = total + elements(structure, number, ()) * times
     return total
@@ -126,25 +126,25 @@ def computed_elements(structure: Structure, event: Event, rows: tuple[Array, ...
     """The number of elements of a computed weight, times the number of rows it is applied to."""
     layout = event.computed
     assert layout is not None
-    blocks = [structure.follow(block.atoms.reshape(-1)) for block in layout.blocks]
-    inside = {dim for block in layout.blocks for dim in block.dims}
-    axes = [*blocks, *(structure.follow(atoms.reshape(-1)) for atoms in rows)]
-    scale = math.prod(n for dim, n in enumerate(layout.shape) if dim not in inside)
-    forms = [form_of(axis) for axis in axes] + [Form.run(e, e + 1) for e in structure.inside(event.module)]
-    return Cost.product(forms or [Form((), 1.0)], d=structure.space.d, scale=float(scale))
+    plain = [np.full(n, -1) for dim, n in enumerate(layout.shape) if layout.at(dim) is None]
+    blocks = [structure.follow(block.atoms) for block in layout.blocks]
+    return _counted(structure, [*plain, *blocks], rows, event.module)
 
 
 def elements(structure: Structure, number: int, rows: tuple[Array, ...]) -> Cost:
     """The number of elements of one tensor, times the number of rows it is applied to."""
-    d = structure.space.d
-    axes = _axes(structure, number)
-    axes += [structure.follow(atoms.reshape(-1)) for atoms in rows]
-    scale = math.prod(len(axis) for axis in axes if not (axis >= 0).any())
+    return _counted(structure, _axes(structure, number), rows, structure.trace.tensors[number].places[0][0])
+
+
+def _counted(structure: Structure, axes: Sequence[Array], rows: Sequence[Array], path: str) -> Cost:
+    """The product of the lengths of axes, given by their entries, and of rows; 0 where the module does not run."""
+    lengths = [entries.reshape(-1) for entries in (*axes, *map(structure.follow, rows))]
+    scale = math.prod(len(entries) for entries in lengths if not (entries >= 0).any())
     if scale == 0:
         return _nothing(structure)
-    forms = [form_of(axis) for axis in axes if (axis >= 0).any()]
-    forms += [Form.run(e, e + 1) for e in structure.inside(structure.trace.tensors[number].places[0][0])]
-    return Cost.product(forms or [Form((), 1.0)], d=d, scale=float(scale))
+    forms = [form_of(entries) for entries in lengths if (entries >= 0).any()]
+    forms += [Form.run(entry, entry + 1) for entry in structure.inside(path)]
+    return Cost.product(forms or [Form((), 1.0)], d=structure.space.d, scale=float(scale))
 
 
 def _axes(structure: Structure, number: int) -> list[Array]:

@@ -11,13 +11,15 @@ from dataclasses import replace
 import numpy as np
 from torch import nn
 
-from espalier.gates.depth import block_groups
+from espalier.gates.gate import Mixed
 from espalier.gates.standins import branch_layer
-from espalier.gates.structure import GateGroup, Structure
+from espalier.gates.structure import GateGroup, Learned, Structure, is_inside, join
 from espalier.gates.trace import Array, Trace
+from espalier.gates.trace.layout import Layout
 from espalier.space import BadInput, BadType
 
 Member = tuple[int, int, bool]  # tensor, dimension, whether it is read there
+NOTHING = np.zeros(0, dtype=np.int64)  # the atoms of a gate that opens no channel
 Finder = Callable[[Trace, Mapping[str, nn.Module]], list[GateGroup]]
 
 
@@ -65,36 +67,29 @@ def _tied_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateGro
     Grouping by both keeps units of two kinds apart even where one layer reads them side by side.
     """
     atoms = trace.atoms
-    everything = np.arange(atoms.count)
-    roots = atoms.roots(everything)
-    real = atoms.tensor[:] >= 0
-    live = atoms.reason[roots] < 0
-    by_root: dict[int, list[int]] = {}
-    for atom in everything[real[: atoms.count] & live]:
-        by_root.setdefault(int(roots[atom]), []).append(int(atom))
-
-    behind_norms = np.concatenate([np.zeros(0, dtype=np.int64), *map(atoms.roots, trace.norms.values())])
+    roots = atoms.roots(np.arange(atoms.count))
+    live = np.flatnonzero((atoms.tensor[: atoms.count] >= 0) & (atoms.reason[roots] < 0))
+    rows = np.stack([roots[live], atoms.tensor[live], atoms.dim[live], atoms.read[live]], axis=1)
+    members, counts = np.unique(rows, axis=0, return_counts=True)
+    by_root: dict[int, list[tuple[Member, int]]] = {}
+    for (root, tensor, dim, read), count in zip(members.tolist(), counts.tolist()):
+        by_root.setdefault(root, []).append(((tensor, dim, bool(read)), count))
     from_input = _input_classes(trace)
     grouped: dict[tuple[tuple[Member, int], ...], list[int]] = {}
-    for root, members in by_root.items():
-        if root in from_input:
-            continue
-        counted: dict[Member, int] = {}
-        for atom in members:
-            member = (int(atoms.tensor[atom]), int(atoms.dim[atom]), bool(atoms.read[atom]))
-            counted[member] = counted.get(member, 0) + 1
-        if any(read for _, _, read in counted) and not all(read for _, _, read in counted):
-            grouped.setdefault(tuple(sorted(counted.items())), []).append(root)
+    for root, signature in by_root.items():
+        if root not in from_input and {read for (_, _, read), _ in signature} == {True, False}:
+            grouped.setdefault(tuple(signature), []).append(root)
 
+    behind_norms = np.concatenate([NOTHING, *map(atoms.roots, trace.norms.values())])
+    firsts = np.full(atoms.count, atoms.count)
+    np.minimum.at(firsts, roots[live], live)
     groups = []
-    for signature, classes in grouped.items():
-        members_ = [member for member, _ in signature]
-        inside = [a for root in classes for a in by_root[root]]
-        first = {root: min(by_root[root]) for root in classes}
-        ordered = sorted(classes, key=lambda root: first[root])
+    for members_of, classes in grouped.items():
+        own = [member for member, _ in members_of]
+        inside = live[np.isin(roots[live], classes)]
         normed = bool(atoms.normed[inside].any() or np.isin(classes, behind_norms).any())
-        kind = "width" if normed else kind_of(trace, members_, bool(atoms.joined[inside].any()))
-        groups.append(_group(trace, kind, members_, [np.array([root]) for root in ordered]))
+        units = [np.array([root]) for root in sorted(classes, key=firsts.item)]
+        groups.append(_group(trace, own, units, normed, bool(atoms.joined[inside].any())))
     return groups
 
 
@@ -103,7 +98,7 @@ def _branch_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateG
 
     Every module of the branch must run once, hold its tensors alone, and have a stand-in without weights.
     """
-    shared = {path for info in trace.tensors if len(info.places) > 1 for path, _ in info.places}
+    shared = _shared(trace)
     # torch's own layers look at their parts' weights before they run: of these the blocks can go, not a branch
     whole = [
         path for path, m in modules.items() if isinstance(m, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer))
@@ -119,29 +114,76 @@ def _branch_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateG
         if any(branch_layer(modules[path], {}) is None for path in held):
             continue
         taken |= set(held)
-        unit = np.zeros(0, dtype=np.int64)
-        groups.append(GateGroup(f"{branch.module}+", "branches", (unit,), tuple(held), (branch.module,), 0))
+        groups.append(GateGroup(f"{branch.module}+", "branches", (NOTHING,), tuple(held), (branch.module,), 0))
     return groups
 
 
-def kind_of(trace: Trace, members: Sequence[Member], joined: bool) -> str:
+def _shared(trace: Trace) -> set[str]:
+    """Modules that hold a tensor which others hold too."""
+    return {path for info in trace.tensors if len(info.places) > 1 for path, _ in info.places}
+
+
+def _block_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateGroup]:
+    """The blocks of every list or sequence of modules that give what they were given in shape: one gate each.
+
+    A block must run once, hold its tensors alone, and give its input's channels. Where blocks hold blocks, the inner
+    ones are gated.
+    """
+    groups, taken, shared = list[GateGroup](), list[str](), _shared(trace)
+    for name, container in sorted(modules.items(), key=lambda item: -item[0].count(".") - bool(item[0])):
+        if not isinstance(container, (nn.ModuleList, nn.Sequential)):
+            continue
+        paths = [join(name, child) for child in container._modules]
+        paths = [path for path in paths if not any(is_inside(inner, path) for inner in taken)]
+        fits = [path for path in paths if _is_block(path, trace, modules, shared)]
+        if fits:
+            taken += fits
+            groups.append(GateGroup(name or "blocks", "blocks", (NOTHING,) * len(fits), (), tuple(fits)))
+    return groups
+
+
+def _is_block(path: str, trace: Trace, modules: Mapping[str, nn.Module], shared: set[str]) -> bool:
+    if path not in modules:  # the same module in a second place
+        return False
+    module = modules[path]
+    inside = [name for name in modules if is_inside(name, path)]
+    if path not in trace.passes or trace.calls.get(path) != 1 or not module._modules or shared & set(inside):
+        return False
+    given, result = trace.passes[path]
+    return any(True for _ in module.parameters()) and given.shape == result.shape and _same(trace, given, result)
+
+
+def _same(trace: Trace, a: Layout, b: Layout) -> bool:
+    """Whether two tensors hold the same units at the same places, as far as any of them can go."""
+
+    def live(layout: Layout) -> dict[tuple[int, ...], list[int]]:
+        left = [block for block in layout.blocks if not trace.atoms.frozen(block.atoms).all()]
+        return {block.dims: trace.atoms.roots(block.atoms).reshape(-1).tolist() for block in left}
+
+    return live(a) == live(b)
+
+
+def choice_groups(modules: Mapping[str, nn.Module]) -> list[GateGroup]:
+    """One choice for each module that is one."""
+    groups = []
+    for path, module in modules.items():
+        if isinstance(module, Mixed):
+            options = tuple(join(path, f"options.{k}") for k in range(len(module.options)))
+            groups.append(GateGroup(path or "mixed", "choices", (NOTHING,) * len(options), (), options, 0))
+    return groups
+
+
+def _group(trace: Trace, members: Sequence[Member], units: Sequence[Array], normed: bool, joined: bool) -> GateGroup:
+    """Units of one signature. normed: a norm's statistics are of them. joined: a unit is made of several slices."""
     used = {event.weight for event in trace.events}
-    written = [t for t, _, read in members if not read]
-    written = [t for t in written if t in used] or written  # a learned key or position is no convolution
-    if any(trace.tensors[t].tensor.ndim > 2 for t in written):
-        return "channels"
-    return "heads" if joined else "units"
-
-
-def _group(trace: Trace, kind: str, members: Sequence[Member], units: list[Array]) -> GateGroup:
-    writes = [f"{trace.tensors[t].name}[{d}]" for t, d, read in members if not read]
-    reads = [f"{trace.tensors[t].name}[{d}]" for t, d, read in members if read]
-    weights = {event.weight for event in trace.events}
-    lead = [trace.tensors[t] for t, _, read in members if not read and t in weights]
-    lead = lead or [trace.tensors[t] for t, _, read in members if not read]
+    names = {flag: tuple(f"{trace.tensors[t].name}[{d}]" for t, d, r in members if r is flag) for flag in (True, False)}
+    written = [trace.tensors[t] for t, _, read in members if not read]
+    lead = [info for info in written if info.number in used] or written  # a learned key or position is no convolution
+    is_wide = any(info.tensor.ndim > 2 for info in lead)
+    kind = "width" if normed else "channels" if is_wide else "heads" if joined else "units"
     path, attribute = lead[0].places[0]
-    stem = path if not lead[0].name.rpartition(".")[2].startswith("weight_ih_l") else f"{path}.{attribute[10:]}"
-    return GateGroup(stem or attribute, kind, tuple(units), tuple(writes), tuple(reads))
+    stem = f"{path}.{attribute[10:]}" if attribute.startswith("weight_ih_l") else path
+    return GateGroup(stem or attribute, kind, tuple(units), names[False], names[True])
 
 
 def named(groups: Sequence[GateGroup]) -> list[GateGroup]:
@@ -205,28 +247,24 @@ KINDS: dict[str, Finder] = {
     "heads": _tied_groups,
     "width": _tied_groups,
     "branches": _branch_groups,
-    "blocks": block_groups,
+    "blocks": _block_groups,
     "inputs": _input_groups,
 }
 
 
-def structure_of(trace: Trace, groups: Sequence[GateGroup]) -> Structure:
+def structure_of(trace: Trace, groups: Sequence[GateGroup], learned: Learned | None = None) -> Structure:
     """Number the entries in the order of the groups."""
-    entry = np.full(trace.atoms.count, -1)
-    start = 0
+    structure = Structure(trace, list(groups), np.full(trace.atoms.count, -1), learned=learned or Learned())
     for group in groups:
-        numbers = np.repeat(np.arange(start, start + group.size), [len(unit) for unit in group.units])
-        entry[trace.atoms.roots(np.concatenate(group.units))] = numbers
-        start += group.size
-    for atoms in trace.inputs:  # the input arrives whole; what is left out is left out where it is read
-        entry[trace.atoms.roots(atoms)] = -1
-    structure = Structure(trace, list(groups), entry)
-    for group, first in zip(groups, np.cumsum([0, *(g.size for g in groups)])):
+        numbers = structure.numbers(group)
+        classes = trace.atoms.roots(np.concatenate(group.units))
+        structure.entry[classes] = np.repeat(numbers, [len(unit) for unit in group.units])
         if group.kind == "branches":
-            structure.branches[group.reads[0]] = int(first)
-            structure.members |= {path: int(first) for path in group.writes}
-        elif group.kind == "blocks":
-            structure.blocks |= {path: int(first) + i for i, path in enumerate(group.reads)}
-        elif group.kind == "choices":
-            structure.options |= {path: int(first) + i for i, path in enumerate(group.reads)}
+            structure.branches[group.reads[0]] = int(numbers[0])
+            structure.members |= {path: int(numbers[0]) for path in group.writes}
+        elif group.kind in ("blocks", "choices"):
+            into = structure.blocks if group.kind == "blocks" else structure.options
+            into.update(zip(group.reads, numbers.tolist()))
+    for atoms in trace.inputs:  # the input arrives whole; what is left out is left out where it is read
+        structure.entry[trace.atoms.roots(atoms)] = -1
     return structure

@@ -1,14 +1,18 @@
-"""The gate placed by hand: a module that multiplies slices of its input by bits."""
+"""What is placed by hand: a module that multiplies slices of its input by bits, and one that is one of several."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from espalier.gates.one_pass import STATE, product
 from espalier.space import BadInput, BadType
+
+# The mask's buffer of a choice: of one dimension where it is installed, of two where a call brings it.
+MIXED = "espalier_mask_mixed"
 
 
 class Gate(nn.Module):
@@ -72,3 +76,48 @@ class Gate(nn.Module):
         same = len(set(self.sizes)) == 1
         sizes = f"{self.bits} x {self.sizes[0]}" if same else ", ".join(map(str, self.sizes))
         return f"{sizes}, dim={self.dim}"
+
+
+class Mixed(nn.Module):
+    """One of several operations, which the search chooses among; the first while no mask is set.
+
+    ``options``: modules that take the same input and give tensors of the same shape. Under a mask only the option that
+    is taken runs; where slopes are asked for, or many masks are computed at once, all run, weighted by the mask.
+    Its cost is that of the option taken, and the compact model holds that option in its place.
+
+    >>> mixed = Mixed([nn.ReLU(), nn.Tanh()])
+    >>> mixed(torch.tensor([-1.0, 1.0]))
+    tensor([0., 1.])
+    """
+
+    tracing = False  # all options run and what they give is added, which ties their channels
+
+    def __init__(self, options: Iterable[nn.Module]) -> None:
+        super().__init__()
+        given = list(options)
+        if not all(isinstance(option, nn.Module) for option in given):
+            raise BadType(f"the options of Mixed are torch modules, not {given!r}")
+        if len(given) < 2:
+            raise BadInput(f"Mixed chooses among two options or more, not {len(given)}")
+        self.options = nn.ModuleList(given)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        mask = self._buffers.get(MIXED)
+        if self.tracing:
+            return self._sum(torch.ones(len(self.options)), *args, **kwargs)
+        if mask is None or (mask.ndim == 1 and not self.__dict__[STATE].together.masked):
+            return self.options[0](*args, **kwargs)
+        if mask.ndim > 1 or mask.requires_grad or torch.compiler.is_compiling():
+            return self._sum(mask, *args, **kwargs)
+        return self.options[int(mask.argmax())](*args, **kwargs)
+
+    def _sum(self, mask: Tensor, *args: Any, **kwargs: Any) -> Any:
+        total: Tensor | None = None
+        for k, option in enumerate(self.options):
+            result = option(*args, **kwargs)
+            if not isinstance(result, Tensor) or (total is not None and result.shape != total.shape):
+                raise BadInput("the options of Mixed give one tensor each, all of one shape")
+            if not self.tracing:
+                result = result * mask[..., k].to(result.dtype)
+            total = result if total is None else total + result
+        return total

@@ -16,15 +16,16 @@ from espalier.compact.apply import apply_plan
 from espalier.compact.plan import Plan
 from espalier.cost import Cost
 from espalier.gates.blocks import Blocks
-from espalier.gates.build_plan import Adapted, build_plan
+from espalier.gates.build_plan import build_plan
 from espalier.gates.canonical import canonical
 from espalier.gates.costs import cost_of, held
 from espalier.gates.explain import explain
 from espalier.gates.latency import Latency, latency_of
-from espalier.gates.masking import MARK, Mark, install, set_mask, set_masks, slopes_of, strip, with_mask
+from espalier.gates.masking import install, opened_afterwards, set_mask, slopes_of, strip, with_mask
 from espalier.gates.one_pass import Together, Unfit, apart, count
 from espalier.gates.one_pass_trial import Verdict, enlarged, forbidden, tried
-from espalier.gates.structure import Structure, as_array
+from espalier.gates.structure import Structure, as_array, device_of, join
+from espalier.gates.trace import Example
 from espalier.space import BadInput, BadMask, Space
 
 
@@ -41,8 +42,6 @@ class Gated:
         model: nn.Module,
         structure: Structure,
         *,
-        adapted: Sequence[Adapted] = (),
-        phantoms: Sequence[str] = (),
         refused: Mapping[str, str] | None = None,
         blocks: Blocks | None = None,
     ) -> None:
@@ -52,9 +51,8 @@ class Gated:
         self.refused = dict(refused or {})
         self.blocks = dict(blocks or {})
         self.examples = 1
-        self.example: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})  # what it was attached with
+        self.example = Example((), {})  # what it was attached with
         self.latencies: dict[str, Latency] = {}  # measured, by the label of their cost
-        self._adapted, self._phantoms = tuple(adapted), tuple(phantoms)
         self._costs: dict[str, Cost] = {}
         self._installed = install(model, structure)
         self._forbidden = forbidden(model, self._installed.spots)  # why masks run one at a time, whatever the batch
@@ -63,11 +61,10 @@ class Gated:
         self._mask: Tensor | None = None
         self._slopes = False
         self._held = [
-            (f"{path}.{name}" if path else name, module._modules, name, child)
+            (join(path, name), module._modules, name, child)
             for path, module in model.named_modules()
             for name, child in module._modules.items()
         ]
-        model.__dict__[MARK] = Mark(model)
 
     @property
     def d(self) -> int:
@@ -127,7 +124,7 @@ class Gated:
         alone = mask.ndim == 2 and len(mask) == 1
         self._set(mask[0] if alone else mask, slopes)
         try:
-            with self._installed.copies.opened_afterwards():
+            with opened_afterwards(self._installed.together):
 
                 def read() -> Tensor:
                     found = slopes_of(self._installed, self.d)
@@ -140,14 +137,11 @@ class Gated:
     def _set(self, mask: Tensor | None, slopes: bool = False) -> None:
         if not self._is_attached:  # detached inside
             return
-        if mask is not None and mask.ndim == 2:
-            why = self._forbidden
-            if why:
-                raise Unfit(f"several masks cannot run in one pass on this model: {why}; set one mask at a time")
-            set_masks(self._installed, mask, slopes)
-            self._installed.together.check = self._check_pass
-        else:
-            set_mask(self.model, self._installed, mask, slopes)
+        several = mask is not None and mask.ndim == 2
+        if several:
+            self._refuse(self._forbidden)
+        set_mask(self._installed, mask, slopes)
+        self._installed.together.check = self._check_pass if several else None
         self._mask, self._slopes = mask, slopes
 
     # ---- several masks in one pass ---------------------------------------------------------------------------------
@@ -166,13 +160,11 @@ class Gated:
             why = self._forbidden
             if why or not self.checks:
                 return why
-            device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+            device = device_of(self.model)
             args, kwargs = enlarged(*self.example, samples)
             args, kwargs = _pytree.tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, (args, kwargs))
             return self._verdict(args, kwargs, samples).why
-        if isinstance(inputs, Mapping):
-            return self._verdict((), inputs, samples).why
-        return self._verdict(inputs if isinstance(inputs, (tuple, list)) else (inputs,), {}, samples).why
+        return self._verdict(*Example.of(inputs), samples).why
 
     def apart(self, outputs: Any, samples: int) -> list[Any]:
         """What the model gave for a batch under several masks, as each mask's own outputs, in the same form."""
@@ -193,9 +185,12 @@ class Gated:
     def _check_pass(self, together: Together, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a pass under several masks: refuse what would not be exact."""
         verdict = self._verdict(args, kwargs, together.samples)
-        if verdict.why:
-            raise Unfit(f"several masks cannot run in one pass on this model: {verdict.why}; set one mask at a time")
+        self._refuse(verdict.why)
         together.dims = verdict.dims
+
+    def _refuse(self, why: str) -> None:
+        if why:
+            raise Unfit(f"several masks cannot run in one pass on this model: {why}; set one mask at a time")
 
     def call(self, params_and_buffers: Mapping[str, Tensor], mask: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The model as a pure function of its tensors and one mask ``(d)``; made for ``vmap``, ``grad``, ``compile``.
@@ -215,13 +210,12 @@ class Gated:
         """mask: ``(*B, d)``. The mask ``(*B, d)`` with dead gates closed and no group emptier than it may be."""
         mask = self._checked(mask)
         rows = as_array(mask).reshape(-1, self.d)
-        masks = np.stack([canonical(self.structure, self.space, row) for row in rows]) if len(rows) else rows
+        masks = np.stack([canonical(self.structure, row) for row in rows]) if len(rows) else rows
         return torch.as_tensor(masks, dtype=mask.dtype, device=mask.device).reshape(mask.shape)
 
     def plan(self, mask: Tensor) -> Plan:
         """How the model would be cut: which index of which tensor stays. The mask ``(d)`` is made canonical first."""
-        rows = as_array(self.canonical(self._one(mask)))
-        return build_plan(self.structure, dict(self.model.named_modules()), rows, self._adapted, self._phantoms)
+        return build_plan(self.structure, as_array(self.canonical(self._one(mask))))
 
     def compact(self, mask: Tensor) -> nn.Module:
         """The plain, smaller module for a mask ``(d)``; the user's model is untouched."""
@@ -271,5 +265,4 @@ class Gated:
             self._set(None)
             self._installed.remove()
             self._installed = None  # type: ignore[assignment]
-            self.model.__dict__.pop(MARK, None)
         return self.model

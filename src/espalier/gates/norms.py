@@ -55,20 +55,6 @@ def _by_hand(module: nn.Module) -> Norm | None:
     return Norm(eps, False, single=apart > 1e-12) if apart < 1e-5 else None
 
 
-def mask_norm(norm: Norm, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Any:
-    """The forward hook: while a mask is set, the norm over the open channels in place of the module's result."""
-    mask = module._buffers[NORM]
-    assert mask is not None
-    state = module.__dict__.get("_espalier_state")
-    if mask.ndim == 1 and not torch.compiler.is_compiling() and not (state is not None and state.masked):
-        return None
-    x = args[0] if args else next(iter(kwargs.values()))
-    if x.is_nested:
-        rows = [masked_norm(norm, part, mask, module._parameters).to(output.dtype) for part in x.unbind()]
-        return torch.nested.as_nested_tensor(rows)
-    return masked_norm(norm, x, mask, module._parameters).to(output.dtype)
-
-
 def masked_norm(norm: Norm, x: Tensor, mask: Tensor, affine: dict[str, Any]) -> Tensor:
     """x: ``(*B, n)``. mask: ``(n)``, or of more dimensions, which broadcast against those of x. Returns ``(*B, n)``."""
     eps = torch.finfo(x.dtype).eps if norm.eps is None else norm.eps

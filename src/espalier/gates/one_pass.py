@@ -7,7 +7,7 @@ its strides, the product with masks ``(S, ..)`` needs no index, and in NCHW orde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +17,7 @@ from torch.utils import _pytree
 from espalier.space import BadInput
 
 STATE = "_espalier_state"  # on the root and on every module with a mask buffer or with statistics of the batch
-HELD = "_espalier_norm"  # on a BatchNorm, while it runs
-GROUPS = "_espalier_groups"  # on a convolution, while it runs
+HELD = "_espalier_held"  # on a module, while it runs with other tensors than its own
 GROUPED = ("cpu",)  # where a grouped convolution is as fast as a plain one; on a GPU this was not measured
 Shape = tuple[int, ...]
 
@@ -28,14 +27,17 @@ class Unfit(BadInput):
 
 
 class Together:
-    """What the modules of one gated model know of the pass that is under way; a copy of the model has its own.
+    """What the modules of one gated model know of its masks and of the pass under way; a copy of the model has its own.
 
-    samples: masks in one pass, 0 for one mask at a time. examples: in the pass. dims: by module, which dimension of its
-    input holds the examples; 0 where nothing is said.
+    masked: one mask is set. slopes: gradients reach it. samples: masks in one pass, 0 for one mask at a time.
+    examples: in the pass. dims: by module, which dimension of its input holds the examples; 0 where nothing is
+    said. copies: the states of copies made under each mask that is set, which all copies share.
     """
 
     def __init__(self) -> None:
+        self.masked = self.slopes = False
         self.samples = self.examples = 0
+        self.copies: list[list[Any]] = []
         self.dims: dict[str, int] = {}
         self.check: Callable[[Together, Any, Any], None] | None = None  # raises where a call must not run in one pass
         self.watched: dict[str, list[Shape]] | None = None  # a trial notes here what shapes each module reads
@@ -43,6 +45,7 @@ class Together:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Together:
         twin = Together()
+        twin.masked, twin.copies = self.masked, self.copies
         twin.samples, twin.dims, twin.check = self.samples, dict(self.dims), self.check
         memo[id(self)] = twin
         return twin
@@ -60,6 +63,12 @@ class Together:
             )
         if self.samples and self.check is not None and not torch.compiler.is_compiling():
             self.check(self, args, kwargs)
+
+    def several(self, path: str, x: Tensor) -> bool:
+        """Whether a module runs under several masks; a trial notes what it reads."""
+        if self.watched is not None:
+            self.watched.setdefault(path, []).append(tuple(x.shape))
+        return self.samples > 0
 
     def dim(self, path: str, x: Tensor) -> int:
         """The dimension of a module's input that holds the examples."""
@@ -112,9 +121,7 @@ def product(module: nn.Module, x: Tensor, mask: Tensor, dim: int | None = None) 
     """x times the mask; under several ``(samples, ..)`` each example times its own. dim: of the examples, if known."""
     together: Together = module.__dict__[STATE].together
     path: str = module.__dict__[STATE].path
-    if together.watched is not None:
-        together.watched.setdefault(path, []).append(tuple(x.shape))
-    if not together.samples:
+    if not together.several(path, x):
         return x * mask
     if x.is_nested:
         raise Unfit(f"{path} reads a nested tensor")
@@ -127,6 +134,25 @@ def product(module: nn.Module, x: Tensor, mask: Tensor, dim: int | None = None) 
     mask = mask.to(x.dtype).reshape(together.samples, *between, *own)
     each: Tensor = unflatten(x, dim, rows) * mask
     return each.flatten(dim, dim + len(rows) - 1)
+
+
+def exchange(module: nn.Module, changes: Iterable[tuple[dict[str, Any], str, Any]], note: Any = None) -> None:
+    """While a module runs: other values in its places ``(dict, key, value)``, or in those of modules in it."""
+    held = module.__dict__.setdefault(HELD, ([], note))[0]
+    for place, name, value in changes:
+        held.append((place, name, place[name]))
+        place[name] = value
+
+
+def put_back(module: nn.Module) -> tuple[dict[str, Any], Any] | None:
+    """Its own values in their places again. Returns those that were there, and the note; None: it has its own."""
+    if HELD not in module.__dict__:
+        return None
+    held, note = module.__dict__.pop(HELD)
+    others = {name: place[name] for place, name, _ in held}
+    for place, name, value in held:
+        place[name] = value
+    return others, note
 
 
 # ---- convolutions ----------------------------------------------------------------------------------------------------
@@ -154,22 +180,19 @@ def group_masks(module: Any, x: Tensor, mask: Tensor, shape: Shape) -> Tensor:
     rows = together.split(x.shape[dim], path)
     if dim or len(rows) > 2:
         return product(module, x, mask, dim)
-    module.__dict__[GROUPS] = (module.weight, module.bias, samples)
     weight, bias = module.weight, module.bias
-    module._parameters["weight"] = (weight * mask.reshape(samples, *shape).to(weight.dtype)).flatten(0, 1)
-    module._parameters["bias"] = None if bias is None else bias.repeat(samples)
-    module.groups = samples
+    masked = (weight * mask.reshape(samples, *shape).to(weight.dtype)).flatten(0, 1)
+    places = [(module._parameters, "weight", masked), (module.__dict__, "groups", samples)]
+    places += [] if bias is None else [(module._parameters, "bias", bias.repeat(samples))]
+    exchange(module, places, samples)
     return unflatten(x, 0, rows).flatten(1, 2)
 
 
-def join_groups(module: Any, args: tuple[Any, ...], output: Tensor | None) -> Tensor | None:
-    """After it: the examples as they were."""
-    state = None if torch.compiler.is_compiling() else module.__dict__.pop(GROUPS, None)
-    if state is None:
-        return None
-    module._parameters["weight"], module._parameters["bias"], samples = state
-    module.groups = 1
-    if not isinstance(output, Tensor):  # it failed
+def restore_layer(module: nn.Module, args: tuple[Any, ...], output: Tensor | None) -> Tensor | None:
+    """After a layer with a masked weight: its own again; where groups were masks, the examples as they were."""
+    held = None if torch.compiler.is_compiling() else put_back(module)
+    samples = 0 if held is None else held[1]
+    if not samples or not isinstance(output, Tensor):  # of one mask; or it failed
         return None
     return unflatten(output, 1, (samples, output.shape[1] // samples)).flatten(0, 1)
 
@@ -188,29 +211,25 @@ def split_batch(module: Any, args: tuple[Any, ...]) -> Any:
     Its parameters are repeated for the length of the call, and its running statistics are set aside.
     """
     together: Together = module.__dict__[STATE].together
+    path: str = module.__dict__[STATE].path
     if torch.compiler.is_compiling() or not together.active:
         return None
     if not args:
-        raise Unfit(f"{module.__dict__[STATE].path} is given its input by name")
-    x, path = args[0], module.__dict__[STATE].path
-    if together.watched is not None:
-        together.watched.setdefault(path, []).append(tuple(x.shape))
-    if not together.samples:
+        raise Unfit(f"{path} is given its input by name")
+    x = args[0]
+    if not together.several(path, x):
         return None
     if together.dim(path, x) or x.ndim < 2:
         raise Unfit(f"{path} does not read its examples first")
     if not (module.training or module.running_mean is None):
         return None
     rows, samples = together.split(x.shape[0], path), together.samples
-    names = ("weight", "bias"), ("running_mean", "running_var")
-    held = [(module._parameters, name, module._parameters[name]) for name in names[0]]
-    held += [(module._buffers, name, module._buffers[name]) for name in names[1]]
-    module.__dict__[HELD] = (held, module.momentum, x, rows)
-    for place, name, tensor in held:
-        if tensor is not None:
-            fresh = place is module._buffers
-            place[name] = tensor.new_zeros(samples * len(tensor)) if fresh else tensor.repeat(samples)
-    module.momentum = 1.0  # the statistics of this batch, and nothing of those before
+    affine = {name: module._parameters[name] for name in ("weight", "bias")}
+    running = {name: module._buffers[name] for name in ("running_mean", "running_var")}
+    places = [(module._parameters, name, t.repeat(samples)) for name, t in affine.items() if t is not None]
+    places += [(module._buffers, name, t.new_zeros(samples * len(t))) for name, t in running.items() if t is not None]
+    places.append((module.__dict__, "momentum", 1.0))  # the statistics of this batch, and nothing of those before
+    exchange(module, places, (x, rows))
     x = unflatten(x, 0, rows)
     if len(rows) == 3:  # what an example holds of the rows goes beside the first dimension behind the channels
         x = x.movedim(2, 3)
@@ -220,16 +239,10 @@ def split_batch(module: Any, args: tuple[Any, ...]) -> Any:
 
 def join_batch(module: Any, args: tuple[Any, ...], output: Tensor | None) -> Tensor | None:
     """After it: the examples as they were; running statistics as if the masks had run one after another."""
-    state = None if torch.compiler.is_compiling() else module.__dict__.pop(HELD, None)
-    if state is None:
+    held = None if torch.compiler.is_compiling() else put_back(module)
+    if held is None or not isinstance(output, Tensor):  # nothing was split; or it failed
         return None
-    held, momentum, x, rows = state
-    module.momentum = momentum
-    fresh = {name: place[name] for place, name, _ in held}
-    for place, name, tensor in held:
-        place[name] = tensor
-    if not isinstance(output, Tensor):  # it failed
-        return None
+    fresh, (x, rows) = held
     if module.training and module.running_mean is not None:
         _keep(module, fresh, rows[1])
     channels = x.shape[1]

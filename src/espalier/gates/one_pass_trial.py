@@ -6,7 +6,6 @@ parameters and without dropout: outputs, and what the buffers hold afterwards.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,13 +17,12 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
-from espalier.gates.depth import PASS
-from espalier.gates.masking import Installed, Spot, install, is_mask, set_mask, set_masks, strip
-from espalier.gates.mixed import MIXED
+from espalier.gates.gate import MIXED
+from espalier.gates.masking import PASS, Spot, install, is_mask, set_mask
 from espalier.gates.norms import NORM
-from espalier.gates.one_pass import Unfit, apart, examples_dim, has_rule
-from espalier.gates.structure import Structure
-from espalier.gates.verify import TOLERANCE, distance, isolated_random, perturb
+from espalier.gates.one_pass import Unfit, apart, count, examples_dim, has_rule
+from espalier.gates.structure import Structure, device_of
+from espalier.gates.verify import TOLERANCE, buffers_kept, distance, isolated_random, rehearsed, short, to_float64
 
 
 @dataclass(frozen=True)
@@ -60,43 +58,39 @@ def forbidden(model: nn.Module, spots: list[Spot]) -> str:
 
 def tried(model: nn.Module, structure: Structure, args: Any, kwargs: Any, samples: int) -> Verdict:
     """args, kwargs: what the model is called with; tensors as long as the first hold the examples first."""
-    with isolated_random(), warnings.catch_warnings(), torch.no_grad(), _without_autocast(args, kwargs):
+    exact = torch.autocast(device_of(model).type, enabled=False)
+    with isolated_random(), warnings.catch_warnings(), torch.no_grad(), exact:
         warnings.simplefilter("ignore")
         try:
             return _Trial(model, structure, args, kwargs, samples).verdict()
         except Unfit as error:
             return Verdict(str(error))
         except Exception as error:  # a forward pass of the user's own may raise anything
-            said = (str(error).strip() or "no message").splitlines()[0][:90]
-            return Verdict(f"it does not run so: {type(error).__name__}: {said}")
+            return Verdict(f"it does not run so: {short(error)}")
 
 
 class _Trial:
     def __init__(self, model: nn.Module, structure: Structure, args: Any, kwargs: Any, samples: int) -> None:
-        self.model = strip(copy.deepcopy(model)).double()
-        perturb(self.model, torch.Generator().manual_seed(20190918))
-        self.installed: Installed = install(self.model, structure)
-        self.inputs = _pytree.tree_map(_to_float64, (tuple(args), dict(kwargs)))
-        self.samples = samples
+        self.model = rehearsed(model, seed=20190918)
+        self.installed = install(self.model, structure)
+        self.inputs = _pytree.tree_map(to_float64, (tuple(args), dict(kwargs)))
+        self.samples, self.size = samples, count(self.inputs)
         generator = torch.Generator().manual_seed(7)
         masks = torch.rand(samples, structure.space.d, generator=generator, dtype=torch.float64) < 0.6
-        self.masks = masks.double().to(next((p.device for p in model.parameters()), torch.device("cpu")))
-        self.before = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        self.masks = masks.double().to(device_of(model))
 
     def verdict(self) -> Verdict:
-        leaves = [leaf for leaf in _pytree.tree_leaves(self.inputs) if isinstance(leaf, Tensor) and leaf.ndim]
-        size = len(leaves[0])
-        if not size or size % self.samples:
-            raise Unfit(f"{size} examples are no multiple of {self.samples} masks")
-        self._shuffle(size)
+        if not self.size or self.size % self.samples:
+            raise Unfit(f"{self.size} examples are no multiple of {self.samples} masks")
+        self._shuffle()
         together = self.installed.together
         together.watched = {}
-        single = [self._single(mask, size) for mask in range(self.samples)]
+        with buffers_kept(self.model):
+            single = [self._single(mask) for mask in range(self.samples)]
+            kept = self._buffers()
         shapes = {path: seen[: len(seen) // self.samples] for path, seen in together.watched.items()}
-        kept = self._buffers()
-        self._restore()
         together.watched, together.expected = None, shapes
-        set_masks(self.installed, self.masks)
+        set_mask(self.installed, self.masks)
         both = self._run(self.inputs)
         together.expected = None
         mine, all_ = _tensors(single[0]), _tensors(both)
@@ -104,10 +98,10 @@ class _Trial:
         if len(mine) != len(all_) or None in dims or not dims:
             return Verdict("its output holds something that is not of single examples, each in one dimension")
         outputs = tuple(dim for dim in dims if dim is not None)
-        own = apart(both, outputs, size, self.samples)
+        own = apart(both, outputs, self.size, self.samples)
         gap = max(distance(_tensors(a), _tensors(b)) for a, b in zip(single, own))
         if not gap < TOLERANCE:
-            again = distance(_tensors(self._single(0, size, seed=8)), mine)
+            again = distance(_tensors(self._single(0, seed=8)), mine)
             if not again < TOLERANCE:
                 return Verdict("it draws random numbers that are not dropout, so the two cannot be compared")
             return Verdict(f"its examples depend on each other, or change places: outputs differ by {gap:.1e}")
@@ -116,27 +110,22 @@ class _Trial:
                 return Verdict(f"buffer {name} ends otherwise than after one mask at a time")
         return Verdict("", dict(together.dims), outputs)
 
-    def _shuffle(self, size: int) -> None:
+    def _shuffle(self) -> None:
         """Give the masks different examples, where all were to read the same ones: else mixing would not show."""
         generator = torch.Generator().manual_seed(11)
-        order = torch.randperm(size, generator=generator)
+        order = torch.randperm(self.size, generator=generator)
 
-        def other(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor) or not leaf.ndim or len(leaf) != size:
-                return leaf
+        def other(leaf: Tensor) -> Tensor:
             leaf = leaf[order.to(leaf.device)]
-            if size == self.samples and leaf.is_floating_point():
+            if self.size == self.samples and leaf.is_floating_point():
                 leaf = leaf + 0.3 * torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype).to(leaf.device)
             return leaf
 
-        self.inputs = _pytree.tree_map(other, self.inputs)
+        self.inputs = _each(other, self.inputs, self.size)
 
-    def _single(self, mask: int, size: int, seed: int = 7) -> Any:
-        def part(leaf: Any) -> Any:
-            return leaf[mask :: self.samples] if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == size else leaf
-
-        set_mask(self.model, self.installed, self.masks[mask])
-        return self._run(_pytree.tree_map(part, self.inputs), seed)
+    def _single(self, mask: int, seed: int = 7) -> Any:
+        set_mask(self.installed, self.masks[mask])
+        return self._run(_each(lambda leaf: leaf[mask :: self.samples], self.inputs, self.size), seed)
 
     def _run(self, inputs: Any, seed: int = 7) -> Any:
         torch.manual_seed(seed)
@@ -146,10 +135,6 @@ class _Trial:
     def _buffers(self) -> dict[str, Tensor]:
         named = self.model.named_buffers()
         return {name: value.clone() for name, value in named if not is_mask(name.rpartition(".")[2])}
-
-    def _restore(self) -> None:
-        for buffer, value in self.before:
-            buffer.copy_(value)
 
 
 class _NoDropout(TorchFunctionMode):
@@ -172,16 +157,13 @@ class _NoDropout(TorchFunctionMode):
 
 def enlarged(args: Any, kwargs: Any, samples: int) -> tuple[Any, Any]:
     """An example with as many rows as a trial needs; what is repeated is changed, so that none are alike."""
-    leaves = [leaf for leaf in _pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.ndim]
-    size = len(leaves[0]) if leaves else 0
+    size = next((len(leaf) for leaf in _tensors((args, kwargs)) if leaf.ndim), 0)
     wanted = samples * max(2, -(-size // samples))
     if not size or wanted == size:
         return args, kwargs
     generator = torch.Generator().manual_seed(9)
 
-    def longer(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or not leaf.ndim or len(leaf) != size:
-            return leaf
+    def longer(leaf: Tensor) -> Tensor:
         more = leaf[torch.arange(size, wanted, device=leaf.device) % size]
         if more.is_floating_point():
             more = more + 0.3 * torch.randn(more.shape, generator=generator, dtype=torch.float64).to(more)
@@ -189,18 +171,18 @@ def enlarged(args: Any, kwargs: Any, samples: int) -> tuple[Any, Any]:
             more = more.roll(1, 1)
         return torch.cat([leaf, more])
 
-    enlarged_: tuple[Any, Any] = _pytree.tree_map(longer, (tuple(args), dict(kwargs)))
+    enlarged_: tuple[Any, Any] = _each(longer, (tuple(args), dict(kwargs)), size)
     return enlarged_
+
+
+def _each(change: Callable[[Tensor], Tensor], inputs: Any, size: int) -> Any:
+    """Inputs in which every tensor of so many examples is changed."""
+
+    def leaf(value: Any) -> Any:
+        return change(value) if isinstance(value, Tensor) and value.ndim and len(value) == size else value
+
+    return _pytree.tree_map(leaf, inputs)
 
 
 def _tensors(value: Any) -> list[Tensor]:
     return [leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
-
-
-def _to_float64(value: Any) -> Any:
-    return value.detach().double() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-def _without_autocast(args: Any, kwargs: Any) -> torch.autocast:
-    first = next((leaf for leaf in _pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
-    return torch.autocast("cpu" if first is None else first.device.type, enabled=False)

@@ -8,7 +8,6 @@ can be left out by an index selection. A class follows an entry when that entry 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from torch import nn
@@ -17,16 +16,16 @@ from espalier.gates.canonical import connected
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
 from espalier.gates.order import positional, segments_of
-from espalier.gates.structure import GateGroup, Structure, finish
-from espalier.gates.trace import Array, Trace, trace
+from espalier.gates.structure import GateGroup, Structure, finish, leads
+from espalier.gates.trace import Array, Example, Trace, trace
 from espalier.gates.verify import Trial, random_masks
 from espalier.space import BadInput
 
 
-def attach_placed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], check: bool) -> Gated:
+def attach_placed(model: nn.Module, example: Example, check: bool) -> Gated:
     """The handle of a model with hand-placed gates: one group for each, in the order the model holds them."""
     gates = {path: module for path, module in model.named_modules() if isinstance(module, Gate)}
-    seen = trace(model, args, kwargs, inputs=False, placed=True)
+    seen = trace(model, example, inputs=False, placed=True)
     used = {use.module for use in seen.gates}
     for path in gates:
         if path not in used:
@@ -40,7 +39,7 @@ def attach_placed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     structure.__dict__.pop("space", None)  # its `least` changed
     structure.segments = segments_of(seen, positional(model.named_modules(), seen))
     if check:
-        trial = Trial(model, args, kwargs)
+        trial = Trial(model, example)
         masks = random_masks(structure, None, np.random.default_rng(17), 4)
         problem = trial.disagreement(structure, masks)
         if problem:  # of channels whose order means something that was not seen
@@ -101,21 +100,15 @@ def placed_structure(seen: Trace, gates: dict[str, Gate]) -> Structure:
     flow.forward()
     flow.backward()
     structure = Structure(seen, groups, flow.entry, placed=placed)
-    structure.gate_dims = {path: gate.dim for path, gate in gates.items()}
     structure.groups[:] = [_described(structure, group) for group in groups]
     return structure
 
 
 def _described(structure: Structure, group: GateGroup) -> GateGroup:
     """The group with the names of the parameter axes that follow it."""
-    entries = set(structure.placed[group.name if group.name in structure.placed else ""].tolist())
-    writes, reads = list[str](), list[str]()
-    atoms = structure.trace.atoms
-    for info in structure.trace.tensors:
-        for dim, own in enumerate(info.atoms):
-            if not entries.isdisjoint(structure.follow(own).tolist()):
-                (reads if atoms.read[own].any() else writes).append(f"{info.name}[{dim}]")
-    return GateGroup(group.name, group.kind, group.units, tuple(writes), tuple(reads), 0)
+    axes = [axis for axis, _ in structure.along(group)]
+    reads = tuple(axis.name for axis in axes if axis.is_read)
+    return replace(group, writes=tuple(axis.name for axis in axes if not axis.is_read), reads=reads)
 
 
 class _Flow:
@@ -131,18 +124,14 @@ class _Flow:
         self.frozen = {int(r) for r in roots[atoms.reason[roots] >= 0]}
         self.written = {int(r) for r in roots[real & ~read]}  # classes that hold more than what a layer reads
         self.read = {int(r) for r in roots[real & read]}
-        self.copies: dict[int, set[int]] = {}
-        self.gates: dict[int, set[int]] = {}  # class -> entries it passes through
+        self.copies, self.gates = leads(seen, placed)
         self.sources: dict[int, set[tuple[str, int]]] = {}  # class -> what feeds it: ("copy", class), ("gate", entry)
-        for copy in seen.copies:
-            for a, b in zip(atoms.roots(copy.before).tolist(), atoms.roots(copy.after).tolist()):
-                self.copies.setdefault(a, set()).add(b)
+        for a, further in self.copies.items():
+            for b in further:
                 self.sources.setdefault(b, set()).add(("copy", a))
         self.starts: list[tuple[int, int]] = []
         for use in seen.gates:
-            after = atoms.roots(use.after).tolist()
-            for a, b, e in zip(atoms.roots(use.before).tolist(), after, placed[use.module].tolist()):
-                self.gates.setdefault(a, set()).add(e)
+            for b, e in zip(atoms.roots(use.after).tolist(), placed[use.module].tolist()):
                 self.sources.setdefault(b, set()).add(("gate", e))
                 self.starts.append((b, e))
 

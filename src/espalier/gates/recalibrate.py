@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from espalier.gates.trace.watch import eval_mode
 from espalier.space import BadInput, BadType, whole_number
 
 
@@ -21,28 +22,25 @@ def recalibrate(model: nn.Module, data: Any, *, batch_size: int = 256) -> None:
     """
     whole_number(batch_size, "batch_size", 1)
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
-    modes = {module: module.training for module in model.modules()}
     momenta = {norm: norm.momentum for norm in norms}
     if not norms:
         return
     device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     held = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers(recurse=False)]
     seen = 0
-    model.eval()
     try:
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None  # a cumulative mean
-            norm.train()
-        with torch.no_grad():
+        with eval_mode(model), torch.no_grad():
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # a cumulative mean
+                norm.train()
             for batch in _batches(data, batch_size):
                 _refuse_empty(batch, seen)
                 if isinstance(batch, dict):
                     model(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()})
-                elif isinstance(batch, tuple):
-                    model(*(v.to(device) if isinstance(v, Tensor) else v for v in batch))
                 else:
-                    model(batch.to(device))
+                    parts = batch if isinstance(batch, tuple) else (batch,)
+                    model(*(v.to(device) if isinstance(v, Tensor) else v for v in parts))
                 seen += 1
         if not seen:
             raise BadInput("recalibrate needs data: there was no batch")
@@ -54,8 +52,6 @@ def recalibrate(model: nn.Module, data: Any, *, batch_size: int = 256) -> None:
     finally:
         for norm, momentum in momenta.items():
             norm.momentum = momentum
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _refuse_empty(batch: Tensor | tuple[Any, ...] | dict[str, Any], number: int) -> None:

@@ -16,22 +16,19 @@ POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, n
 
 
 def emptied_layers(
-    structure: Structure,
-    modules: Mapping[str, nn.Module],
-    keep: Callable[[np.ndarray], np.ndarray],
-    layers: dict[str, Mapping[str, Any]],
+    structure: Structure, keep: Callable[[np.ndarray], np.ndarray], layers: dict[str, Mapping[str, Any]]
 ) -> None:
     """Layers left without a single channel to write or to read, which torch would refuse to run."""
     for info in structure.trace.tensors:
         path, name = info.places[0]
-        module = modules[path]
+        module = structure.modules[path]
         if name != "weight" or not isinstance(module, nn.modules.conv._ConvNd) or module.groups > 1:
             continue
         out, read = (keep(info.atoms[dim]) for dim in ((1, 0) if module.transposed else (0, 1)))
         if out.any() and not read.any():
             layers[path] = {"kind": "bias", "width": int(out.sum()), "dim": 1, "reach": _reach(module)}
     for path, layouts in structure.trace.exits.items():
-        module = modules[path]
+        module = structure.modules[path]
         if not isinstance(module, ZERO_WIDE_FAILS + POOLS) or len(layouts[0].shape) < 3:
             continue
         blocks = [layout.at(1) for layout in layouts]
@@ -87,37 +84,27 @@ def branch_layer(
 
 
 def phantom_layers(
-    structure: Structure,
-    modules: Mapping[str, nn.Module],
-    group: GateGroup,
-    shapes: Mapping[str, Mapping[str, tuple[int, ...]]],
+    structure: Structure, group: GateGroup, shapes: Mapping[str, Mapping[str, tuple[int, ...]]]
 ) -> dict[str, Mapping[str, Any]] | None:
     """An emptied group whose code does not run on width zero: one unit of zeros, without weights, stands in.
 
     Layers that write the group give zeros of one unit's width, layers that read it give their bias. None where one of
     them does more than that.
     """
-    where = structure.where(group)
     layers: dict[str, Mapping[str, Any]] = {}
-    for info in structure.trace.tensors:
-        for dim, own in enumerate(info.atoms):
-            entries = structure.follow(own)
-            inside = (entries >= where.start) & (entries < where.stop)
-            if not inside.any():
-                continue
-            path, name = info.places[0]
-            module = modules[path]
-            if not inside.all() or any(True for _ in module.children()) or len(info.places) > 1:
+    for axis, inside in structure.along(group):
+        tensor, (path, name) = axis.info.tensor, axis.info.places[0]
+        module = structure.modules[path]
+        if not inside.all() or any(True for _ in module.children()) or len(axis.info.places) > 1:
+            return None
+        if axis.is_read and tensor.ndim == 2 and name == "weight":
+            changed = shapes.get(path, {}).get("weight", tuple(tensor.shape))
+            layers[path] = {"kind": "bias", "width": int(changed[1 - axis.dim]), "dim": -1, "reach": []}
+        elif not axis.is_read and name in ("weight", "bias") and tensor.ndim <= 2:
+            norms = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.PReLU)
+            if layers.get(path, {}).get("kind") == "bias" or isinstance(module, norms):
                 return None
-            read = bool(structure.trace.atoms.read[own].any())
-            if read and info.tensor.ndim == 2 and name == "weight":
-                changed = shapes.get(path, {}).get("weight", tuple(info.tensor.shape))
-                layers[path] = {"kind": "bias", "width": int(changed[1 - dim]), "dim": -1, "reach": []}
-            elif not read and name in ("weight", "bias") and info.tensor.ndim <= 2:
-                norms = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.PReLU)
-                if layers.get(path, {}).get("kind") == "bias" or isinstance(module, norms):
-                    return None
-                layers[path] = _zeros(len(own) // int(group.widths.sum()), lookup=isinstance(module, nn.Embedding))
-            else:
-                return None
+            layers[path] = _zeros(len(inside) // int(group.widths.sum()), lookup=isinstance(module, nn.Embedding))
+        else:
+            return None
     return layers

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from espalier.gates.order import Segments
-from espalier.gates.trace import Array, Trace
+from espalier.gates.trace import Array, TensorInfo, Trace
 from espalier.space import Bits, Choice, Space
 
 NORMS = (nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
@@ -56,12 +57,38 @@ class Layer:
 
 
 @dataclass(frozen=True, eq=False)
-class Reader:
-    """A parameter axis that gates act on: ``entries`` (length of the axis), -1 where no gate acts."""
+class Axis:
+    """One dimension of a parameter or buffer: its atoms, and the entry that each index follows, -1: always kept."""
 
-    tensor: int
+    info: TensorInfo
     dim: int
+    atoms: Array
     entries: Array
+    is_read: bool  # a layer sums over it
+
+    @property
+    def name(self) -> str:
+        return f"{self.info.name}[{self.dim}]"
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """An integer attribute that follows a cut: so many per open gate of a group, or the length of a tensor's axis."""
+
+    path: str
+    attribute: str
+    group: str = ""
+    per_unit: int = 0
+    tensor: int = -1
+    dim: int = -1
+
+
+@dataclass(eq=False)
+class Learned:
+    """What a trial found out: integers that follow a cut, and groups for which, emptied, a unit of zeros stands in."""
+
+    adapted: list[Adapted] = field(default_factory=list)
+    phantoms: list[str] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -72,17 +99,17 @@ class Structure:
     groups: list[GateGroup]
     entry: Array  # per atom: the entry of the mask it follows, -1: always kept
     layers: list[Layer] = field(default_factory=list)
-    readers: list[Reader] = field(default_factory=list)
     placed: dict[str, Array] = field(default_factory=dict)  # hand-placed gate -> entries over its width
-    gate_dims: dict[str, int] = field(default_factory=dict)  # hand-placed gate -> dimension
     norms: dict[str, Array] = field(default_factory=dict)  # norm without tensors -> entries of its channels
     branches: dict[str, int] = field(default_factory=dict)  # module whose output a branch gate masks -> entry
     members: dict[str, int] = field(default_factory=dict)  # leaf module that runs only for a branch -> entry
     blocks: dict[str, int] = field(default_factory=dict)  # module that hands its input on when closed -> entry
     options: dict[str, int] = field(default_factory=dict)  # option of a choice -> entry
-    sources: dict[int, bool] = field(default_factory=dict)  # entry -> carries information whatever the mask says
+    sources: set[int] = field(default_factory=set)  # entries that carry information whatever the mask says
     produced: dict[int, set[int]] = field(default_factory=dict)  # entry -> places in `layers` of those that write it
     segments: Segments | None = None  # what a plan may put in another order; None: nothing
+    modules: Mapping[str, nn.Module] = field(default_factory=dict)  # the uncut model's, by path
+    learned: Learned = field(default_factory=Learned)
 
     @functools.cached_property
     def flows(self) -> list[tuple[frozenset[int], frozenset[int], bool, Array]]:
@@ -94,8 +121,7 @@ class Structure:
                     readers.setdefault(entry, set()).add(number)
         flows: dict[tuple[frozenset[int], frozenset[int], bool], list[int]] = {}
         for entry in range(self.space.d):
-            source = self.sources.get(entry, False)
-            key = (frozenset(readers.get(entry, ())), frozenset(self.produced.get(entry, ())), source)
+            key = (frozenset(readers.get(entry, ())), frozenset(self.produced.get(entry, ())), entry in self.sources)
             flows.setdefault(key, []).append(entry)
         return [(*key, np.array(entries)) for key, entries in flows.items()]
 
@@ -132,10 +158,39 @@ class Structure:
         """The entries of a group."""
         return self.space.slices[group.name]
 
+    def numbers(self, group: GateGroup) -> Array:
+        """The entries of a group, one by one."""
+        return np.arange(self.where(group).start, self.where(group).stop)
+
     def inside(self, path: str) -> tuple[int, ...]:
         """The entries without which a module does not run at all: of its residual branch, its block, its option."""
         found = [self.members[path]] if path in self.members else []
         return (*found, *(entry for name, entry in (self.blocks | self.options).items() if is_inside(path, name)))
+
+    @functools.cached_property
+    def axes(self) -> list[Axis]:
+        """Every dimension of every parameter and buffer."""
+        read = self.trace.atoms.read
+        return [
+            Axis(info, dim, own, self.follow(own), bool(read[own].any()))
+            for info in self.trace.tensors
+            for dim, own in enumerate(info.atoms)
+        ]
+
+    @functools.cached_property
+    def readers(self) -> list[Axis]:
+        """The axes that gates act on, since a layer sums over them; entries are -1 where no gate acts."""
+        read = self.trace.atoms.read
+        axes = [replace(a, entries=np.where(read[a.atoms], a.entries, -1)) for a in self.axes if a.is_read]
+        return [axis for axis in axes if (axis.entries >= 0).any()]
+
+    def along(self, group: GateGroup) -> Iterator[tuple[Axis, Array]]:
+        """The axes that a group lies along, and which of their indices are its own."""
+        where = self.where(group)
+        for axis in self.axes:
+            inside = (axis.entries >= where.start) & (axis.entries < where.stop)
+            if inside.any():
+                yield axis, inside
 
     def entries(self, tensor: int, dim: int) -> Array:
         """Per index of a tensor's dimension the entry it follows, -1: always kept."""
@@ -145,8 +200,18 @@ class Structure:
         return np.asarray(self.entry[self.trace.atoms.roots(atoms)])
 
 
+def join(path: str, name: str) -> str:
+    """The name of what a module holds; the path of the model itself is empty."""
+    return f"{path}.{name}" if path else name
+
+
 def is_inside(path: str, block: str) -> bool:
     return path == block or path.startswith(block + ".")
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model's first parameter lies."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def as_array(mask: Tensor) -> Array:
@@ -154,16 +219,11 @@ def as_array(mask: Tensor) -> Array:
 
 
 def finish(structure: Structure, model: nn.Module) -> Structure:
-    """Fill in what follows from groups and entries: readers, layers, norms."""
+    """Fill in what follows from groups and entries: layers, norms."""
     trace = structure.trace
-    atoms = trace.atoms
-    for info in trace.tensors:
-        for dim, own in enumerate(info.atoms):
-            entries = np.where(atoms.read[own], structure.entries(info.number, dim), -1)
-            if (entries >= 0).any():
-                structure.readers.append(Reader(info.number, dim, entries))
+    structure.modules = dict(model.named_modules())
     _layers(structure)
-    for path, module in model.named_modules():
+    for path, module in structure.modules.items():
         if isinstance(module, NORMS) and path in trace.entries:
             layout = trace.entries[path][0]
             block = layout.at(1) if len(layout.shape) > 2 or isinstance(module, nn.GroupNorm) else layout.at(0)
@@ -173,7 +233,7 @@ def finish(structure: Structure, model: nn.Module) -> Structure:
         entries = structure.follow(own)
         if (entries >= 0).any():
             structure.norms[path] = entries
-            structure.sources |= dict.fromkeys(entries[entries >= 0].tolist(), True)  # a shift, and the statistics
+            structure.sources |= set(entries[entries >= 0].tolist())  # a shift, and the statistics
     return structure
 
 
@@ -209,10 +269,10 @@ def _sources(structure: Structure, layers: set[int], onward: Callable[[int], set
     fed += trace.inputs
     for own in fed:
         for root in _representatives(structure, own[~trace.atoms.read[own]]):
-            structure.sources |= dict.fromkeys(onward(int(root)) or (), True)
+            structure.sources |= onward(int(root)) or set()
     for use in trace.gates:
         fixed = trace.atoms.frozen(use.before) & (trace.atoms.tensor[trace.atoms.roots(use.before)] < 0)
-        structure.sources |= {int(entry): True for entry in structure.placed[use.module][fixed]}
+        structure.sources |= set(structure.placed[use.module][fixed].tolist())
 
 
 def _representatives(structure: Structure, atoms: Array) -> Array:
@@ -223,25 +283,22 @@ def _representatives(structure: Structure, atoms: Array) -> Array:
     return roots[np.unique(structure.entry[roots], return_index=True)[1]]
 
 
-def _fixed(structure: Structure, root: int) -> bool:
-    return bool(structure.trace.atoms.reason[root] >= 0)
+def leads(trace: Trace, placed: Mapping[str, Array]) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
+    """Which classes a class leads to at module boundaries, and the entries of the placed gates that it goes through."""
+    further: dict[int, set[int]] = {}
+    gated: dict[int, set[int]] = {}
+    for copy in trace.copies:
+        for a, b in zip(trace.atoms.roots(copy.before).tolist(), trace.atoms.roots(copy.after).tolist()):
+            further.setdefault(a, set()).add(b)
+    for use in trace.gates:
+        for a, entry in zip(trace.atoms.roots(use.before).tolist(), placed[use.module].tolist()):
+            gated.setdefault(a, set()).add(entry)
+    return further, gated
 
 
 def _onward(structure: Structure) -> Callable[[int], set[int] | None]:
     """A function from a class to the entries through which it is read; None: it is needed in any case."""
-    trace = structure.trace
-    atoms = trace.atoms
-    next_classes: dict[int, set[int]] = {}
-    gated: dict[int, set[int]] = {}
-    for copy in trace.copies:
-        for a, b in zip(atoms.roots(copy.before), atoms.roots(copy.after)):
-            next_classes.setdefault(int(a), set()).add(int(b))
-    for use in trace.gates:
-        entries = structure.placed.get(use.module)
-        if entries is None:
-            continue
-        for a, e in zip(atoms.roots(use.before), entries):
-            gated.setdefault(int(a), set()).add(int(e))
+    next_classes, gated = leads(structure.trace, structure.placed)
     cache: dict[int, set[int] | None] = {}
 
     def onward(root: int) -> set[int] | None:
@@ -251,7 +308,7 @@ def _onward(structure: Structure) -> Callable[[int], set[int] | None]:
         entries_through: set[int] | None
         if structure.entry[root] >= 0:
             entries_through = {int(structure.entry[root])}
-        elif _fixed(structure, root) or (root not in next_classes and root not in gated):
+        elif structure.trace.atoms.reason[root] >= 0 or (root not in next_classes and root not in gated):
             entries_through = None
         else:
             entries_through = set(gated.get(root, ()))

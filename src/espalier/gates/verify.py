@@ -25,13 +25,13 @@ from torch.utils._pytree import tree_map
 
 from espalier.compact.apply import apply_plan
 from espalier.compact.plan import Plan
-from espalier.gates.build_plan import Adapted, build_plan
+from espalier.gates.build_plan import build_plan
 from espalier.gates.canonical import canonical
 from espalier.gates.masking import install, set_mask, strip
 from espalier.gates.norms import norm_of
 from espalier.gates.standins import phantom_layers
-from espalier.gates.structure import GateGroup, Structure
-from espalier.gates.trace import Array, tensors_in
+from espalier.gates.structure import Adapted, Axis, GateGroup, Structure
+from espalier.gates.trace import Array, Example, tensors_in
 from espalier.space import BadInput
 
 TOLERANCE = 1e-6  # relative, in float64; what is inexact is so by far more, and some models round to float32 inside
@@ -49,113 +49,116 @@ KNOWN_SIZES = (
 Build = Callable[[Sequence[GateGroup]], Structure]
 
 
-def _to_float64(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
 class Trial:
-    """A copy of the model in float64 with random parameters, on which groups are tried out.
+    """A copy of the model in float64 with random parameters, on which groups are tried out."""
 
-    Random, because a shift of zero, or a scale of 1e-6, hides what a wrong cut would leave behind.
-    """
-
-    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        random = torch.Generator().manual_seed(20190917)
+    def __init__(self, model: nn.Module, example: Example) -> None:
         try:
-            self.model = copy.deepcopy(model).double()
+            self.model = rehearsed(model, seed=20190917)
         except (RuntimeError, TypeError) as error:
             raise BadInput(f"this model cannot be copied, which trying it out and cutting it need: {error}") from error
-        self.args, self.kwargs = tree_map(_to_float64, (args, kwargs))
-        self.modules = dict(self.model.named_modules())
-        perturb(self.model, random)
-        self.runs_in_training = False  # train mode is random, but runs; then a cut has to run there as well
+        self.args, self.kwargs = tree_map(to_float64, tuple(example))
         self.modes = self._modes()
-        self.adapted: list[Adapted] = []
-        self.phantoms: list[str] = []
 
     def run(self, model: nn.Module, training: bool, seed: int = 7) -> list[Tensor]:
         """The output's tensors; buffers are put back afterwards."""
-        held = [(b, b.clone()) for b in model.buffers()]
         model.train(training)
         torch.manual_seed(seed)
-        try:
-            with torch.no_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return list(tensors_in(model(*self.args, **self.kwargs)))
-        finally:
-            with torch.no_grad():
-                for buffer, value in held:
-                    buffer.copy_(value)
+        with buffers_kept(model), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return list(tensors_in(model(*self.args, **self.kwargs)))
 
-    def _modes(self) -> list[bool]:
-        """Eval mode, and train mode where that runs, is not random, and differs."""
-        apart = self._apart(True)
-        if apart is None or not apart < TOLERANCE:
-            self.runs_in_training = apart is not None
-            return [False]
-        same = distance(self.run(self.model, False), self.run(self.model, True)) == 0.0
-        return [False] if same else [False, True]
-
-    def _apart(self, training: bool) -> float | None:
-        """How far two runs in this mode are apart under different random numbers; None: it does not run."""
+    def _modes(self) -> dict[bool, bool]:
+        """Eval mode, and train mode where that runs and differs; for each whether its values are not random."""
         try:
             with isolated_random():
-                return distance(self.run(self.model, training), self.run(self.model, training, seed=8))
+                first, second = (self.run(self.model, True, seed) for seed in (7, 8))
         except Exception:
-            return None
+            return {False: True}
+        if not distance(first, second) < TOLERANCE:
+            return {False: True, True: False}
+        same = distance(self.run(self.model, False), self.run(self.model, True)) == 0.0
+        return {False: True} if same else {False: True, True: True}
 
     def disagreement(self, structure: Structure, masks: Sequence[Array], adapted: Sequence[Adapted] = ()) -> str:
         """What goes wrong between masked and cut under these masks; empty when nothing does."""
-        norms = [norm_of(self.modules[path]) for path in structure.trace.norms]
+        norms = [norm_of(structure.modules[path]) for path in structure.trace.norms]
         tolerance = ROUNDED if any(norm is not None and norm.single for norm in norms) else TOLERANCE
-        space = structure.space
         installed = install(self.model, structure)
         try:
             for mask in masks:
-                mask = canonical(structure, space, mask)
-                plan = build_plan(structure, self.modules, mask, [*self.adapted, *adapted], self.phantoms)
-                set_mask(self.model, installed, torch.tensor(mask, dtype=torch.float64))
-                for training in self.modes:
-                    try:
-                        small = strip(apply_plan(self.model, plan, share=True))
-                        with _SomeHeads() if _empties(structure, mask) else contextlib.nullcontext():
-                            cut = self.run(small, training)
-                    except Exception as error:
-                        return f"the cut model does not run: {_short(error)}"
-                    apart = distance(self.run(self.model, training), cut)
-                    if not apart < tolerance:
-                        mode = "train" if training else "eval"
-                        return f"masked and cut outputs differ by {apart:.1e} in {mode} mode"
-                problem = self._random_training(plan) if self.runs_in_training else ""
+                mask = canonical(structure, mask)
+                plan = build_plan(structure, mask, adapted)
+                set_mask(installed, torch.tensor(mask, dtype=torch.float64))
+                problem = self._difference(plan, tolerance, _empties(structure, mask))
                 if problem:
                     return problem
             return ""
         finally:
-            set_mask(self.model, installed, None)
+            set_mask(installed, None)
             installed.remove()
 
-    def _random_training(self, plan: Plan) -> str:
-        """What goes wrong with the cut model in a train mode whose values are random; empty when nothing does."""
-        try:
-            cut = self.run(strip(apply_plan(self.model, plan, share=True)), True)
-        except Exception as error:
-            return f"the cut model does not run in train mode: {_short(error)}"
-        shapes = [[tuple(t.shape) for t in outputs] for outputs in (self.run(self.model, True), cut)]
-        return (
-            "" if shapes[0] == shapes[1] else f"in train mode the cut model gives shapes {shapes[1]}, not {shapes[0]}"
-        )
+    def _difference(self, plan: Plan, tolerance: float, empties: bool) -> str:
+        """What goes wrong between the model under its present mask and what the plan makes of it.
+
+        Where train mode is random its values are not compared, but a cut has to run there and give the same shapes.
+        """
+        small: nn.Module | None = None
+        for training, exact in self.modes.items():
+            try:
+                small = small or strip(apply_plan(self.model, plan, share=True))
+                with _SomeHeads() if empties else contextlib.nullcontext():
+                    cut = self.run(small, training)
+            except Exception as error:
+                return f"the cut model does not run{'' if exact else ' in train mode'}: {short(error)}"
+            whole = self.run(self.model, training)
+            apart = distance(whole, cut)
+            if exact and not apart < tolerance:
+                mode = "train" if training else "eval"
+                return f"masked and cut outputs differ by {apart:.1e} in {mode} mode"
+            shapes = [[tuple(t.shape) for t in outputs] for outputs in (whole, cut)]
+            if shapes[0] != shapes[1]:
+                return f"in train mode the cut model gives shapes {shapes[1]}, not {shapes[0]}"
+        return ""
+
+
+def rehearsed(model: nn.Module, seed: int) -> nn.Module:
+    """A copy in float64 without gates, with random parameters.
+
+    Random, because a shift of zero, or a scale of 1e-6, hides what a wrong cut would leave behind.
+    """
+    twin = strip(copy.deepcopy(model)).double()
+    _perturb(twin, torch.Generator().manual_seed(seed))
+    return twin
+
+
+def to_float64(value: Any) -> Any:
+    return value.detach().double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+@contextlib.contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Afterwards every buffer holds what it held."""
+    held = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in held:
+                buffer.copy_(value)
 
 
 @torch.no_grad()
-def perturb(model: nn.Module, random: torch.Generator) -> None:
+def _perturb(model: nn.Module, random: torch.Generator) -> None:
     """Move every parameter and running statistic, and switch dropout off."""
-    stock = torch.randn(1_000_003, generator=random, dtype=torch.float64)
+    stock = torch.randn(100_003, generator=random, dtype=torch.float64)
 
     def noise(like: Tensor) -> Tensor:
         """Normal numbers in a tensor's shape; large ones repeat a stock of a prime length, which is quicker."""
         first = int(torch.randint(len(stock), (), generator=random))
         times = -(-(first + like.numel()) // len(stock))
-        return stock.repeat(times)[first : first + like.numel()].reshape(like.shape).to(like.device)
+        row = stock if times == 1 else stock.repeat(times)
+        return row[first : first + like.numel()].reshape(like.shape).to(like.device)
 
     for parameter in model.parameters():
         if parameter.is_floating_point():
@@ -201,9 +204,9 @@ def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     return worst
 
 
-def _short(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:90] if text else ''}"
+def short(error: Exception) -> str:
+    said = (str(error).strip() or "no message").splitlines()
+    return f"{type(error).__name__}: {said[0][:90]}"
 
 
 # ---- which groups are exact ------------------------------------------------------------------------------------------
@@ -215,23 +218,20 @@ def random_masks(
     """Masks that close about half, or nearly all, of the gates of the named groups (None: of all), or every one."""
     masks = []
     for i in range(count):
-        parts = []
+        mask, share = structure.whole(), (0.5, 0.85, 0.2)[i % 3]
         for group in structure.groups:
-            mask = np.ones(group.size)
-            if group.kind == "choices":
-                chosen = rng.integers(group.size) if names is None or group.name in names else 0
-                parts.append((np.arange(group.size) == chosen).astype(np.float64))
+            if names is not None and group.name not in names:
                 continue
-            if names is None or group.name in names:
-                share = (0.5, 0.85, 0.2)[i % 3]
-                mask = (rng.random(group.size) >= share).astype(np.float64) if not empty else np.zeros(group.size)
-                branch = group.kind == "branches"
-                if mask.all() and (names is not None or not branch):
-                    mask[rng.integers(group.size)] = 0.0
-                if not mask.any() and not branch and not empty:
-                    mask[rng.integers(group.size)] = 1.0
-            parts.append(mask)
-        masks.append(np.concatenate(parts))
+            own, branch = mask[structure.where(group)], group.kind == "branches"
+            if group.kind == "choices":
+                own[:] = np.arange(group.size) == rng.integers(group.size)
+                continue
+            own[:] = 0.0 if empty else rng.random(group.size) >= share
+            if own.all() and (names is not None or not branch):
+                own[rng.integers(group.size)] = 0.0
+            if not own.any() and not branch and not empty:
+                own[rng.integers(group.size)] = 1.0
+        masks.append(mask)
     return masks
 
 
@@ -248,7 +248,8 @@ def approved(trial: Trial, groups: Sequence[GateGroup], build: Build) -> tuple[l
         group, problem = _isolated(trial, structure, left, rng, problem)
         if group is not None and group.name not in searched:
             searched.add(group.name)
-            trial.adapted = [a for a in trial.adapted if a.group != group.name]
+            learned = structure.learned
+            learned.adapted = [a for a in learned.adapted if a.group != group.name]
             if _adapt(trial, structure, group, random_masks(structure, {group.name}, rng, 2)):
                 continue
         if group is None:
@@ -292,44 +293,46 @@ def _adapt(trial: Trial, structure: Structure, group: GateGroup, masks: Sequence
 
     What is found for one layer is proposed for those that look alike, and tried with everything else.
     """
+    learned = structure.learned
     if group.kind == "width":  # every layer along the stream may keep its own size: all of them follow at once
-        own = _own_sizes(trial, structure, group)
+        own = _own_sizes(structure, group)
         if own and not trial.disagreement(structure, masks, own):
-            trial.adapted += own
+            learned.adapted += own
             return True
-    candidates = _candidates(trial, structure, group)
+    candidates = _candidates(structure, group)
     for count in range(1, min(len(candidates), 4) + 1):
         for chosen in islice(combinations(candidates, count), 60):
             places = {(c.path, c.attribute) for c in chosen}
             if len(places) == count and not trial.disagreement(structure, masks, chosen):
-                trial.adapted += [*chosen, *_alike(trial, structure, chosen, group)]
+                learned.adapted += [*chosen, *_alike(structure, chosen, group)]
                 return True
     return False
 
 
-def _own_sizes(trial: Trial, structure: Structure, group: GateGroup) -> list[Adapted]:
+def _integers(module: nn.Module) -> dict[str, int]:
+    """The positive integers that a module keeps, unless it is known which of them are sizes."""
+    held = {} if isinstance(module, KNOWN_SIZES) else vars(module)
+    return {name: value for name, value in held.items() if type(value) is int and value > 0}
+
+
+def _own_sizes(structure: Structure, group: GateGroup) -> list[Adapted]:
     """Integers of the modules that hold the group's tensors, equal to the length of the axis it lies along there."""
-    where, sizes = structure.where(group), dict[tuple[str, str], Adapted]()
-    for info in structure.trace.tensors:
-        for dim in range(info.tensor.ndim):
-            entries = structure.entries(info.number, dim)
-            if not ((entries >= where.start) & (entries < where.stop)).any():
-                continue
-            for path, _ in info.places:
-                module = trial.modules[path]
-                for name, value in vars(module).items() if not isinstance(module, KNOWN_SIZES) else ():
-                    if type(value) is int and value == len(entries):
-                        sizes[path, name] = Adapted(path, name, group.name, tensor=info.number, dim=dim)
+    sizes = dict[tuple[str, str], Adapted]()
+    for axis, inside in structure.along(group):
+        for path, _ in axis.info.places:
+            for name, value in _integers(structure.modules[path]).items():
+                if value == len(inside):
+                    sizes[path, name] = Adapted(path, name, group.name, tensor=axis.info.number, dim=axis.dim)
     return list(sizes.values())
 
 
-def _alike(trial: Trial, structure: Structure, chosen: Sequence[Adapted], group: GateGroup) -> Iterator[Adapted]:
-    known = {a.group for a in trial.adapted}
+def _alike(structure: Structure, chosen: Sequence[Adapted], group: GateGroup) -> Iterator[Adapted]:
+    known = {a.group for a in structure.learned.adapted}
     wanted = {_pattern(c) for c in chosen}
     for other in structure.groups:
         if other is group or other.name in known or other.size != group.size:
             continue
-        matches = [c for c in _candidates(trial, structure, other) if _pattern(c) in wanted]
+        matches = [c for c in _candidates(structure, other) if _pattern(c) in wanted]
         if {_pattern(c) for c in matches} == wanted:
             yield from matches
 
@@ -338,39 +341,26 @@ def _pattern(item: Adapted) -> tuple[str, str, int, bool]:
     return re.sub(r"\d+", "#", item.path), item.attribute, item.per_unit, item.tensor >= 0
 
 
-def _candidates(trial: Trial, structure: Structure, group: GateGroup) -> list[Adapted]:
+def _candidates(structure: Structure, group: GateGroup) -> list[Adapted]:
     """Integers of the modules that write or read the group, and of those around them, equal to a gated length."""
-    trace = structure.trace
-    lengths = {group.size}
-    axes: list[tuple[int, int]] = []
-    around: dict[str, None] = {}
-    mine = [int(r) for unit in group.units for r in trace.atoms.roots(unit)]
-    for info in trace.tensors:
-        for dim, own in enumerate(info.atoms):
-            inside = int(np.isin(trace.atoms.roots(own), mine).sum())
-            if not inside:
-                continue
-            axes.append((info.number, dim))
-            lengths |= {inside // k for k in (1, 2, 3, 4) if inside % (k * group.size) == 0}
-            for path, _ in info.places:
-                while path:
-                    around[path] = None
-                    path = path.rpartition(".")[0]
+    lengths, axes, around = {group.size}, list[Axis](), dict[str, None]()
+    for axis, inside in structure.along(group):
+        axes.append(axis)
+        count = int(inside.sum())
+        lengths |= {count // k for k in (1, 2, 3, 4) if count % (k * group.size) == 0}
+        for path, _ in axis.info.places:
+            while path:
+                around[path] = None
+                path = path.rpartition(".")[0]
     around[""] = None
     integers = []
     for path in sorted(around, key=lambda p: -p.count(".") - bool(p)):
-        module = trial.modules[path]
-        if isinstance(module, KNOWN_SIZES):
-            continue
-        for name, value in vars(module).items():
-            if type(value) is not int or value < 1:
-                continue
+        for name, value in _integers(structure.modules[path]).items():
+            fits = next((axis for axis in axes if value == len(axis.entries)), None)
             if value in lengths and value % group.size == 0:
                 integers.append(Adapted(path, name, group=group.name, per_unit=value // group.size))
-                continue
-            length = next((a for a in axes if value == len(trace.tensors[a[0]].atoms[a[1]])), None)
-            if length is not None:
-                integers.append(Adapted(path, name, tensor=length[0], dim=length[1]))
+            elif fits is not None:
+                integers.append(Adapted(path, name, tensor=fits.info.number, dim=fits.dim))
     return integers
 
 
@@ -390,14 +380,11 @@ def _emptiable(trial: Trial, groups: Sequence[GateGroup], build: Build) -> list[
 
     free = [g for kind in ("units", "heads", "blocks") for g in _halved([g for g in trying if g.kind == kind], runs)]
     structure = build(groups)
-    stuck = [
-        g
-        for g in trying
-        if g not in free and g.kind != "blocks" and phantom_layers(structure, trial.modules, g, {}) is not None
-    ]
-    trial.phantoms += [group.name for group in stuck]
+    stuck = [g for g in trying if g not in free and g.kind != "blocks"]
+    stuck = [g for g in stuck if phantom_layers(structure, g, {}) is not None]
+    structure.learned.phantoms += [group.name for group in stuck]
     free += _halved(stuck, runs)
-    trial.phantoms = [name for name in trial.phantoms if any(name == group.name for group in free)]
+    structure.learned.phantoms = [group.name for group in stuck if group in free]
     for together in _side_by_side(structure, free):  # each alone may run where both emptied do not
         while len(together) > 1 and not runs(together):
             gone = together.pop(0)
@@ -442,15 +429,10 @@ def _halved(groups: list[GateGroup], runs: Callable[[Sequence[GateGroup]], bool]
 
 def _side_by_side(structure: Structure, groups: Sequence[GateGroup]) -> list[list[GateGroup]]:
     """Groups that together make up one axis of a tensor."""
-    spaces = {group.name: structure.space.slices[group.name] for group in structure.groups}
     neighbours: dict[tuple[str, ...], list[GateGroup]] = {}
-    for info in structure.trace.tensors:
-        for dim in range(info.tensor.ndim):
-            entries = structure.entries(info.number, dim)
-            if not len(entries) or (entries < 0).any():
-                continue
-            inside = [g for g in groups if ((entries >= spaces[g.name].start) & (entries < spaces[g.name].stop)).any()]
-            covered = sum(g.size for g in inside) >= len(np.unique(entries))
-            if len(inside) > 1 and covered:
-                neighbours[tuple(g.name for g in inside)] = inside
+    for axis in structure.axes:
+        entries = set(axis.entries.tolist())
+        inside = [group for group in groups if not entries.isdisjoint(structure.numbers(group).tolist())]
+        if len(inside) > 1 and -1 not in entries and sum(group.size for group in inside) >= len(entries):
+            neighbours[tuple(group.name for group in inside)] = inside
     return list(neighbours.values())

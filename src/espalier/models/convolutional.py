@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from espalier.models.init import he_normal
+from espalier.models.paper_networks import he_normal
 from espalier.space import BadInput
 
 STAGES = (2, 2, 3, 3, 3)  # of VGG: convolutions before each max-pool

@@ -11,7 +11,7 @@ from torch import Tensor
 from espalier.space import BadInput, Diverged
 from espalier.train import checks, fingerprint, pytree, scoring
 from espalier.train.batchnorm import calibrated
-from espalier.train.compiling import Compiling, Recording
+from espalier.train.compiling import Compiling, Recording, as_it_is
 from espalier.train.feed import Batch, Feed
 from espalier.train.gradients import OnePass, scalar
 from espalier.train.loop import Loop
@@ -65,7 +65,7 @@ class EagerEngine:
         self.compiling, self.recording = None, None
         long = device.type == "cuda" and self.ranks is None and phases.end >= LONG
         if compile or (compile is None and long):  # by itself only what runs the same kernels
-            self.compiling = Compiling() if compile else Compiling(asked=False, backend="eager")
+            self.compiling = Compiling() if compile else Compiling(asked=False, backend=as_it_is)
             self.recording = Recording(asked=bool(compile)) if device.type == "cuda" else None
         # Of an epoch: loss, updates, wrong classes, predictions. On the device: reading one would wait for a GPU.
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)

@@ -60,9 +60,7 @@ class Propagation:
         self.splits: list[Array] = []
         self.even: set[str] = set()  # grouped convolutions cut evenly inside their groups
         self.heads: set[str] = set()  # torch's own attention modules, which a cut replaces by one that knows its heads
-        self.fused: set[str] = (
-            set()
-        )  # torch's own encoder layers, which take one kernel while nothing in them has hooks
+        self.fused: set[str] = set()  # torch's own encoder layers, one kernel while nothing in them has hooks
         self.where = "the model"  # the module now running, for reasons
 
     def clean(self, shape: Sequence[int], blocks: Iterable[Block], weight: int = -1) -> Layout:
@@ -125,20 +123,17 @@ class Propagation:
     # ---- layout operations -----------------------------------------------------------------------------------------
 
     def permuted(self, layout: Layout, order: Sequence[int]) -> Layout:
-        place = {old: new for new, old in enumerate(order)}
-        blocks = [Block(tuple(place[d] for d in b.dims), b.atoms) for b in layout.blocks]
-        return self.clean([layout.shape[d] for d in order], blocks, layout.weight)
+        return self.renumbered(layout, [layout.shape[d] for d in order], {old: new for new, old in enumerate(order)})
 
     def renumbered(self, layout: Layout, shape: Sequence[int], place: dict[int, int]) -> Layout:
-        """Dimensions moved by insertion or removal of plain ones; ``place``: old to new."""
+        """Dimensions moved, and plain ones inserted or removed; ``place``: old to new."""
         blocks = [Block(tuple(place[d] for d in b.dims), b.atoms) for b in layout.blocks]
         return self.clean(shape, blocks, layout.weight)
 
     def without(self, layout: Layout, dims: Iterable[int]) -> Layout:
         """Plain dimensions taken out."""
         gone = set(dims)
-        left = [d for d in range(len(layout.shape)) if d not in gone]
-        return self.renumbered(layout, [layout.shape[d] for d in left], {d: i for i, d in enumerate(left)})
+        return self.permuted(layout, [d for d in range(len(layout.shape)) if d not in gone])
 
     def taken(self, layout: Layout, dim: int, index: Array | slice) -> Layout:
         """Indices taken along a dimension; the caller knows that this stays right after a cut."""
@@ -191,9 +186,8 @@ class Propagation:
         lifted = []
         for layout in layouts:
             shift = n - len(layout.shape)
-            sizes = (1,) * shift + layout.shape
-            blocks = [Block(tuple(d + shift for d in b.dims), b.atoms) for b in layout.blocks]
-            lifted.append(self.clean(sizes, blocks))
+            place = {d: d + shift for d in range(len(layout.shape))}
+            lifted.append(self.renumbered(layout.activation(), (1,) * shift + layout.shape, place))
         while self._align(lifted, shape, why):
             pass
         out: dict[tuple[int, ...], Array] = {}
@@ -204,6 +198,15 @@ class Propagation:
                 else:
                     out[block.dims] = block.atoms
         return self.clean(shape, [Block(dims, atoms) for dims, atoms in out.items()])
+
+    def beside(self, atoms: Array | None, vectors: Iterable[Layout], why: str) -> None:
+        """Tie vectors of parameters or statistics with the channels they belong to; None: these are fixed, and why."""
+        for vector in vectors:
+            if atoms is None:
+                self.freeze(vector, why)
+            else:
+                channels = Layout((len(atoms),), (Block((0,), atoms),))
+                self.merged([channels, vector], channels.shape, "normalised")
 
     def _align(self, layouts: list[Layout], shape: tuple[int, ...], why: str) -> bool:
         """One repair of blocks that do not lie exactly over each other; whether there was one."""
@@ -222,9 +225,7 @@ class Propagation:
                             layouts[i] = self.mixed(layout, extra, why)
                             return True
                         if set(block.dims) < set(match.dims) and match.dims[0] in block.dims:
-                            extra = next(d for d in match.dims if d not in block.dims)
-                            layouts[j] = self.mixed(other, extra, why)
-                            return True
+                            continue  # when it is the other's turn
                         layouts[i] = self.mixed(layout, dim, f"{why} with a tensor laid out otherwise")
                         layouts[j] = self.mixed(other, dim, f"{why} with a tensor laid out otherwise")
                         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from espalier.gates.trace.atoms import Atoms
 from espalier.gates.trace.layout import Layout, Propagation
 from espalier.gates.trace.rules.call import Event
+from espalier.space import BadType
 
 
 @dataclass(eq=False)
@@ -32,21 +33,35 @@ class TensorInfo:
         return f"{path}.{attribute}" if path else attribute
 
 
+class Example(NamedTuple):
+    """What a model is called with."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @classmethod
+    def of(cls, given: Any) -> Example:
+        """A tensor, a tuple (positional) or a dict (keyword)."""
+        if isinstance(given, Tensor):
+            return cls((given,), {})
+        if isinstance(given, dict) or hasattr(given, "keys"):
+            return cls((), dict(given))
+        if isinstance(given, (tuple, list)):
+            return cls(tuple(given), {})
+        raise BadType(f"example_inputs are a tensor, a tuple or a dict, not {type(given).__name__}")
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [*tensors_in(self.args), *tensors_in(self.kwargs)]
+
+
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """A boundary at which a slice may be left out: ``before`` enters ``module``, ``after`` is what it reads."""
+    """A boundary at which a slice may be left out: ``before`` enters ``module``, ``after`` is what it reads, or, of a
+    gate placed by hand, what it gives."""
 
     module: str
     dim: int
-    before: np.ndarray
-    after: np.ndarray
-
-
-@dataclass(frozen=True, eq=False)
-class GateUse:
-    """One call of a hand-placed gate: atoms before and after it."""
-
-    module: str
     before: np.ndarray
     after: np.ndarray
 
@@ -68,24 +83,27 @@ class Trace:
     events: list[Event] = field(default_factory=list)  # products with parameters
     computed: list[Event] = field(default_factory=list)  # products with tensors computed from parameters
     products: list[Event] = field(default_factory=list)  # products of two activations, as in attention
-    reads: dict[int, set[str]] = field(default_factory=dict)  # weight -> modules that multiplied with it
     entries: dict[str, list[Layout]] = field(default_factory=dict)  # module -> layouts of its first argument
     exits: dict[str, list[Layout]] = field(default_factory=dict)
     copies: list[Copy] = field(default_factory=list)
-    gates: list[GateUse] = field(default_factory=list)
+    gates: list[Copy] = field(default_factory=list)  # calls of gates placed by hand
     inputs: list[np.ndarray] = field(default_factory=list)  # atoms of input features, when asked for
     unknown: dict[str, set[str]] = field(default_factory=dict)  # operation without a rule -> modules
     calls: dict[str, int] = field(default_factory=dict)
     branches: list[Branch] = field(default_factory=list)
     norms: dict[str, np.ndarray] = field(default_factory=dict)  # norm whose statistics can be masked -> its channels
-    passes: dict[str, tuple[Layout, Layout]] = field(
-        default_factory=dict
-    )  # module -> first argument, result made of it
+    passes: dict[str, tuple[Layout, Layout]] = field(default_factory=dict)  # module -> input, result made of it
     order: list[tuple[int, str]] = field(default_factory=list)  # (time, leaf module) in the order of execution
 
     @property
     def atoms(self) -> Atoms:
         return self.p.atoms
+
+    def note(self, events: list[Event]) -> None:
+        """Products with parameters, with tensors computed from them, and of activations are kept apart."""
+        for event in events:
+            is_weight, is_computed = event.weight >= 0, event.computed is not None
+            (self.events if is_weight else self.computed if is_computed else self.products).append(event)
 
     def frozen_axes(self) -> dict[str, list[str]]:
         """Why outputs and inputs of layers are always kept: by reason, the axes of weights that it holds."""
@@ -120,9 +138,8 @@ def collect(model: nn.Module, p: Propagation) -> list[TensorInfo]:
     """Parameters and buffers, tied ones once, with fresh atoms."""
     tensors: dict[int, TensorInfo] = {}
     for path, module in model.named_modules():
-        held = [(n, t, True) for n, t in module._parameters.items()] + [
-            (n, t, False) for n, t in module._buffers.items()
-        ]
+        held = [(name, tensor, True) for name, tensor in module._parameters.items()]
+        held += [(name, tensor, False) for name, tensor in module._buffers.items()]
         for name, tensor, is_parameter in held:
             if tensor is None or (name.startswith("espalier_") and not is_parameter):
                 continue

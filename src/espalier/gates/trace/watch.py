@@ -6,7 +6,8 @@ The watcher applies the rule of each operation to the layouts of its operands; h
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+import functools
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,23 +18,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from espalier.compact.layers import is_attention
-from espalier.gates.gate import Gate
+from espalier.gates.gate import Gate, Mixed
 from espalier.gates.trace.layout import Block, Layout, Propagation
 from espalier.gates.trace.rules import RULES, Call, pointwise
-from espalier.gates.trace.trace_record import Branch, Copy, GateUse, Trace, collect, tensors_in
+from espalier.gates.trace.trace_record import Branch, Copy, Example, Trace, collect, tensors_in
 from espalier.space import BadInput, EspalierError
-
-
-class Options(nn.Module):
-    """One of several operations. ``tracing``: run all of them and add what they give, which ties their channels."""
-
-    tracing = False
 
 
 def trace(
     model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    example: Example,
     *,
     inputs: bool,
     placed: bool,
@@ -52,10 +46,9 @@ def trace(
     p.heads = {path for path, module in model.named_modules() if is_attention(module)}
     p.fused = {path for path, module in model.named_modules() if isinstance(module, nn.TransformerEncoderLayer)}
     record = Trace(p, collect(model, p))
-    watcher = Watcher(record, placed)
-    watcher.norms = set(norms)
+    watcher = Watcher(record, placed, norms)
     if inputs:
-        for tensor in (*tensors_in(args), *tensors_in(kwargs)):
+        for tensor in example.tensors:
             if tensor.is_floating_point() and tensor.ndim > 1:
                 shape = tuple(tensor.shape)
                 atoms = p.atoms.new(int(np.prod(shape[1:])))
@@ -63,11 +56,11 @@ def trace(
                 watcher.set(tensor, p.clean(shape, [Block(tuple(range(1, len(shape))), atoms.reshape(shape[1:]))]))
     try:
         with _hooked(model, watcher), quiet_kernels(), torch.no_grad(), Leaks(watcher), watcher:
-            output = model(*args, **kwargs)
+            output = model(*example.args, **example.kwargs)
     except EspalierError:
         raise
     except Exception:
-        _refuse_unless_it_runs(model, args, kwargs)
+        _refuse_unless_it_runs(model, example)
         raise
     p.where = "the model"
     for tensor in tensors_in(output):
@@ -76,17 +69,24 @@ def trace(
     return record
 
 
-def _refuse_unless_it_runs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _refuse_unless_it_runs(model: nn.Module, example: Example) -> None:
     """After a failure: raise the model's own error if it fails on these inputs unwatched too."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
     try:
-        with torch.no_grad():
-            model(*args, **kwargs)
+        with eval_mode(model), torch.no_grad():
+            model(*example.args, **example.kwargs)
     except Exception as error:
         said = " ".join(str(error).split())
         said = said if len(said) <= 300 else said[:300] + " .."
         raise BadInput(f"the model does not run on example_inputs: {type(error).__name__}: {said}") from error
+
+
+@contextlib.contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode, and afterwards in its own."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -111,143 +111,34 @@ def quiet_kernels() -> Iterator[None]:
 @contextlib.contextmanager
 def _hooked(model: nn.Module, watcher: Watcher) -> Iterator[None]:
     """Hook every module, so that the watcher knows which one runs, in eval mode; afterwards put all of it back."""
-    modes = {module: module.training for module in model.modules()}
     handles = []
     for path, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(_enter(watcher, path), with_kwargs=True))
-        handles.append(module.register_forward_hook(_leave(watcher, path), with_kwargs=True))
-    model.eval()
-    choices = [module for module in model.modules() if isinstance(module, Options)]
+        handles.append(module.register_forward_pre_hook(functools.partial(watcher.enter, path), with_kwargs=True))
+        handles.append(module.register_forward_hook(functools.partial(watcher.leave, path), with_kwargs=True))
+    choices = [module for module in model.modules() if isinstance(module, Mixed)]
     for choice in choices:
         choice.tracing = True
     try:
-        yield
+        with eval_mode(model):
+            yield
     finally:
         for choice in choices:
             del choice.tracing
         for handle in handles:
             handle.remove()
-        for module, mode in modes.items():
-            module.training = mode
-
-
-def _enter(watcher: Watcher, path: str) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        record = watcher.trace
-        watcher.stack.append(path)
-        watcher.began.append(watcher.time)
-        if _is_leaf(module):
-            record.order.append((watcher.time, path))
-        record.calls[path] = record.calls.get(path, 0) + 1
-        if args and isinstance(args[0], Tensor):
-            if isinstance(module, Gate) or path in watcher.norms:
-                watcher.paused = True
-                return None
-            layout = watcher.of(args[0])
-            if _is_leaf(module) and len(args) == 1 and not kwargs:
-                inner = _boundary(watcher, path, module, layout)
-                if inner is not None:
-                    tensor = args[0].detach().clone()
-                    watcher.set(tensor, inner)
-                    record.entries.setdefault(path, []).append(inner)
-                    return (tensor,), kwargs
-            record.entries.setdefault(path, []).append(layout)
-        return None
-
-    return hook
 
 
 def _is_leaf(module: nn.Module) -> bool:
     return not any(True for _ in module.children())
 
 
-def _boundary(watcher: Watcher, path: str, module: nn.Module, layout: Layout) -> Layout | None:
-    """Fresh atoms on the axis a leaf module works along, joined to the old ones by a ``Copy``."""
-    record, p = watcher.trace, watcher.trace.p
-    if not layout.blocks or layout.weight >= 0:
-        return None
-    if not watcher.placed:
-        mine = np.concatenate(record.inputs) if record.inputs else np.zeros(0, dtype=np.int64)
-        if not np.isin(layout.all(), mine).all():
-            return None
-    if isinstance(module, nn.modules.conv._ConvNd):  # of an input image whole channels can be left out
-        layout, _ = p.only(layout, len(layout.shape) - len(module.kernel_size) - 1, "convolved over")
-    blocks = []
-    for block in layout.blocks:
-        if len(block.dims) > 1:
-            blocks.append(block)
-            continue
-        after = p.atoms.new(len(block.atoms))
-        record.copies.append(Copy(path, block.dims[0], block.atoms, after))
-        blocks.append(Block(block.dims, after))
-    return Layout(layout.shape, tuple(blocks))
-
-
-def _leave(watcher: Watcher, path: str) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        watcher.stack.pop()
-        began = watcher.began.pop()
-        first = output[0] if isinstance(output, tuple) and output else output
-        if isinstance(first, Tensor):
-            watcher.results.setdefault(id(first), []).append((path, began))
-        record = watcher.trace
-        given = args[0] if args else next(iter(kwargs.values()), None)
-        alone = not isinstance(output, tuple) or all(item is None for item in output[1:])
-        is_block = alone and not _is_leaf(module)
-        if is_block and isinstance(first, Tensor) and isinstance(given, Tensor) and watcher.made(first, given):
-            record.passes[path] = (watcher.of(given), watcher.of(first))
-        if isinstance(module, Gate) and isinstance(output, Tensor):
-            watcher.paused = False
-            layout = watcher.of(args[0])
-            layout, atoms = record.p.only(layout, module.dim % len(layout.shape), "gated along one of its axes")
-            dim = module.dim % len(layout.shape)
-            if atoms is None:
-                atoms = record.p.atoms.new(layout.shape[dim])
-                record.p.atoms.freeze(atoms, f"a tensor of fixed size (in {path})")
-            after = record.p.atoms.new(len(atoms))
-            record.gates.append(GateUse(path, atoms, after))
-            rest = tuple(b for b in layout.blocks if dim not in b.dims)
-            watcher.set(output, record.p.clean(layout.shape, (*rest, Block((dim,), after))))
-        elif path in watcher.norms and watcher.paused:
-            watcher.paused = False
-            watcher.set(output, _normed(watcher, path, module, watcher.of(args[0])))
-        elif isinstance(output, Tensor):
-            record.exits.setdefault(path, []).append(watcher.of(output))
-        return None
-
-    return hook
-
-
-def _normed(watcher: Watcher, path: str, module: nn.Module, layout: Layout) -> Layout:
-    """A norm over the last axis whose statistics can be masked: the channel goes with its scale and shift."""
-    record, p = watcher.trace, watcher.trace.p
-    p.where, last, why = path, len(layout.shape) - 1, "layer normalisation over the axis"
-    layout, block = layout.activation(), layout.at(last)
-    if block is not None and len(block.dims) > 1:  # inside each head: heads are the units
-        layout, block = p.mixed(layout, last, why), None
-    atoms = None if block is None else block.atoms
-    for parameter in module._parameters.values():
-        if parameter is not None:
-            own = watcher.of(parameter)
-            if atoms is None:
-                p.freeze(own, why)
-            else:
-                p.merged([Layout((len(atoms),), (Block((0,), atoms),)), own], (len(atoms),), "normalised")
-    if atoms is not None:
-        p.atoms.tie(record.norms.setdefault(path, atoms), atoms)
-        p.atoms.normed[atoms] = True
-    return layout
-
-
-# ---- the operations --------------------------------------------------------------------------------------------------
-
-
 class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Applies the rule of each operation to the layouts of its operands."""
+    """Applies the rule of each operation to the layouts of its operands, and knows which module runs."""
 
-    def __init__(self, trace: Trace, placed: bool) -> None:
+    def __init__(self, trace: Trace, placed: bool, norms: Collection[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace, self.placed = trace, placed
+        self.norms = set(norms)  # modules whose statistics can be masked
         self.layouts: dict[int, Layout] = {}
         self.alive: list[Tensor] = []  # ids stay unique only while their tensors live
         self.stack: list[str] = []
@@ -257,7 +148,6 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.began: list[int] = []
         self.parents: dict[int, tuple[int, ...]] = {}  # tensor -> the tensors it was made from
         self.paused = False  # inside a hand-placed gate, whose meaning is known
-        self.norms: set[str] = set()  # modules whose statistics can be masked
         self.awaited: dict[int, tuple[Tensor, Layout]] = {}  # averaged attention, and what is fixed if it is looked at
         self.numbers = {id(t.tensor): t for t in trace.tensors}
         self.of_parameters: dict[int, bool | None] = {id(t.tensor): t.is_parameter for t in trace.tensors}
@@ -284,6 +174,98 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.set(tensor, layout)
         return layout
 
+    # ---- modules ----------------------------------------------------------------------------------------------------
+
+    def enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The hook before a module runs."""
+        record = self.trace
+        self.stack.append(path)
+        self.began.append(self.time)
+        if _is_leaf(module):
+            record.order.append((self.time, path))
+        record.calls[path] = record.calls.get(path, 0) + 1
+        if not args or not isinstance(args[0], Tensor):
+            return None
+        if isinstance(module, Gate) or path in self.norms:
+            self.paused = True
+            return None
+        layout = self.of(args[0])
+        inner = self._boundary(path, module, layout) if _is_leaf(module) and len(args) == 1 and not kwargs else None
+        record.entries.setdefault(path, []).append(inner or layout)
+        if inner is None:
+            return None
+        tensor = args[0].detach().clone()
+        self.set(tensor, inner)
+        return (tensor,), kwargs
+
+    def _boundary(self, path: str, module: nn.Module, layout: Layout) -> Layout | None:
+        """Fresh atoms on the axis a leaf module works along, joined to the old ones by a ``Copy``."""
+        record, p = self.trace, self.trace.p
+        if not layout.blocks or layout.weight >= 0:
+            return None
+        if not self.placed:
+            mine = np.concatenate(record.inputs) if record.inputs else np.zeros(0, dtype=np.int64)
+            if not np.isin(layout.all(), mine).all():
+                return None
+        if isinstance(module, nn.modules.conv._ConvNd):  # of an input image whole channels can be left out
+            layout, _ = p.only(layout, len(layout.shape) - len(module.kernel_size) - 1, "convolved over")
+        blocks = []
+        for block in layout.blocks:
+            if len(block.dims) > 1:
+                blocks.append(block)
+                continue
+            after = p.atoms.new(len(block.atoms))
+            record.copies.append(Copy(path, block.dims[0], block.atoms, after))
+            blocks.append(Block(block.dims, after))
+        return Layout(layout.shape, tuple(blocks))
+
+    def leave(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """The hook after a module has run."""
+        self.stack.pop()
+        began = self.began.pop()
+        first = output[0] if isinstance(output, tuple) and output else output
+        if isinstance(first, Tensor):
+            self.results.setdefault(id(first), []).append((path, began))
+        given = args[0] if args else next(iter(kwargs.values()), None)
+        alone = not isinstance(output, tuple) or all(item is None for item in output[1:])
+        is_block = alone and not _is_leaf(module)
+        if is_block and isinstance(first, Tensor) and isinstance(given, Tensor) and self.made(first, given):
+            self.trace.passes[path] = (self.of(given), self.of(first))
+        known = self._gated if isinstance(module, Gate) else self._normed if path in self.norms else None
+        if known is not None and self.paused:
+            self.paused = False
+            self.set(output, known(path, module, self.of(args[0])))
+        elif isinstance(output, Tensor):
+            self.trace.exits.setdefault(path, []).append(self.of(output))
+
+    def _gated(self, path: str, gate: Any, layout: Layout) -> Layout:
+        """Behind a hand-placed gate an axis has atoms of its own."""
+        p, dim = self.trace.p, gate.dim % len(layout.shape)
+        layout, atoms = p.only(layout, dim, "gated along one of its axes")
+        if atoms is None:
+            atoms = p.atoms.new(layout.shape[dim])
+            p.atoms.freeze(atoms, f"a tensor of fixed size (in {path})")
+        after = p.atoms.new(len(atoms))
+        self.trace.gates.append(Copy(path, gate.dim, atoms, after))
+        rest = tuple(b for b in layout.blocks if dim not in b.dims)
+        return p.clean(layout.shape, (*rest, Block((dim,), after)))
+
+    def _normed(self, path: str, module: nn.Module, layout: Layout) -> Layout:
+        """A norm over the last axis whose statistics can be masked: the channel goes with its scale and shift."""
+        p, last, why = self.trace.p, len(layout.shape) - 1, "layer normalisation over the axis"
+        p.where = path
+        layout, block = layout.activation(), layout.at(last)
+        if block is not None and len(block.dims) > 1:  # inside each head: heads are the units
+            layout, block = p.mixed(layout, last, why), None
+        atoms = None if block is None else block.atoms
+        p.beside(atoms, [self.of(parameter) for parameter in module._parameters.values() if parameter is not None], why)
+        if atoms is not None:
+            p.atoms.tie(self.trace.norms.setdefault(path, atoms), atoms)
+            p.atoms.normed[atoms] = True
+        return layout
+
+    # ---- operations -------------------------------------------------------------------------------------------------
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if args and isinstance(args[0], Tensor):
@@ -298,27 +280,21 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._note_addition(args)
         module = self.stack[-1] if self.stack else ""
         self.trace.p.where = module or "the model"
-        p, events = self.trace.p, self.trace.events
-        call = Call(p, func._schema.name, tuple(args), kwargs, out, self.of, self.sizes, events, module, strides)
+        p = self.trace.p
+        call = Call(p, func._schema.name, tuple(args), kwargs, out, self.of, self.sizes, module, strides)
         known = RULES.get(call.name) or (pointwise if torch.Tag.pointwise in func.tags else None)
-        before = len(self.trace.events)
         if call.name == "aten::mean" and module in p.heads:  # as a rule nobody looks at these weights
             self.set(out, Layout(tuple(out.shape)))
             self.awaited[id(out)] = (out, call.x)
         elif known is not None:
             result = known(call)
-            outs = list(out) if isinstance(out, (tuple, list)) else [out]
-            layouts = list(result) if isinstance(result, (tuple, list)) else [result]
-            for tensor, layout in zip(outs, layouts):
+            for tensor, layout in zip(call.outs, result if isinstance(result, list) else [result]):
                 if isinstance(tensor, Tensor):
-                    self.set(tensor, layout if isinstance(layout, Layout) else Layout(tuple(tensor.shape)))
+                    self.set(tensor, layout)
         else:
             self._freeze_all(call)
-        if self._note_computed(args, kwargs, out):
-            del self.trace.events[before:]  # a computation on parameters is no layer
-        self._sort_events(before)
-        for event in self.trace.events[before:]:
-            self.trace.reads.setdefault(event.weight, set()).add(module)
+        if not self._note_computed(args, kwargs, out):  # a computation on parameters is no layer
+            self.trace.note(call.events)
         return out
 
     def _note_origin(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -328,17 +304,6 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.alive.append(tensor)
             self.parents[id(tensor)] = (*self.parents.get(id(tensor), ()), *parents)
             self.times[id(tensor)] = self.time
-
-    def _sort_events(self, before: int) -> None:
-        """Products with parameters, with tensors computed from them, and of activations are kept apart."""
-        fresh, self.trace.events[before:] = self.trace.events[before:], []
-        for event in fresh:
-            if event.weight >= 0:
-                self.trace.events.append(event)
-            elif event.computed is not None:
-                self.trace.computed.append(event)
-            else:
-                self.trace.products.append(event)
 
     def _note_computed(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
         """What depends on parameters (and buffers) alone is as much a weight as they are; whether this does."""

@@ -11,7 +11,7 @@ ones for CUDA.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -108,50 +108,18 @@ class Room:
         return self.x.shape[1]
 
 
-class Operations(Protocol):
-    """What is done to the chunks of a block; each writes into its room."""
+class Operations:
+    """What is done to the chunks of a block; each writes into its room. This is the obvious version."""
 
     def begin(self, room: Room, masks: Tensor, gamma: Tensor, beta: Tensor) -> None:
         """``gates``, ``gain`` and ``offset``. masks: ``(G, d)``; gamma, beta: ``(R, K, slots)``."""
-        ...
-
-    def enter(self, room: Room, row: Tensor) -> None:
-        """The block's input ``(R or G, P, inputs)`` as chunks, with its statistics; a run's input is all its masks'."""
-        ...
-
-    def layer(self, room: Room, layer: int) -> None:
-        """The output of one layer as a chunk, with its statistics."""
-        ...
-
-    def pool(self, room: Room) -> None: ...
-    def source(self, room: Room, first: int, last: int) -> None:
-        """``grad`` and ``totals`` of these chunks, all of one source, from what all consumers behind it ask; and what
-        the consumers' ``gamma_grad`` and ``beta_grad`` find here, added to them."""
-        ...
-
-    def finish(self, room: Room, layer: int) -> None:
-        """Through the normalisation of a layer's output: ``out``."""
-        ...
-
-    def leave(self, room: Room) -> None:
-        """The same for the block's input: ``row``."""
-        ...
-
-    def convolutions(self, room: Room) -> None:
-        """``weights``."""
-        ...
-
-
-class TorchOperations:
-    """The obvious version."""
-
-    def begin(self, room: Room, masks: Tensor, gamma: Tensor, beta: Tensor) -> None:
         room.gates.copy_(F.pad(masks, (0, 1))[:, room.bits.long()])
         gate = room.gates.repeat_interleave(LANES, -1)
         room.gain.copy_(gamma.repeat_interleave(room.samples, 0) * gate)
         room.offset.copy_(beta.repeat_interleave(room.samples, 0) * gate)
 
     def enter(self, room: Room, row: Tensor) -> None:
+        """The block's input ``(R or G, P, inputs)`` as chunks, with its statistics; a run's input is all its masks'."""
         block, groups = room.block, room.groups
         row = row.repeat_interleave(groups // len(row), 0)
         padded = F.pad(row, (0, block.first * LANES - block.inputs))
@@ -181,6 +149,7 @@ class TorchOperations:
         return read
 
     def layer(self, room: Room, layer: int) -> None:
+        """The output of one layer as a chunk, with its statistics."""
         chunks = room.block.first + layer
         u = _columns(_framed(_images(room, self._read(room, layer, chunks).to(room.x.dtype))))
         w = room.forward[:, layer, :, :chunks, :, :3].repeat_interleave(room.samples, 0)
@@ -195,6 +164,8 @@ class TorchOperations:
         room.pooled.copy_(u.permute(1, 2, 3, 4, 0, 5).reshape(room.pooled.shape))
 
     def source(self, room: Room, first: int, last: int) -> None:
+        """``grad`` and ``totals`` of these chunks, all of one source, from what all consumers behind it ask; and what
+        the consumers' ``gamma_grad`` and ``beta_grad`` find here, added to them."""
         block, pool = room.block, room.block.pool
         wide, small = room.grad.dtype, block.size // room.block.pool
         room.grad[first:last] = 0
@@ -228,14 +199,17 @@ class TorchOperations:
         return gradient
 
     def finish(self, room: Room, layer: int) -> None:
+        """Through the normalisation of a layer's output: ``out``."""
         inner = room.out[layer, :, :, 1:-1, 1:-1]
         inner.copy_(self._through(room, room.block.first + layer).reshape(inner.shape))
 
     def leave(self, room: Room) -> None:
+        """The same for the block's input: ``row``."""
         rows = torch.cat([self._through(room, j) for j in range(room.block.first)], -1)
         room.row.copy_(rows[..., : room.block.inputs])
 
     def convolutions(self, room: Room) -> None:
+        """``weights``."""
         block = room.block
         for layer in range(block.layers):
             chunks = block.first + layer

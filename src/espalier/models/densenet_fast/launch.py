@@ -16,7 +16,7 @@ from torch import Tensor
 
 from espalier.models.densenet_fast import kernels_conv as conv
 from espalier.models.densenet_fast import kernels_norm as norm
-from espalier.models.densenet_fast.chunks import EPS, Block, Room
+from espalier.models.densenet_fast.chunks import EPS, Block, Operations, Room
 
 TILE = 256  # pixels of a program that passes values on; of one that averages windows, 64 windows
 
@@ -61,7 +61,7 @@ class Lists:
 
 
 @dataclass(eq=False)
-class TritonOperations:
+class TritonOperations(Operations):
     """See ``Operations`` in ``chunks.py``. precision: of products of float32, "ieee" or "tf32"."""
 
     precision: str = "ieee"

@@ -21,7 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from espalier.models.densenet_fast.chunks import LANES, Block, Operations, Room, TorchOperations
+from espalier.gates.gate import Gate
+from espalier.models.densenet_fast.chunks import LANES, Block, Operations, Room
+from espalier.models.paper_networks import DenseNet
 from espalier.space import BadInput
 
 Named = dict[str, Tensor]
@@ -74,39 +76,19 @@ class FastDenseNet:
             raise BadInput(f"precision is one of {', '.join(DTYPES)}, not {precision!r}")
         if growth > LANES:
             raise BadInput(f"the fast step has at most {LANES} channels per layer, not {growth}; use the readable one")
-        if depth < 7 or (depth - 4) % 3:
-            raise BadInput(f"a DenseNet of three equal blocks has a depth of 4 + 3 n layers, not {depth}")
+        with torch.random.fork_rng(devices=()):  # its weights are not used
+            readable = DenseNet(depth, growth, classes, stem, channels)
         self.precision, self.dtype = precision, DTYPES[precision]
         self.wide = torch.float64 if precision == "float64" else torch.float32
         self.growth, self.classes, self.stem, self.channels = growth, classes, stem, channels
         self.layers = (depth - 4) // 3
-        self.shapes = self._shapes()
+        self.shapes = {name: tuple(parameter.shape) for name, parameter in readable.named_parameters()}
         sizes = [torch.Size(shape).numel() for shape in self.shapes.values()]
         self.size = sum(sizes)
         self.starts = dict(zip(self.shapes, torch.tensor([0, *sizes]).cumsum(0).tolist()))
-        self.d = 3 * (self.layers + 1) * (self.layers + 2) // 2
+        self.d = sum(gate.bits for gate in readable.modules() if isinstance(gate, Gate))
         self._rooms: dict[Any, tuple[list[Room], Operations]] = {}
         self._maps: dict[torch.device, tuple[Spread, Spread, Tensor, Spread]] = {}
-
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the readable version's parameters, in its order."""
-
-        def norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
-            return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
-
-        shapes: dict[str, tuple[int, ...]] = {"stem.weight": (self.stem, self.channels, 3, 3)}
-        widths = [self.stem + b * self.layers * self.growth for b in range(4)]
-        for b in range(3):
-            for i in range(self.layers):
-                width = widths[b] + i * self.growth
-                shapes |= norm(f"blocks.{b}.{i}.norm", width)
-                shapes[f"blocks.{b}.{i}.conv.weight"] = (self.growth, width, 3, 3)
-        for b in range(2):
-            shapes |= norm(f"transitions.{b}.norm", widths[b + 1])
-            shapes[f"transitions.{b}.conv.weight"] = (widths[b + 1], widths[b + 1], 1, 1)
-        return (
-            shapes | norm("norm", widths[3]) | {"head.weight": (self.classes, widths[3]), "head.bias": (self.classes,)}
-        )
 
     # ---- weights in one tensor --------------------------------------------------------------------------------------
 
@@ -222,7 +204,7 @@ class FastDenseNet:
         key = (runs, samples, images, size, device)
         if key not in self._rooms:
             by_kernels = device.type == "cuda" and self.wide == torch.float32
-            do = self._on_gpu(size) if by_kernels else TorchOperations()
+            do = self._on_gpu(size) if by_kernels else Operations()
             blocks = enumerate(self._blocks(size))
             rooms = [self._make(b, block, runs * samples, samples, images, device) for b, block in blocks]
             self._rooms[key] = rooms, do

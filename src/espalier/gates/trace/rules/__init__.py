@@ -1,18 +1,7 @@
 """What each operation does to layouts: rules by kind of operation, which enter themselves in the table ``RULES``."""
 
-from espalier.gates.trace.rules import attention, convolution, matmul, normalisation, recurrent, views
+from espalier.gates.trace.rules import convolution, matmul, normalisation, sequences, views
 from espalier.gates.trace.rules.call import RULES, Call, Event
 from espalier.gates.trace.rules.elementwise import pointwise
 
-__all__ = [
-    "RULES",
-    "Call",
-    "Event",
-    "attention",
-    "convolution",
-    "matmul",
-    "normalisation",
-    "pointwise",
-    "recurrent",
-    "views",
-]
+__all__ = ["RULES", "Call", "Event", "convolution", "matmul", "normalisation", "pointwise", "sequences", "views"]

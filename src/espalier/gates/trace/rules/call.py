@@ -1,12 +1,13 @@
 """One operation as the watcher sees it, what a product leaves in the record, and the table of rules.
 
-A rule says what one ATen operation does to the layouts of its operands. An operation without a rule freezes what it
-touches, so a missing rule costs gates and never exactness.
+A rule says what one ATen operation does to the layouts of its operands: it gives the layout of the result, or a list of
+those of the first ones of several; results without one are plain. An operation without a rule freezes what it touches,
+so a missing rule costs gates and never exactness.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,9 +45,9 @@ class Call:
     out: Any
     of: Callable[[Any], Layout]
     sizes: dict[int, int] = field(default_factory=dict)  # elements of each parameter, by number
-    events: list[Event] = field(default_factory=list)
     module: str = ""
     strides: tuple[int, ...] = ()  # of the first operand of `as_strided_`, before that changed them
+    events: list[Event] = field(default_factory=list)  # products, noted by the rule
 
     def arg(self, position: int, name: str, default: Any = None) -> Any:
         if position < len(self.args):
@@ -57,16 +58,28 @@ class Call:
     def x(self) -> Layout:
         return self.of(self.args[0])
 
+    def layouts(self, values: Any) -> list[Layout]:
+        """Of those of these operands that are tensors."""
+        return [self.of(leaf) for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
     @property
     def tensors(self) -> list[Layout]:
-        return [self.of(leaf) for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
+        return self.layouts((self.args, self.kwargs))
 
-    def shape(self, i: int | None = None) -> tuple[int, ...]:
-        out = self.out if i is None else self.out[i]
-        return tuple(out.shape)
+    @property
+    def outs(self) -> list[Any]:
+        return list(self.out) if isinstance(self.out, (tuple, list)) else [self.out]
+
+    def shape(self, i: int = 0) -> tuple[int, ...]:
+        """Of a result."""
+        return tuple(self.outs[i].shape)
+
+    def in_shape(self, x: Layout) -> list[Layout]:
+        """The same blocks in the shape of each result."""
+        return [self.p.clean(tuple(out.shape), x.blocks) for out in self.outs]
 
 
-Result = Layout | Sequence[Layout | None] | None
+Result = Layout | list[Layout]
 Rule = Callable[[Call], Result]
 RULES: dict[str, Rule] = {}
 

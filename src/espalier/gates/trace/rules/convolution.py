@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from espalier.gates.trace.layout import Block, Layout
-from espalier.gates.trace.rules.call import RULES, Call, Result, rule
+from espalier.gates.trace.rules.call import Call, Result, rule
 from espalier.gates.trace.rules.matmul import contract, used
 
 
@@ -86,31 +88,19 @@ def _even(call: Call, w: Layout, atoms: np.ndarray | None, rows: np.ndarray, gro
 # ---- pooling, resampling, padding ------------------------------------------------------------------------------------
 
 
-SPATIAL = {"1d": 1, "2d": 2, "3d": 3}
+POOLS = ("avg_pool", "max_pool", "adaptive_avg_pool", "_adaptive_avg_pool", "adaptive_max_pool")
+WAYS = ("nearest", "linear", "bilinear", "trilinear", "bicubic", "nearest_exact")
+SAMPLED = [f"{kind}{way}" for kind in ("upsample_", "_upsample_") for way in WAYS]
+PADS = ("reflection_pad", "replication_pad")
 
 
+@rule(*(f"{name}{n}d{end}" for name in POOLS for n in (1, 2, 3) for end in ("", "_with_indices")))
+@rule(*(f"{name}{n}d{end}" for name in (*SAMPLED, *PADS) for n in (1, 2, 3) for end in ("", "_aa")))
 def spatial(call: Call) -> Result:
     """Pooling, resampling, padding: batch and channels pass, space is worked on."""
-    x = call.x.activation()
-    n = next((k for mark, k in SPATIAL.items() if mark in call.name), 2)
-    dims = range(max(0, len(x.shape) - n), len(x.shape))
-    x = call.p.mixed_all(x, dims, "pooled or resampled")
-    outs = call.out if isinstance(call.out, (tuple, list)) else [call.out]
-    layouts = [call.p.clean(tuple(out.shape), x.blocks) for out in outs]
-    return layouts if isinstance(call.out, (tuple, list)) else layouts[0]
-
-
-for _name in ("avg_pool", "max_pool", "adaptive_avg_pool", "_adaptive_avg_pool", "adaptive_max_pool"):
-    for _n in SPATIAL:
-        RULES[f"aten::{_name}{_n}"] = RULES[f"aten::{_name}{_n}_with_indices"] = spatial
-for _name in ("nearest", "bilinear", "bicubic", "linear", "trilinear"):
-    for _n in ("1d", "2d", "3d"):
-        for _kind in ("upsample_", "_upsample_"):
-            RULES[f"aten::{_kind}{_name}{_n}"] = RULES[f"aten::{_kind}{_name}{_n}_aa"] = spatial
-        RULES[f"aten::_upsample_nearest_exact{_n}"] = spatial
-for _name in ("reflection_pad", "replication_pad"):
-    for _n in SPATIAL:
-        RULES[f"aten::{_name}{_n}"] = spatial
+    n = len(call.x.shape)
+    over = next((k for k in (1, 2, 3) if f"{k}d" in call.name), 2)
+    return call.in_shape(call.p.mixed_all(call.x.activation(), range(max(0, n - over), n), "pooled or resampled"))
 
 
 @rule("constant_pad_nd", "pad")
@@ -139,32 +129,33 @@ def pad(call: Call) -> Result:
 @rule("pixel_shuffle")
 def pixel_shuffle(call: Call) -> Result:
     *lead, channels, high, wide = call.x.shape
-    r, k = call.args[1], len(lead)
-    x = call.p.reshaped(call.x, (*lead, channels // (r * r), r, r, high, wide))
-    order = [*range(k), k, k + 3, k + 1, k + 4, k + 2]
-    return call.p.reshaped(call.p.permuted(x, order), call.shape())
+    r = call.args[1]
+    return _shuffled(call, (*lead, channels // (r * r), r, r, high, wide), (0, 3, 1, 4, 2))
 
 
 @rule("pixel_unshuffle")
 def pixel_unshuffle(call: Call) -> Result:
     *lead, channels, high, wide = call.x.shape
-    r, k = call.args[1], len(lead)
-    x = call.p.reshaped(call.x, (*lead, channels, high // r, r, wide // r, r))
-    order = [*range(k), k, k + 2, k + 4, k + 1, k + 3]
-    return call.p.reshaped(call.p.permuted(x, order), call.shape())
+    r = call.args[1]
+    return _shuffled(call, (*lead, channels, high // r, r, wide // r, r), (0, 2, 4, 1, 3))
 
 
 @rule("channel_shuffle", "native_channel_shuffle")
 def channel_shuffle(call: Call) -> Result:
     batch, channels, *space = call.x.shape
     groups = call.args[1]
-    x = call.p.reshaped(call.x, (batch, groups, channels // groups, *space))
-    return call.p.reshaped(call.p.permuted(x, [0, 2, 1, *range(3, len(x.shape))]), call.shape())
+    return _shuffled(call, (batch, groups, channels // groups, *space), (1, 0, *range(2, 2 + len(space))))
+
+
+def _shuffled(call: Call, shape: Sequence[int], order: Sequence[int]) -> Result:
+    """Split into this shape, the last dimensions in this order, and joined again."""
+    lead = len(shape) - len(order)
+    x = call.p.permuted(call.p.reshaped(call.x, shape), [*range(lead), *(lead + dim for dim in order)])
+    return call.p.reshaped(x, call.shape())
 
 
 @rule("grid_sampler_2d", "grid_sampler_3d")
 def grid_sampler(call: Call) -> Result:
     """Sampled at places that another tensor gives: batch and channels pass."""
     call.p.freeze(call.of(call.args[1]), "says where to sample")
-    x = call.p.mixed_all(call.x.activation(), range(2, len(call.x.shape)), "resampled")
-    return call.p.clean(call.shape(), x.blocks)
+    return call.in_shape(call.p.mixed_all(call.x.activation(), range(2, len(call.x.shape)), "resampled"))

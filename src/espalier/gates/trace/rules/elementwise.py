@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from espalier.gates.trace.layout import Block, Layout
-from espalier.gates.trace.rules.call import RULES, Call, Result, dims_of, rule
+from espalier.gates.trace.rules.call import Call, Result, dims_of, rule
 
 # ---- the same indices at the same places -----------------------------------------------------------------------------
 
@@ -18,8 +18,7 @@ def same(call: Call) -> Result:
 @rule("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "bernoulli", "randint_like")
 @rule("bernoulli_", "uniform_", "normal_", "zero_", "fill_", "random_", "exponential_", "native_dropout")
 def like(call: Call) -> Result:
-    layout = call.x.activation()
-    return [layout, layout] if isinstance(call.out, (tuple, list)) else layout
+    return [call.x.activation()] * len(call.outs)
 
 
 @rule("zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty", "scalar_tensor")
@@ -32,20 +31,13 @@ def filled(call: Call) -> Result:
     return call.p.clean(shape, [Block((d,), call.p.atoms.new(n)) for d, n in enumerate(shape)])
 
 
-def pointwise(call: Call) -> Result:
-    """Elementwise with broadcasting: what is combined goes together."""
-    layouts = call.tensors
-    outs = call.out if isinstance(call.out, (tuple, list)) else [call.out]
-    verb = call.name.removeprefix("aten::").rstrip("_")
-    results = [call.p.merged(layouts, tuple(out.shape), f"combined by {verb}") for out in outs]
-    return results if isinstance(call.out, (tuple, list)) else results[0]
-
-
 @rule("copy_", "masked_fill", "masked_fill_", "where", "clamp", "dropout", "_fused_dropout", "relu_", "lerp", "prelu")
 @rule("_prelu_kernel", "addcmul", "addcdiv", "bitwise_not", "isin", "rrelu_with_noise", "floor_divide", "hardswish")
 @rule("hardswish_", "log_sigmoid_forward", "special_expit", "threshold_", "celu_", "selu_", "alpha_dropout")
-def elementwise(call: Call) -> Result:
-    return pointwise(call)
+def pointwise(call: Call) -> Result:
+    """Elementwise with broadcasting: what is combined goes together."""
+    layouts, verb = call.tensors, call.name.removeprefix("aten::").rstrip("_")
+    return [call.p.merged(layouts, tuple(out.shape), f"combined by {verb}") for out in call.outs]
 
 
 @rule("fill_diagonal_", "tril", "triu", "tril_", "triu_")
@@ -57,47 +49,24 @@ def triangle(call: Call) -> Result:
 # ---- operations over whole axes --------------------------------------------------------------------------------------
 
 
-def reduce_(call: Call) -> Result:
-    """Sums, means, extrema over axes: those need every index; without ``keepdim`` they vanish."""
-    x = call.x
-    first = call.arg(1, "dim")
-    if isinstance(first, Tensor):  # the larger of two tensors
-        return pointwise(call)
-    dims = dims_of(None if isinstance(first, bool) else first, len(x.shape))
-    return _reduced(call, dims)
-
-
-def _reduced(call: Call, dims: list[int]) -> Result:
-    verb = call.name.removeprefix("aten::")
-    x = call.p.mixed_all(call.x, dims, f"{verb} over the axis")
-    several = isinstance(call.out, (tuple, list))
-    layouts = []
-    for out in call.out if several else [call.out]:
-        shape = tuple(out.shape)
-        if len(shape) == len(x.shape):
-            layouts.append(call.p.clean(shape, x.blocks))
-        else:
-            layouts.append(call.p.without(x.activation(), dims))
-    return layouts if several else layouts[0]
-
-
-for _name in ("sum", "mean", "amax", "amin", "any", "all", "prod", "max", "min", "logsumexp", "argmax", "argmin"):
-    RULES[f"aten::{_name}"] = reduce_
-for _name in ("std_mean", "var_mean", "var", "std", "aminmax", "median", "nansum", "count_nonzero"):
-    RULES[f"aten::{_name}"] = reduce_
-
-
+@rule("sum", "mean", "amax", "amin", "any", "all", "prod", "max", "min", "logsumexp", "argmax", "argmin")
+@rule("std_mean", "var_mean", "var", "std", "aminmax", "median", "nansum", "count_nonzero")
 @rule("linalg_vector_norm", "norm")
-def norm(call: Call) -> Result:
-    return _reduced(call, dims_of(call.arg(2, "dim"), len(call.x.shape)))
+def reduce_(call: Call) -> Result:
+    """Sums, means, extrema, norms over axes: those need every index; without ``keepdim`` they vanish."""
+    verb = call.name.removeprefix("aten::")
+    over = call.arg(2 if "norm" in verb else 1, "dim")
+    if isinstance(over, Tensor):  # the larger of two tensors
+        return pointwise(call)
+    dims = dims_of(None if isinstance(over, bool) else over, len(call.x.shape))
+    x = call.p.mixed_all(call.x.activation(), dims, f"{verb} over the axis")
+    kept = len(call.shape()) == len(x.shape)
+    return call.in_shape(x) if kept else [call.p.without(x, dims)] * len(call.outs)
 
 
 @rule("_softmax", "_log_softmax", "softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp")
 @rule("_safe_softmax", "sort", "cummax", "cummin")
 def along(call: Call) -> Result:
     """The shape stays, and every index of one axis meets every other."""
-    verb = call.name.removeprefix("aten::").lstrip("_")
-    n = len(call.x.shape)
-    position = call.arg(1, "dim", -1)
-    x = call.p.mixed_all(call.x.activation(), dims_of(position, n), f"{verb} over the axis")
-    return [x] * len(call.out) if isinstance(call.out, (tuple, list)) else x
+    verb, dims = call.name.removeprefix("aten::").lstrip("_"), dims_of(call.arg(1, "dim", -1), len(call.x.shape))
+    return [call.p.mixed_all(call.x.activation(), dims, f"{verb} over the axis")] * len(call.outs)

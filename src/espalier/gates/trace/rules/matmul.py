@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from espalier.gates.trace.layout import Block, Layout
+from espalier.gates.trace.layout import Layout
 from espalier.gates.trace.rules.call import Call, Event, Result, rule
 
 
@@ -57,51 +57,23 @@ def is_weight(layout: Layout) -> bool:
     return layout.weight >= 0 or layout.computed
 
 
-def weight_first(a: Layout, b: Layout) -> bool:
-    """Which of two operands is the layer's weight: the second, unless only the first is one."""
-    return is_weight(a) and not is_weight(b)
-
-
 @rule("mm", "bmm", "mv", "addmm", "baddbmm", "addmv")
 def product(call: Call) -> Result:
     """The product of two operands, or that added to the first of three."""
     added = int("add" in call.name)
     a, b = (call.of(operand) for operand in call.args[added : added + 2])
-    out = {2: _matrix, 3: _batched, 1: _vector}[len(b.shape)](call, a, b)
+    out = _multiplied(call, a, b, {1: "mk,k->m", 2: "mk,kn->mn", 3: "bmk,bkn->bmn"}[len(b.shape)])
+    if len(b.shape) == 3 and not is_weight(a) and not is_weight(b):
+        apart(call, out, a.shape[2])
     return call.p.merged([call.x, out], call.shape(), "added") if added else out
 
 
 @rule("linear")
 def linear(call: Call) -> Result:
-    x, w = call.of(call.args[0]), call.of(call.args[1])
-    n = len(x.shape)
-    x2, w2 = contract(call, x, n - 1, w, 1)
-    used(call, w, [1], x2, range(n - 1))
-    blocks = [*x2.blocks, *(Block((n - 1,), b.atoms) for b in w2.blocks if b.dims == (0,))]
-    out = call.p.clean(call.shape(), blocks)
+    rows = "abcdefgh"[: len(call.x.shape) - 1]
+    out = _multiplied(call, call.x, call.of(call.args[1]), f"{rows}k,nk->{rows}n")
     bias = call.arg(2, "bias")
     return out if bias is None else call.p.merged([out, call.of(bias)], call.shape(), "added")
-
-
-def _matrix(call: Call, a: Layout, b: Layout) -> Layout:
-    """``(m, k) @ (k, n)``."""
-    a2, b2 = contract(call, a, 1, b, 0)
-    if weight_first(a, b):
-        used(call, a, [1], b2, [1])
-    else:
-        used(call, b, [0], a2, [0])
-    shape = (a.shape[0], b.shape[1])
-    return call.p.clean(shape, [*a2.blocks, *b2.blocks])
-
-
-def _vector(call: Call, a: Layout, v: Layout) -> Layout:
-    """``(m, k) @ (k)``."""
-    a2, _ = contract(call, a, 1, v, 0)
-    if weight_first(a, v):
-        used(call, a, [1], v, [])
-    else:
-        used(call, v, [0], a2, [0])
-    return call.p.clean((a.shape[0],), a2.blocks)
 
 
 @rule("dot")
@@ -110,21 +82,21 @@ def dot(call: Call) -> Result:
     return Layout(())
 
 
-def _batched(call: Call, a: Layout, b: Layout) -> Layout:
-    """``(B, m, k) @ (B, k, n)``: batch axes are tied, so a head's slices stay together."""
-    p = call.p
-    a2, b2 = contract(call, a, 2, b, 1)
-    batch, m, n = call.shape()
-    left = p.clean((batch, m, 1), a2.blocks)
-    right = p.clean((batch, 1, n), b2.blocks)
-    out = p.merged([left, right], (batch, m, n), "multiplied as a batch")
-    if weight_first(a, b):
-        used(call, a, [2], b2, [2])
+def _multiplied(call: Call, a: Layout, b: Layout, axes: str) -> Layout:
+    """The product that einsum writes so, summed over k; batch axes are tied, so a head's slices stay together."""
+    operands, out = axes.split("->")
+    left, right = operands.split(",")
+    a2, b2 = contract(call, a, left.index("k"), b, right.index("k"))
+    if is_weight(a) and not is_weight(b):
+        weight, its, other, others = a, left, b2, right
     else:
-        used(call, b, [1], a2, [1])
-    if not is_weight(a) and not is_weight(b):
-        apart(call, out, a.shape[2])
-    return out
+        weight, its, other, others = b, right, a2, left
+    used(call, weight, [its.index("k")], other, [dim for dim, axis in enumerate(others) if axis not in its])
+    spread = []
+    for x, own in ((a2, left), (b2, right)):
+        shape = [x.shape[own.index(axis)] if axis in own else 1 for axis in out]
+        spread.append(call.p.renumbered(x, shape, {own.index(axis): i for i, axis in enumerate(out) if axis in own}))
+    return call.p.merged(spread, call.shape(), "multiplied as a batch")
 
 
 def apart(call: Call, out: Layout, depth: int) -> None:

@@ -75,13 +75,12 @@ def expand(call: Call) -> Result:
 @rule("repeat")
 def repeat(call: Call) -> Result:
     """Tiles: along a repeated axis the same atoms come again."""
-    x, shape = call.x, call.shape()
-    shift = len(shape) - len(x.shape)
-    blocks = []
-    for block in x.blocks:
-        times = [shape[d + shift] // x.shape[d] for d in block.dims]
-        blocks.append(Block(tuple(d + shift for d in block.dims), np.tile(block.atoms, times)))
-    return call.p.clean(shape, blocks)
+    n, shape = len(call.x.shape), call.shape()
+    shift = len(shape) - n
+    x = call.p.renumbered(call.x.activation(), (1,) * shift + call.x.shape, {d: d + shift for d in range(n)})
+    for dim, size in enumerate(shape):
+        x = call.p.taken(x, dim, np.arange(size) % max(x.shape[dim], 1))
+    return x
 
 
 @rule("select")
@@ -198,14 +197,14 @@ def index(call: Call) -> Result:
     left = [d for d in range(len(x.shape)) if d not in used]
     before = [d for d in left if d < first] if first == used[0] else []
     place = {d: (i if i < len(before) else i + wide) for i, d in enumerate(left)}
-    return p.clean(call.shape(), [Block(tuple(place[d] for d in b.dims), b.atoms) for b in x.blocks])
+    return p.renumbered(x.activation(), call.shape(), place)
 
 
 @rule("index_select")
 def index_select(call: Call) -> Result:
     x = call.x
     dim = wrap(call.args[1], len(x.shape))
-    return call.p.clean(call.shape(), call.p.mixed(x, dim, "looked up by index").blocks)
+    return call.in_shape(call.p.mixed(x, dim, "looked up by index"))
 
 
 @rule("embedding", "embedding_renorm_")

@@ -1,7 +1,8 @@
-"""The network of the paper's experiment B: a DenseNet with a gate on each connection inside a block."""
+"""The networks of the paper's experiments, with a gate on each hidden unit, and on each connection inside a block."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -9,8 +10,52 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from espalier.gates.gate import Gate
-from espalier.models.init import he_normal
 from espalier.space import BadInput
+
+
+def he_normal(model: nn.Module) -> None:
+    """Initialise every linear and convolution layer of a model in place: normal by fan-in, biases zero."""
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.Conv2d)):
+            nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+class MLP(nn.Module):
+    """Experiment A: linear layers with ReLU; a gate on each hidden unit's output, ``m_i F(X_i)``.
+
+    ``dropout``: after each hidden layer, for the paper's baseline. ``least``: units that a hidden layer keeps at least;
+    None: one. The default has d = 2352 gates.
+
+    >>> sum(p.numel() for p in MLP().parameters())
+    1854170
+    """
+
+    def __init__(
+        self,
+        inputs: int = 784,
+        hidden: Sequence[int] = (784, 784, 784),
+        outputs: int = 10,
+        dropout: float = 0.0,
+        least: int | None = None,
+    ) -> None:
+        super().__init__()
+        widths = [inputs, *hidden]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+        self.gates = nn.ModuleList(Gate(width, -1, least) for width in hidden)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(widths[-1], outputs)
+        he_normal(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: ``(*, inputs)``, or images of that many pixels ``(N, 1, H, W)``. Returns logits ``(*, outputs)``."""
+        if x.ndim == 4:
+            x = x.flatten(1)
+        for layer, gate in zip(self.layers, self.gates):
+            x = self.dropout(gate(torch.relu(layer(x))))
+        logits: Tensor = self.head(x)
+        return logits
 
 
 class Reader(nn.Module):
@@ -33,7 +78,7 @@ class Reader(nn.Module):
 
 
 class DenseNet(nn.Module):
-    """DenseNet without bottleneck, compression or dropout: three blocks, two transitions.
+    """Experiment B: DenseNet without bottleneck, compression or dropout: three blocks, two transitions.
 
     Layer l of a block reads the block's input and each earlier layer; the transition, or after the last block the
     classifier, reads the block's input and all layers. Depth 40 and growth 12 give d = 273 gates.
