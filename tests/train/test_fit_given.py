@@ -404,3 +404,30 @@ def test_the_old_name_of_a_recipe_s_rate_is_taken_with_a_warning() -> None:
     with pytest.warns(FutureWarning, match="weights_learning_rate"):
         assert old.learning_rate == 0.3
     assert replace(old, settle=0.25).weights_learning_rate == 0.3
+
+
+def test_a_compiled_pass_under_a_mask_is_the_eager_one_and_computes_each_layer_once() -> None:
+    model, x = networks.resnet().double(), torch.randn(8, 1, 8, 8, dtype=torch.float64)
+    gated = espalier.attach(model, x[:2])
+    mask = (torch.rand(gated.d, generator=torch.Generator().manual_seed(3)) < 0.6).double()
+    layers: list[int] = []
+
+    def counted(graph: Any, inputs: object) -> Any:
+        function = compiling.as_it_is(graph, inputs)
+        layers.append(sum(node.target in compiling.LAYERS for node in graph.graph.nodes))
+        return function
+
+    def passed(network: Any, slopes: bool) -> list[torch.Tensor]:
+        model.zero_grad()
+        with gated.masked(mask, slopes=slopes) as read:
+            outputs = network(x)
+            outputs.square().mean().backward()
+            given = [outputs.detach(), *(p.grad for p in model.parameters())]
+            return [*given, read()] if slopes else given
+
+    form = compiling.Compiling(backend=counted).form(model)
+    for slopes in (False, True, False):  # what was compiled without slopes is not taken for them
+        for mine, theirs in zip(passed(form, slopes), passed(model, slopes), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
+    of_torch = sum(isinstance(module, (nn.Conv2d, nn.Linear)) for module in model.modules())
+    assert layers == [of_torch, of_torch]
