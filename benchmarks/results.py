@@ -36,6 +36,10 @@ COMMANDS = (
     "benchmarks/features.py --out results/sklearn/features.jsonl --into docs/sklearn.md",
     "benchmarks/language.py --out results/language/gpt.jsonl --into docs/evidence.md",
     "benchmarks/scale.py tables --into docs/scale.md",
+    "benchmarks/optimizers.py --out results/recipe/optimizers.jsonl --into docs/recipe.md",
+    "benchmarks/predictions.py --table docs/latency.md",
+    "benchmarks/layout.py --table docs/performance.md",
+    "benchmarks/ship.py --table docs/performance.md",
     "-m tests.zoo.table",
     "docs/pages.py",
 )
