@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from espalier.cost.expectation import Expectation
-from espalier.cost.widths import Table, WidthExpectation, WidthFunction, WidthTerms, check_apart
+from espalier.cost.widths import Table, WidthExpectation, WidthFunction, WidthTerms, check_apart, check_weights
 from espalier.space import BadInput, BadType, Space
 
 Weights = float | np.ndarray  # one weight for a whole run of entries, or one for each
@@ -33,14 +33,14 @@ class Form:
     constant: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_weights(np.asarray(self.constant, dtype=np.float64), "the constant of a linear form")
+        check_weights(np.asarray(self.constant, dtype=np.float64), "the constant of a linear form")
         for start, stop, weights in self.pieces:
             if not 0 <= start < stop:
                 raise BadInput(f"a linear form runs over entries start < stop, not {start} to {stop}")
             values = np.asarray(weights, dtype=np.float64)
             if values.ndim > 1 or (values.ndim == 1 and len(values) != stop - start):
                 raise BadInput(f"entries {start} to {stop} need {stop - start} weights, not shape {values.shape}")
-            _check_weights(values, f"the weight of entries {start} to {stop}")
+            check_weights(values, f"the weight of entries {start} to {stop}")
 
     @classmethod
     def run(cls, start: int, stop: int, weight: float = 1.0) -> Form:
@@ -99,7 +99,7 @@ class Cost:
     def linear(cls, c: object) -> Cost:
         """``sum_i c_i m_i``, the paper's cost."""
         values = _vector(c, "the cost")
-        _check_weights(values, "the cost of a gate")
+        check_weights(values, "the cost of a gate")
         if not values.any():
             raise BadInput("every cost is zero, so nothing would be controlled; give at least one gate a positive cost")
         return cls(len(values), ((1.0, (Form.of(values),)),))
@@ -208,12 +208,6 @@ def _vector(values: object, what: str) -> np.ndarray:
     if array.ndim != 1 or not len(array):
         raise BadInput(f"{what} is a one-dimensional list of numbers, not shape {array.shape}")
     return array
-
-
-def _check_weights(values: np.ndarray, what: str) -> None:
-    wrong = values[~(np.isfinite(values) & (values >= 0))]
-    if wrong.size:
-        raise BadInput(f"{what} is finite and not negative, not {float(wrong.flat[0])!r}")
 
 
 def _positive(factor: float) -> float:

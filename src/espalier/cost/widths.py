@@ -90,9 +90,7 @@ def _values(table: Table, size: int, names: object) -> np.ndarray:
         raise BadType(f"{what} is a function of an integer, or a list of numbers: {error}") from None
     if values.shape != (size + 1,):
         raise BadInput(f"{what} is given for widths 0 to {size}, {size + 1} numbers, not in shape {values.shape}")
-    wrong = values[~(np.isfinite(values) & (values >= 0))]
-    if wrong.size:
-        raise BadInput(f"{what} is finite and not negative, not {float(wrong[0])!r}")
+    check_weights(values, what)
     falls = np.flatnonzero(np.diff(values) < 0)
     if falls.size:
         at = int(falls[0])
@@ -101,6 +99,12 @@ def _values(table: Table, size: int, names: object) -> np.ndarray:
             "makes a network cheaper. Give the running maximum of what was measured"
         )
     return values
+
+
+def check_weights(values: np.ndarray, what: str) -> None:
+    wrong = values[~(np.isfinite(values) & (values >= 0))]
+    if wrong.size:
+        raise BadInput(f"{what} is finite and not negative, not {float(wrong.flat[0])!r}")
 
 
 class WidthExpectation:

@@ -46,17 +46,13 @@ def explain(gated: Gated, mask: Array | None) -> str:
         for number in dict.fromkeys(event.weight for event in structure.trace.events)
     }
     layers |= {f"{e.module} (computed)": computed_elements(structure, e, ()) for e in computed_weights(structure)}
-    for name, cost in layers.items():
-        full, now = cost(ones).item(), cost(theta).item()
-        lines.append(f"{_fit(name, 39):<40}{full:>13,.0f}{now:>13,.0f}{now / max(full, 1):>8.1%}")
+    lines += [_row(name, cost(ones).item(), cost(theta).item()) for name, cost in layers.items()]
     lines.append("")
-    for kind in ("weights", "macs", "parameters"):
-        cost = gated.cost(kind)
-        full, now = cost(ones).item(), cost(theta).item()
-        lines.append(f"{kind:<40}{full:>13,.0f}{now:>13,.0f}{now / max(full, 1):>8.1%}")
+    totals = {kind: gated.cost(kind) for kind in ("weights", "macs", "parameters")}
+    lines += [_row(kind, cost(ones).item(), cost(theta).item()) for kind, cost in totals.items()]
     if structure.trace.products:
         full, now = (_products(gated, m) for m in (structure.whole(), opened))
-        lines.append(f"{'products of two activations (attention)':<40}{full:>13,.0f}{now:>13,.0f}{now / full:>8.1%}")
+        lines.append(_row("products of two activations (attention)", full, now))
     lines.append("macs: linear maps and convolutions, on the example inputs as given (whole batch)")
     why = gated.one_at_a_time()
     if why:
@@ -64,6 +60,10 @@ def explain(gated: Gated, mask: Array | None) -> str:
         lines += ["", *textwrap.wrap(text, WIDTH, subsequent_indent="  ")]
     lines += _not_gated(gated)
     return "\n".join(lines)
+
+
+def _row(name: str, full: float, now: float) -> str:
+    return f"{_fit(name, 39):<40}{full:>13,.0f}{now:>13,.0f}{now / max(full, 1):>8.1%}"
 
 
 def _products(gated: Gated, opened: Array) -> float:
@@ -78,18 +78,15 @@ def _products(gated: Gated, opened: Array) -> float:
 def _not_gated(gated: Gated) -> list[str]:
     """Refused groups, and outputs of layers that are always kept, by reason."""
     trace = gated.structure.trace
-    lines: list[str] = []
-    for name, why in gated.refused.items():
-        lines += textwrap.wrap(f"{name}: {why}", WIDTH, initial_indent="  ", subsequent_indent="    ")
-    for why, names in trace.frozen_axes().items():
-        lines += textwrap.wrap(f"{why}: {', '.join(names)}", WIDTH, initial_indent="  ", subsequent_indent="    ")
-    for info in trace.tensors:
-        if info.is_parameter and not info.touched:
-            lines.append(f"  {_fit(info.name, 50)}: never used by the example")
-    for operation, modules in trace.unknown.items():
-        text = f"operation `{operation}` has no rule (in {', '.join(sorted(modules))})"
-        lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
-    return ["", "not gated, and why", *lines] if lines else []
+    unused = [info.name for info in trace.tensors if info.is_parameter and not info.touched]
+    texts = [f"{name}: {why}" for name, why in gated.refused.items()]
+    texts += [f"{why}: {', '.join(names)}" for why, names in trace.frozen_axes().items()]
+    texts += [f"{_fit(name, 50)}: never used by the example" for name in unused]
+    texts += [
+        f"operation `{name}` has no rule (in {', '.join(sorted(where))})" for name, where in trace.unknown.items()
+    ]
+    wrapped = [textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ") for text in texts]
+    return ["", "not gated, and why", *(line for lines in wrapped for line in lines)] if texts else []
 
 
 def _wrapped(lead: str, names: tuple[str, ...]) -> list[str]:
