@@ -17,6 +17,8 @@ from torch import Tensor, nn
 import espalier
 from espalier.gates.recalibrate import recalibrate
 from espalier.train import PRESETS, Recipe
+from espalier.train.compiling import Recording
+from espalier.train.gradients import Update
 from evidence_data import Images, Loader
 from evidence_networks import build, count, count_widths, uniform, whole_widths, widths_of
 
@@ -218,20 +220,27 @@ def train(
     updates: int,
     extra: Callable[[], None] | None = None,
 ) -> float:
-    """So many updates; returns the mean loss of the last epoch's. extra: called between gradient and step."""
+    """So many updates; returns the mean loss of the last epoch's. extra: called between gradient and step.
+
+    On a GPU updates are recorded as those of ``fit`` are, so that seconds can be compared."""
     model.train()
     total, last = torch.zeros((), device=case.device), min(updates, len(loader))
-    for update in range(updates):
-        images, labels = loader.next()
+    parameters, no_mask = list(model.parameters()), torch.ones(1, 1, device=case.device)
+    recording = Recording() if case.device.type == "cuda" else Update.one_at_a_time
+
+    def closure(images: Tensor, labels: Tensor) -> Tensor:
         with case.autocast():
             loss = F.cross_entropy(model(images), labels)
-        optimizer.zero_grad()
         loss.backward()
+        return loss
+
+    for update in range(updates):
+        losses, _ = recording(Update(None, no_mask, [loader.next()], parameters, closure))
         if extra is not None:
             extra()
         optimizer.step()
         if update >= updates - last:
-            total += loss.detach()
+            total += losses[0]
     return float(total) / max(last, 1)
 
 

@@ -12,8 +12,8 @@ uniform: all widths scaled alike, heads in the same proportion. pruned: Torch-Pr
 Taylor importance, then trained on; it cuts heads and units alone ("inner"), or the width of the model, too.
 
 Perplexity is that of one byte of held-out text; with ``--tune`` of another tenth of the files, which then is not
-trained on, and nothing reads the held-out text. ``--recipe`` changes fields of the default one for ours. A line for
-each run; lines that are there are not made again.
+trained on, and nothing reads the held-out text. ``--recipe`` changes fields of the default one for ours, ``--kinds`` its
+gates. A line for each run; lines that are there are not made again.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class Case:
 
 def ours(case: Case, target: float, *, width: bool) -> nn.Module:
     model, windows = case.network().to(case.device), case.windows()
-    kinds = ("units", "heads", "blocks", *(("width",) if width else ()))
+    kinds = (*case.given.kinds.split(","), *(("width",) if width else ()))
     gated = espalier.attach(model, windows.next()[0][:2], kinds=kinds)
     updates = case.given.updates
     with case.autocast():
@@ -309,6 +309,7 @@ def main() -> None:
     parser.add_argument("--into", type=Path, help="write the table of the file into this page, and train nothing")
     parser.add_argument("--tune", action="store_true", help="measure on a part of the training text")
     parser.add_argument("--recipe", type=json.loads, default={}, help="fields of the recipe of ours, as JSON")
+    parser.add_argument("--kinds", default="units,heads,blocks", help="of gates of ours")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--targets", default="0.5,0.25")
@@ -325,8 +326,8 @@ def main() -> None:
         put_between(given.into, [(MARKS, table(lines))])
         return
     budget = {name: getattr(given, name) for name in ("updates", "batch", "lr", "width", "heads", "blocks")}
-    empty = {"tune": False, "recipe": {}}  # as lines of an earlier form have it
-    budget |= {"tune": given.tune, "recipe": given.recipe}
+    empty = {"tune": False, "recipe": {}, "kinds": "units,heads,blocks"}  # as lines of an earlier form have it
+    budget |= {name: getattr(given, name) for name in empty}
     there = {
         json.dumps([line.get(key, empty.get(key)) for key in (*budget, "method", "target", "seed")]) for line in lines
     }
