@@ -12,7 +12,7 @@ from torch import nn
 
 from espalier.models import VGG, ResNet
 from espalier.models.convolutional import STREAMS, WIDTHS
-from espalier.models.init import he_normal
+from espalier.models.paper_networks import he_normal
 
 KINDS = ("weights", "macs", "parameters")
 DEPTHS = {"resnet20": 20, "resnet56": 56}

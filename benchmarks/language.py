@@ -12,8 +12,8 @@ uniform: all widths scaled alike, heads in the same proportion. pruned: Torch-Pr
 Taylor importance, then trained on; it cuts heads and units alone ("inner"), or the width of the model, too.
 
 Perplexity is that of one byte of held-out text; with ``--tune`` of another tenth of the files, which then is not
-trained on, and nothing reads the held-out text. ``--recipe`` changes fields of the default one for ours, ``--kinds`` its
-gates. A line for each run; lines that are there are not made again.
+trained on, and nothing reads the held-out text. ``--recipe`` changes fields of the default one for ours, ``--kinds``
+its gates. A line for each run; lines that are there are not made again.
 """
 
 from __future__ import annotations
