@@ -98,6 +98,9 @@ def test_small_networks_are_trained_by_one_thread(espal, tmp_path, monkeypatch):
 def test_a_stopped_demo_goes_on_and_a_finished_one_starts_anew(espal, tmp_path, narrow, monkeypatch):
     words = ("demo", "--epochs", 1, "--seeds", 1, "--out", tmp_path / "d", "--quiet")
     monkeypatch.setattr(demonstration, "_can_export", lambda console: False)
+    monkeypatch.setattr(demonstration, "_page", lambda out: None)  # the other test looks at it
+    both = demonstration._singles
+    monkeypatch.setattr(demonstration, "_singles", lambda epochs: both(epochs)[:1])
 
     def stopped(*_, **__):
         raise KeyboardInterrupt
@@ -134,4 +137,4 @@ def test_the_structure_shown_is_of_the_run_of_the_middle_error_as_on_the_page():
     errors = {5: 0.4, 6: 0.2, 7: 0.1}
     models = {width: nn.Sequential(nn.Linear(64, width), nn.Linear(width, 8), nn.Linear(8, 10)) for width in errors}
     found = [SimpleNamespace(model=models[width], validation_error=error) for width, error in errors.items()]
-    assert Size(0.25, found, [], [], ()).example == (6, 8)
+    assert Size(0.25, (), found, [], []).example == (6, 8)

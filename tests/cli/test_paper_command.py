@@ -15,6 +15,7 @@ from typer.testing import CliRunner  # noqa: E402
 from espalier.cli.app import app  # noqa: E402
 from espalier.space import BadInput  # noqa: E402
 from espalier.train.setting import number  # noqa: E402
+from espalier.train.stop import Stop  # noqa: E402
 
 SMALL = [
     "paper", "unit-selection", "--data", "digits", "--device", "cpu", "--hidden", "6,6,6", "--epochs", "1",
@@ -80,14 +81,24 @@ def test_bad_input_ends_with_exit_code_2(tmp_path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(tmp_path, told):
+def test_both_signals_stop_what_a_study_asks(told):
+    stop = Stop()
+    with stop.on_interrupt():
+        assert not stop.now()
+        signal.raise_signal(told)
+        assert stop.now()
+    assert stop.interrupted
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_a_signal_stops_it_cleanly_and_the_same_command_goes_on(tmp_path):
     words = [word for word in SMALL if word != "--quiet"]
     words[words.index("--epochs") + 1] = "300"
     words = [sys.executable, "-m", "espalier", *words, "--out", str(tmp_path), "--methods", "search"]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     while "updates," not in process.stderr.readline():
         assert process.poll() is None
-    process.send_signal(told)
+    process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert said.strip().endswith("espalier: stopped; the same command goes on from the last checkpoint")

@@ -218,14 +218,6 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path, monkeypatch: 
     assert all(tensor.isfinite().all() for tensor in state["engine"]["model"].values())
 
 
-def test_one_mask_without_a_finite_loss_does_not_end_the_run() -> None:
-    result = short(
-        loss=Bad(4, lambda loss: loss if torch.rand(()) < 0.8 else loss * float("nan")), samples=4, settle=0.0
-    )
-    assert result.finished
-    assert all(parameter.isfinite().all() for parameter in result.model.parameters())
-
-
 def no_memory(loss: Tensor) -> Tensor:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 

@@ -121,6 +121,28 @@ def test_divergence_is_noticed_on_the_gpu() -> None:
         fit(networks.resnet(), DATA, device="cuda", **SETTINGS | {"loss": infinite})
 
 
+def test_where_a_mask_has_no_finite_loss_the_weights_stay() -> None:
+    """Those of an optimiser without momentum and decay."""
+    model, x, y = networks.spoilt()
+    model, x, y = model.cuda(), x.cuda(), y.cuda()
+    inner = torch.optim.SGD(model.parameters(), 0.1)
+    shaping = espalier.shape(model, x[:4], inner, updates=1000, samples=4, penalty=0.0, recipe="paper")
+    losses, spoilt = list[torch.Tensor](), list[bool]()
+
+    def closure(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(shaping.network(inputs), targets)
+        loss.backward()
+        losses.append(loss.detach())
+        return loss
+
+    for part in torch.arange(64).repeat(2).split(16):
+        before = model[0].weight.detach().clone()
+        shaping.step(closure, x[part], y[part])
+        spoilt.append(not bool(torch.stack(losses[-4:]).isfinite().all()))
+        assert model[0].weight.equal(before) == spoilt[-1]
+    assert any(spoilt)
+
+
 @pytest.mark.parametrize("signal", ["slopes", "ranked"])
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_theta_is_the_same_recorded_or_not(signal: str, adaptive: bool) -> None:

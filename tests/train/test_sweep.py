@@ -316,11 +316,6 @@ def test_somebody_else_s_files_are_not_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "run-000" / "settings.json").read_text() == "[1]"
 
 
-def test_every_run_diverged_says_at_which_update() -> None:
-    with pytest.raises(espalier.Diverged, match="update 1 of"):
-        sweep(data=(torch.full((64, 64), torch.nan), SMALL[1][:64]), targets=[0.5])
-
-
 def test_one_diverged_run_stops_no_other() -> None:
     def factory() -> nn.Module:
         model = network()

@@ -11,7 +11,7 @@ from torch import nn
 
 from espalier.space import BadInput
 from espalier.train.batched import Adam, Run, Steps
-from espalier.train.batched.resident_data import Feed
+from espalier.train.batched.resident_data import Feed, Reading
 from espalier.train.batched.runs import batches, listed
 from espalier.train.batched.step import cross_entropy
 from espalier.train.descent import SGD
@@ -42,8 +42,10 @@ def test_one_update_of_many_is_laid_out_as_one_alone(runs: int) -> None:
     """Else a compiled update would be compiled again, and on a GPU in the middle of a recording."""
     data = torch.zeros(20, 1, 4, 4), torch.zeros(20, dtype=torch.int64)
     feed = Feed(data, list(range(runs)), device=torch.device("cpu"), pad=1)
-    alone, many = feed.take(1, 4).at(0), feed.take(5, 4).clone().at(3)
+    alone, many = feed.take(1, 4).at(0), feed.take(5, 4)
     assert alone.crops is not None
+    assert many.crops is not None
+    many = Reading(many.index.clone(), tuple(crop.clone() for crop in many.crops)).at(3)  # as a recording keeps it
     assert many.crops is not None
     for one, other in zip((alone.index, *alone.crops), (many.index, *many.crops)):
         assert one.stride() == other.stride()

@@ -57,10 +57,10 @@ class Size:
     as many weights; a run for each seed. units: of the hidden layers of the uniform ones."""
 
     target: float
+    units: tuple[int, ...]
     found: list[Result]
     control: list[Result]
     scratch: list[Result]
-    units: tuple[int, ...]
 
     @property
     def example(self) -> tuple[int, ...]:
@@ -174,7 +174,7 @@ def _prepare(out: Path, settings: dict[str, Any]) -> None:
 def _sizes(console: Console, out: Path, epochs: int, seeds: range, quiet: bool) -> list[Size]:
     """All targets with all seeds, and their controls, as one batch; then all uniform networks as another. For a target
     of 1 there is nothing to search for: the uncut network alone is trained, as the uniform ones are."""
-    led = [(target, control) for control in (False, True) for target in TARGETS if target < 1]
+    led = [(target, method) for method in ("search", "permuted") for target in TARGETS if target < 1]
     count, batch = len(led) * len(seeds), RIVALS_BATCH
     console.print(
         f"1. {count} networks {_shape(WIDTHS)} as one batch, each with a target of its own. Every update draws two "
@@ -186,26 +186,26 @@ def _sizes(console: Console, out: Path, epochs: int, seeds: range, quiet: bool) 
     )
     data, network = load("digits").flatten(), Units(WIDTHS, least=1)
     even = {target: even_widths(WIDTHS, target) for target in TARGETS}
-    batches = {
-        "search": [Run(seed, target=target, permuted=control) for target, control in led for seed in seeds],
-        # Under one mask an update reads as many examples as under all of them.
-        "scratch": [Run(seed, mask=network.first(units)) for units in even.values() for seed in seeds],
-    }
+    # Under one mask an update reads as many examples as under all of them.
+    alone = [(target, "scratch") for target in TARGETS], RIVALS_BATCH // MASKS
     results = dict[tuple[float, str], list[Result]]()
-    for kind, size in (("search", BATCH), ("scratch", RIVALS_BATCH // MASKS)):
+    for kind, (cells, size) in {"search": (led, BATCH), "scratch": alone}.items():
+        runs = [
+            Run(seed, mask=network.first(even[target]))
+            if method == "scratch"
+            else Run(seed, target=target, permuted=method == "permuted")
+            for target, method in cells
+            for seed in seeds
+        ]
         trained = sweep(
-            network.build, data, runs=batches[kind], epochs=epochs, batch_size=size, samples=MASKS, device="cpu",
+            network.build, data, runs=runs, epochs=epochs, batch_size=size, samples=MASKS, device="cpu",
             checkpoint=out / STATE / kind, quiet=quiet,
         )  # fmt: skip
-        asked = [(target, "permuted" if control else "search") for target, control in led]
-        asked = asked if kind == "search" else [(target, "scratch") for target in TARGETS]
-        for i, cell in enumerate(asked):
+        for i, cell in enumerate(cells):
             results[cell] = trained[i * len(seeds) : (i + 1) * len(seeds)]
             _write(out, cell, results[cell], network, epochs, len(trained))
-    found = {
-        kind: [results.get((target, kind), []) for target in TARGETS] for kind in ("search", "permuted", "scratch")
-    }
-    return [Size(*parts) for parts in zip(TARGETS, *found.values(), even.values())]
+    methods = ("search", "permuted", "scratch")
+    return [Size(t, even[t], *(results.get((t, method), []) for method in methods)) for t in TARGETS]
 
 
 def _write(out: Path, cell: tuple[float, str], results: Sequence[Result], full: Units, epochs: int, many: int) -> None:

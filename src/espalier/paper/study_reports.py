@@ -115,7 +115,7 @@ class Report:
         name, decided = self.title.lower(), len(verdicts) - undecided
         lines = [f"**Claims on {name}: {decided} decided, {undecided} undecided**", ""]
         for v in verdicts:
-            lines += [f"- **{v.claim}, {v.verdict}: {escaped(v.words)}** {v.n} runs."]
+            lines += [f"- **{v.claim}, {v.verdict}: {escaped(v.words)}** {v.n} run{'s' * (v.n != 1)}."]
             lines += [f"    - Found: {escaped(v.evidence)}.", f"    - Test: {escaped(v.test)}."]
         return "\n".join([*lines, "", f"*{escaped(paper.note(section))}*"])
 

@@ -114,7 +114,10 @@ def step_if_finite(optimizer: torch.optim.Optimizer, losses: Tensor) -> None:
 def only_finite(parameters: Sequence[Tensor], losses: Tensor) -> None:
     """Where a loss of an update is not finite the weights are to stay: no gradient is left, so that an optimiser does
     nothing. On a GPU, which is not waited for, it is 0: momentum and weight decay still move the weights, unless the
-    optimiser skips."""
+    optimiser skips. An update of one mask is left as it is there: a loss that is not finite ends the run, and to look
+    at every gradient takes time."""
+    if losses.is_cuda and len(losses) == 1:
+        return
     spoilt = ~losses.isfinite().all()
     if losses.is_cuda:
         for gradient in (parameter.grad for parameter in parameters):

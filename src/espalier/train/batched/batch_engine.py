@@ -193,7 +193,7 @@ class BatchEngine:
                 self.gated.space.check_mask(run.mask)
         masks = torch.stack([torch.ones(d) if run.mask is None else run.mask.float().reshape(d) for run in self.runs])
         rates = torch.tensor([run.dropout or 0.0 for run in self.runs])
-        if bool((rates > 0).any()) and stack.has_norms(self.gated.model):
+        if bool((rates > 0).any()) and self._alone:
             raise BadInput(
                 "dropout draws a mask for each example, which batch statistics cannot follow; this model has BatchNorm"
             )
@@ -262,19 +262,21 @@ class BatchEngine:
         columns = {"loss": loss, "error": error} | self.shares(masks)
         if self.search is not None:
             columns |= structure(self.search)
+        measured: list[Row] = [{} for _ in self.runs]
         if self.validation is not None:
-            loss, error = self.evaluate(masks, self.validation, last)
+            scores = self._scores(masks, self.validation, last) if self._alone or self.plan.metrics else []
+            loss, error = self._evaluated(masks, self.validation, scores)
             columns |= {"validation_loss": loss, "validation_error": error}
-        measured = self._metrics(masks) if self.validation is not None and self.plan.metrics else []
+            for row, score in zip(measured, scores):
+                row.update({f"validation_{name}": known(value) for name, value in score.metrics.items()})
         columns["learning_rate"] = self.batch.learning_rates()
         head: Row = {"epoch": self.done // self.per_epoch, "update": self.done, "begun": self.batch.begun}
         head["settled"] = self.settled
-        measured = measured or [{} for _ in self.runs]
         return [head | row | more for row, more in zip(rows(columns), measured, strict=True)]
 
     def reads(self, last: bool) -> int:
         held = 0 if self.validation is None else len(self.validation)
-        if not stack.has_norms(self.gated.model):
+        if not self._alone:
             return held + 1
         return held + (len(self.stored) if last else min(self.plan.calibrate, len(self.stored)))
 
@@ -301,38 +303,38 @@ class BatchEngine:
         params, gradient = self.batch.state.params, self.plan.gradient
         return (params if gradient is None else gradient.unpack(params)) | self.batch.state.fixed
 
-    def evaluate(self, masks: Tensor, held: Stored, last: bool) -> tuple[Tensor, Tensor]:
-        """Mean loss and share of wrong classes of each run under its mask ``(R, d)``, float64 ``(R)``.
+    @property
+    def _alone(self) -> bool:
+        """Whether each run is evaluated by itself: running statistics of BatchNorm, which no run keeps while it trains,
+        are estimated for each under its mask."""
+        return stack.has_norms(self.gated.model)
 
-        Running statistics of BatchNorm, which no run keeps while it trains, are estimated for each run under its mask:
-        the cumulative mean over some training inputs without augmentation, over all of them at the last measurement.
-        """
-        if not stack.has_norms(self.gated.model):
+    def evaluate(self, masks: Tensor, held: Stored, last: bool) -> tuple[Tensor, Tensor]:
+        """Mean loss and share of wrong classes of each run under its mask ``(R, d)``, float64 ``(R)``."""
+        return self._evaluated(masks, held, self._scores(masks, held, last) if self._alone else [])
+
+    def _evaluated(self, masks: Tensor, held: Stored, scores: Sequence[Score]) -> tuple[Tensor, Tensor]:
+        if not self._alone:
             return self.batch.evaluate(masks, held.inputs, held.targets, read=held.read)
-        limit = len(self.stored) if last else self.plan.calibrate
-        scores, self.shipped, weights = list[Score](), [], self.weights()
-        for run in range(len(self.runs)):
-            model, gated = self._loaded(weights, run)
-            with gated.masked(masks[run]):
-                self._calibrate(model, limit)
-                scores.append(self._score(model.eval(), held))
-            if last:
-                self.shipped.append({name: t.detach().clone() for name, t in model.state_dict().items()})
         numbers = [(score.loss, torch.nan if score.error is None else score.error) for score in scores]
         loss, error = torch.tensor(numbers, dtype=torch.float64, device=self.device).unbind(-1)
         return loss, error
 
-    def _metrics(self, masks: Tensor) -> list[Row]:
-        """The metrics of each run under its mask ``(R, d)``, one run after the other."""
-        weights, found = self.weights(), list[Row]()
+    def _scores(self, masks: Tensor, held: Stored, last: bool) -> list[Score]:
+        """One run after the other. Statistics of BatchNorm are the cumulative mean over some training inputs without
+        augmentation, over all of them at the last measurement."""
+        limit = len(self.stored) if last else self.plan.calibrate
+        scores, weights = list[Score](), self.weights()
+        self.shipped = [] if self._alone else None
         for run in range(len(self.runs)):
             model, gated = self._loaded(weights, run)
             with gated.masked(masks[run].to(self.device)):
-                if stack.has_norms(model):
-                    self._calibrate(model, self.plan.calibrate)
-                score = self._score(model.eval(), self.validation)  # type: ignore[arg-type]
-            found.append({f"validation_{name}": known(value) for name, value in score.metrics.items()})
-        return found
+                if self._alone:
+                    self._calibrate(model, limit)
+                scores.append(self._score(model.eval(), held))
+            if last and self.shipped is not None:
+                self.shipped.append({name: t.detach().clone() for name, t in model.state_dict().items()})
+        return scores
 
     def _loaded(self, weights: dict[str, Tensor], run: int) -> tuple[nn.Module, stack.Gated]:
         """A model that keeps running statistics, with the weights of one run."""
@@ -391,7 +393,7 @@ class BatchEngine:
 
     def _compact(self, weights: dict[str, Tensor], run: int, mask: Tensor) -> nn.Module:
         """What ships of a run under its canonical mask ``(d)``: in eval mode, on the runs' device."""
-        if not stack.has_norms(self.gated.model):
+        if not self._alone:
             stack.load(self.gated, weights, run)
             return self.gated.compact(mask.to(next(self.gated.model.parameters()).device)).to(self.device).eval()
         model, gated = self._loaded(weights, run)
