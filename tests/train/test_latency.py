@@ -198,3 +198,12 @@ def test_the_runtimes_run_the_network(runtime):
     best = latency.timed([run], rounds=2)
     assert len(best) == 1
     assert best[0] > 0
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_what_the_older_exporter_cannot_write_is_measured_all_the_same():
+    pytest.importorskip("onnxscript")
+    emptied = nn.Sequential(nn.Linear(8, 0), nn.Linear(0, 3)).eval()
+    inputs = data()[0][:5]
+    told = latency.prepared("onnxruntime", emptied, (inputs,), {})()
+    assert torch.equal(torch.from_numpy(told[0]), emptied(inputs))

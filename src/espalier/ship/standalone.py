@@ -27,8 +27,10 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 from torch.utils._pytree import tree_unflatten
 
+from espalier.compact.exported import plain_outputs
 from espalier.files import put_in_place, write_beside
-from espalier.ship.program import Compared, compare, plain_outputs, program_of
+from espalier.ship.parity import Checked, compare
+from espalier.ship.program import TOLERANCE, program_of
 from espalier.train import pytree
 
 PYTHON, WEIGHTS = "network.py", "network.safetensors"
@@ -76,7 +78,7 @@ class Text:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
-def write(model: nn.Module, inputs: Any, folder: Path) -> Compared:
+def write(model: nn.Module, inputs: Any, folder: Path) -> Checked:
     """Write network.py and network.safetensors, and check them.
 
     inputs: some real examples, as the model takes them. Files that do not compute what the model does are not kept.
@@ -89,15 +91,17 @@ def write(model: nn.Module, inputs: Any, folder: Path) -> Compared:
         for name, data in ((WEIGHTS, tensors_as_bytes(tensors)), (PYTHON, text.encode())):
             written.append(write_beside(folder / name, data))
         again = _loaded(written[1], written[0])
-        given = isinstance(inputs, dict)
-        run: Callable[[Any], Any] = lambda x: again(**x) if given else again(*pytree.tensors(x))  # noqa: E731
-        compared = compare(run, plain, inputs, folder / PYTHON)
+        checked = compare(lambda given: _run(again, given), plain, inputs, PYTHON, TOLERANCE)
         for partial, name in zip(written, (WEIGHTS, PYTHON), strict=True):
             put_in_place(partial, folder / name)
     finally:
         for partial in written:
             partial.unlink(missing_ok=True)
-    return compared
+    return checked
+
+
+def _run(network: nn.Module, given: Any) -> list[Tensor]:
+    return pytree.tensors(network(**given) if isinstance(given, dict) else network(*pytree.tensors(given)))
 
 
 def _loaded(code: Path, weights: Path) -> nn.Module:
