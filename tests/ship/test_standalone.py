@@ -19,7 +19,7 @@ import espalier
 from espalier.compact.layers import Select
 from espalier.ship.delivery import FORMATS
 from espalier.ship.parity import NotExported
-from espalier.ship.standalone import write
+from espalier.ship.standalone import export
 from espalier.space import BadInput
 from zoo.catalogue import BY_NAME
 from zoo.entry import call, flat, tensors
@@ -178,7 +178,7 @@ def test_a_file_that_answers_otherwise_is_not_kept(tmp_path, monkeypatch):
     model, inputs = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)), torch.randn(5, 3)
     monkeypatch.setattr(standalone.Writer, "_as_gelu", lambda *_: "torch.relu(x)", raising=False)
     with pytest.raises(NotExported, match=r"network.py: at 1 real examples it differs"):
-        write(model, inputs, tmp_path)
+        export(model, inputs, tmp_path / "network.py")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -215,7 +215,7 @@ def test_what_reads_nothing_is_its_bias_in_every_file(tmp_path):
 
 def test_a_network_of_one_batch_size_is_refused(tmp_path):
     with pytest.raises(NotExported):
-        write(CountsExamples(2, 2), torch.randn(5, 2), tmp_path)
+        export(CountsExamples(2, 2), torch.randn(5, 2), tmp_path / "network.py")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(BadInput, match="python needs some real examples"):
         FORMATS["python"](nn.Linear(2, 2), None, tmp_path)
@@ -229,7 +229,7 @@ def test_filled_places_of_hand_placed_gates_are_plain_operations(tmp_path):
     mask[[1, 4, 7]] = 0
     small = gated.compact(mask).eval()
     assert {"Fill"} <= {type(module).__name__ for module in small.modules()}
-    assert write(small, inputs, tmp_path).difference <= 1e-6
+    assert export(small, inputs, tmp_path / "network.py").difference <= 1e-6
     text = (tmp_path / "network.py").read_text()
     assert "espalier" not in text
     assert "index_select" in text
@@ -237,7 +237,7 @@ def test_filled_places_of_hand_placed_gates_are_plain_operations(tmp_path):
 
 def test_a_selection_of_neighbours_is_a_view(tmp_path):
     model, inputs = nn.Sequential(Select([1, 2, 3], 1), nn.Linear(3, 2)), torch.randn(4, 6)
-    write(model.eval(), inputs, tmp_path)
+    export(model.eval(), inputs, tmp_path / "network.py")
     text = (tmp_path / "network.py").read_text()
     assert "[:, 1:4]" in text
     assert "index" not in text

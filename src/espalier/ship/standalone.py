@@ -7,7 +7,6 @@ safetensors alone, and is checked before it is kept.
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import keyword
 import math
@@ -79,12 +78,12 @@ class Text:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
-def write(model: nn.Module, inputs: Any, folder: Path) -> Checked:
-    """Write network.py and network.safetensors, and check them.
+def export(model: nn.Module, inputs: Any, path: str | os.PathLike[str]) -> Checked:
+    """Write a Python file, and network.safetensors beside it, and check them.
 
     inputs: some real examples, as the model takes them. Files that do not compute what the model does are not kept.
     """
-    plain = plain_outputs(model)
+    folder, plain = Path(path).parent, plain_outputs(model)
     text, tensors = source(plain, inputs)
     folder.mkdir(parents=True, exist_ok=True)
     written = list[Path]()
@@ -106,12 +105,9 @@ def _run(network: nn.Module, given: Any) -> list[Tensor]:
 
 
 def _loaded(code: Path, weights: Path) -> nn.Module:
-    loader = importlib.machinery.SourceFileLoader("network", os.fspath(code))
-    spec = importlib.util.spec_from_loader("network", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    exec(compile(code.read_text(encoding="utf-8"), PYTHON, "exec"), module.__dict__)
-    return module.load(weights)  # type: ignore[no-any-return]
+    names: dict[str, Any] = {"__name__": Path(PYTHON).stem, "__file__": os.fspath(code)}
+    exec(compile(code.read_text(encoding="utf-8"), PYTHON, "exec"), names)
+    return names["load"](weights)  # type: ignore[no-any-return]
 
 
 def source(plain: nn.Module, inputs: Any) -> tuple[str, dict[str, Tensor]]:
