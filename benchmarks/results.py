@@ -35,6 +35,7 @@ COMMANDS = (
     "benchmarks/signals_table.py results/signal/digits.json --into docs/signal.md --figure results/signal/digits.svg",
     "benchmarks/features.py --out results/sklearn/features.jsonl --into docs/sklearn.md",
     "benchmarks/scale.py tables --into docs/scale.md",
+    "benchmarks/encoders.py --into docs/performance.md",
     "-m tests.zoo.table",
     "docs/pages.py",
 )

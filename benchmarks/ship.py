@@ -1,6 +1,6 @@
 """How fast what ships is: whole networks, ours by MACs and by latency, uniform ones of equal MACs, Torch-Pruning's.
 
-    python benchmarks/ship.py --networks resnet56 densenet40 [--batches 1 64] [--threads 1 2] [--out results/ship]
+    python benchmarks/ship.py --networks vgg16 densenet40 [--batches 1 64] [--threads 1 2] [--out results/ship]
     python benchmarks/ship.py --device cuda --batches 1 256 --runtimes torch compiled --out results/ship-cuda
     python benchmarks/ship.py --table docs/performance.md
 
@@ -84,7 +84,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         partial(
             Transformer, "MobileNetV2ForImageClassification", "MobileNetV2Config", num_labels=10, depth_multiplier=0.5
         ),
-        IMAGES,
+        (3, 64, 64),
     ),
     "densenet40": (partial(DenseNet, 22, 12), IMAGES),
     "vit": (

@@ -160,7 +160,7 @@ def _in_onnxruntime(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _traced(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]) -> bytes:
-    """ONNX by torch's older exporter: what it gives is as fast, and it takes a tenth of the time of the one by which
+    """ONNX by torch's older exporter: what it gives is as fast, and is there much sooner than by the one by which
     networks ship."""
     data = io.BytesIO()
     with quiet(), redirect_stdout(io.StringIO()):  # it prints the graph that it cannot write
