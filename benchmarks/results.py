@@ -40,6 +40,7 @@ COMMANDS = (
     "benchmarks/predictions.py --table docs/latency.md",
     "benchmarks/layout.py --table docs/performance.md",
     "benchmarks/ship.py --table docs/performance.md",
+    "benchmarks/encoders.py --into docs/performance.md",
     "-m tests.zoo.table",
     "docs/pages.py",
 )

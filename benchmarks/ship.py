@@ -1,11 +1,12 @@
 """How fast what ships is: whole networks, ours by MACs and by latency, uniform ones of equal MACs, Torch-Pruning's.
 
-    python benchmarks/ship.py --networks resnet56 densenet40 [--batches 1 64] [--threads 1 2] [--out results/ship]
+    python benchmarks/ship.py --networks vgg16 densenet40 [--batches 1 64] [--threads 1 2] [--out results/ship]
     python benchmarks/ship.py --device cuda --batches 1 256 --runtimes torch compiled --out results/ship-cuda
     python benchmarks/ship.py --table docs/performance.md
 
 Networks are small forms on a CPU, found in a short run on synthetic data: the widths a search leaves are what counts
-here, not the error. Of the DenseNet, whose gates are connections, masks are drawn instead. Times are of one forward
+here, not the error. "and uniform's latency": the time of the uniform network, measured before, is a limit beside the
+MACs. Of the DenseNet, whose gates are connections, masks are drawn instead. Times are of one forward
 pass, in turns (``espalier.gates.latency.timed``); with one thread the thread's own time. ``compiled`` is measured with
 the first number of threads and the largest batch alone, for compiling takes longer than all the rest. Writes a JSON
 file for each network; ``--table`` makes the table of the page from these files alone.
@@ -83,7 +84,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         partial(
             Transformer, "MobileNetV2ForImageClassification", "MobileNetV2Config", num_labels=10, depth_multiplier=0.5
         ),
-        IMAGES,
+        (3, 64, 64),
     ),
     "densenet40": (partial(DenseNet, 22, 12), IMAGES),
     "vit": (
@@ -132,18 +133,17 @@ def drawn(gated: Any, share: float) -> Tensor:
     return mask
 
 
-def found(name: str, updates: int, share: float, batch: int | None, **how: Any) -> tuple[nn.Module, dict[str, Any]]:
-    """What a short run leaves at a share of the MACs, or of the latency of so many examples at once."""
+def found(name: str, given: argparse.Namespace, shares: dict[str, float], **how: Any) -> tuple[nn.Module, Any]:
+    """What a short run leaves at these shares of the MACs, or of the latency of so many examples at once, or both."""
     factory, shape = NETWORKS[name]
     torch.manual_seed(0)
-    x = inputs(shape, 8 * updates)
+    x = inputs(shape, 8 * given.updates)
     y = (x.float().flatten(1)[:, :10]).argmax(1)
     gated = attached(name, factory(), **how)
-    cost = gated.cost("macs") if batch is None else gated.cost("latency", batch=batch)
+    words = {"macs": {}, "latency": {"batch": given.latency_batch}}
+    target = {gated.cost(kind, **words[kind]): share for kind, share in shares.items()}
     started = time.time()
-    result = espalier.fit(
-        gated, (x, y), cost=cost, target=share, epochs=1, batch_size=8, samples=1, quiet=True, device="cpu"
-    )
+    result = espalier.fit(gated, (x, y), target=target, epochs=1, batch_size=8, samples=1, quiet=True, device="cpu")
     about: dict[str, Any] = {"seconds": round(time.time() - started, 1)}
     if result.latency is not None:
         about["latency"] = result.latency
@@ -190,7 +190,14 @@ def pruned(name: str, share: float) -> nn.Module:
     return model
 
 
-def variants(name: str, updates: int, batch: int) -> tuple[dict[str, nn.Module], dict[str, Any]]:
+def share_of_time(name: str, whole: nn.Module, small: nn.Module, given: argparse.Namespace) -> float:
+    """The milliseconds of a network over those of the whole one, in torch."""
+    x = (inputs(NETWORKS[name][1], given.latency_batch),)
+    times = latency.timed([latency.prepared("torch", model, x, {}) for model in (whole, small)], 30, given.seconds)
+    return times[1] / times[0]
+
+
+def variants(name: str, given: argparse.Namespace) -> tuple[dict[str, nn.Module], dict[str, Any]]:
     torch.manual_seed(0)
     whole = NETWORKS[name][0]().eval()
     gated = attached(name, copy.deepcopy(whole))
@@ -212,12 +219,15 @@ def variants(name: str, updates: int, batch: int) -> tuple[dict[str, nn.Module],
         if placed:
             attempt(f"drawn {percent} MACs", lambda share=share: gated.compact(drawn(gated, share)))
             continue
-        attempt(f"ours {percent} MACs", partial(found, name, updates, share, None))
-        attempt(f"ours {percent} MACs, round_to", partial(found, name, updates, share, None, round_to=ROUND_TO))
-        attempt(f"uniform {percent} MACs", partial(uniform, gated, share))
+        uniform_label, limits = f"uniform {percent} MACs", {"macs": share}
+        attempt(f"ours {percent} MACs", partial(found, name, given, limits))
+        attempt(f"ours {percent} MACs, round_to", partial(found, name, given, limits, round_to=ROUND_TO))
+        attempt(uniform_label, partial(uniform, gated, share))
+        limits = limits | {"latency": share_of_time(name, whole, models[uniform_label], given)}
+        attempt(f"ours {percent} MACs and uniform's latency", partial(found, name, given, limits, round_to=ROUND_TO))
         attempt(f"Torch-Pruning {percent} MACs", partial(pruned, name, share))
     if not placed:
-        attempt("ours 40% latency, round_to", partial(found, name, updates, 0.4, batch, round_to=ROUND_TO))
+        attempt("ours 40% latency, round_to", partial(found, name, given, {"latency": 0.4}, round_to=ROUND_TO))
     else:
         models["whole"] = ungated(models["whole"])
     return models, about
@@ -274,7 +284,7 @@ def measured(models: dict[str, nn.Module], example: Tensor, runtime: str, given:
 
 def benchmark(name: str, given: argparse.Namespace) -> dict[str, Any]:
     shape = NETWORKS[name][1]
-    models, about = variants(name, given.updates, given.latency_batch)
+    models, about = variants(name, given)
     rows = []
     for label, model in models.items():
         sizes = {"parameters": sum(p.numel() for p in model.parameters()), "macs": macs(model, inputs(shape, 1))}
@@ -299,7 +309,9 @@ def benchmark(name: str, given: argparse.Namespace) -> dict[str, Any]:
 
 
 COLUMNS = {"ours": ("ours 25% MACs", "drawn 25% MACs"), "ours, blocks": ("ours 25% MACs, round_to",)} | {
-    name: (f"{name} 25% MACs",) for name in ("uniform", "Torch-Pruning")
+    "and uniform's latency": ("ours 25% MACs and uniform's latency",),
+    "uniform": ("uniform 25% MACs",),
+    "Torch-Pruning": ("Torch-Pruning 25% MACs",),
 }
 
 
@@ -330,7 +342,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 64])
-    parser.add_argument("--latency-batch", type=int, default=16, help="of which latency is searched against")
+    parser.add_argument("--latency-batch", type=int, default=64, help="of which latency is searched against")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--runtimes", nargs="+", default=list(RUNTIMES), choices=RUNTIMES)
     parser.add_argument("--updates", type=int, default=40)

@@ -13,8 +13,8 @@ onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 from espalier.ship import onnx  # noqa: E402
-from espalier.ship.onnx import NotExported, export, verify  # noqa: E402
-from espalier.ship.parity import apart, random_like, repeated  # noqa: E402
+from espalier.ship.onnx import export, verify  # noqa: E402
+from espalier.ship.parity import NotExported, apart, random_like, repeated  # noqa: E402
 
 
 def convolutional():
@@ -49,7 +49,7 @@ def test_a_compact_model_runs_in_onnxruntime_at_batch_sizes_it_was_not_exported_
     # Another network's file is refused, and so is one whose weights moved a little.
     with torch.no_grad():
         small[-1].bias += 0.01
-    with pytest.raises(NotExported, match="differ by"):
+    with pytest.raises(NotExported, match="differs from torch by"):
         verify(tmp_path / "deep" / "m.onnx", small, x)
 
 
@@ -93,7 +93,7 @@ class Wrong(nn.Module):
 
 def test_a_file_that_computes_something_else_is_not_kept(tmp_path):
     (tmp_path / "m.onnx").write_bytes(b"an older one")
-    with pytest.raises(NotExported, match=r"1 real examples .* differ"):
+    with pytest.raises(NotExported, match="1 real examples it differs"):
         export(Wrong(), torch.randn(4, 3), tmp_path / "m.onnx")
     assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
     assert (tmp_path / "m.onnx").read_bytes() == b"an older one"

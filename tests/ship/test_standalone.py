@@ -6,18 +6,20 @@ import ast
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 
 import espalier
 from espalier.compact.layers import Select
 from espalier.ship.delivery import FORMATS
-from espalier.ship.onnx import NotExported
-from espalier.ship.standalone import write
+from espalier.ship.parity import NotExported
+from espalier.ship.standalone import export
 from espalier.space import BadInput
 from zoo.catalogue import BY_NAME
 from zoo.entry import call, flat, tensors
@@ -84,6 +86,37 @@ def networks() -> dict[str, tuple[nn.Module, object]]:
     return made
 
 
+def kept(folder: Path, inputs: torch.Tensor, outputs: Iterable[torch.Tensor]) -> Path:
+    named = {f"o{i}": output.detach().contiguous() for i, output in enumerate(outputs)}
+    save_file({"i0": inputs, **named}, folder / "expected.safetensors")
+    return folder
+
+
+def first_scores(output, labels):
+    return F.cross_entropy(output.logits.flatten(1)[:, :5], labels)
+
+
+@pytest.fixture(scope="module")
+def transformers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Models of Transformers, cut to heads, units and width by ``fit`` and written as ONNX by ``ship``."""
+    pytest.importorskip("transformers")
+    folders = {}
+    for name in ("GPT-2", "BERT", "ViT"):
+        torch.manual_seed(0)
+        inputs = torch.randn(8, 3, 16, 16) if name == "ViT" else torch.randint(0, 20, (8, 7))
+        gated = espalier.attach(BY_NAME[name].build().float(), inputs, kinds=("units", "heads", "width"))
+        labels = torch.arange(8) % 5
+        how = {"loss": first_scores, "target": 0.3, "epochs": 2, "batch_size": 4, "device": "cpu", "quiet": True}
+        result = espalier.fit(gated, (inputs, labels), **how)
+        folder = folders[name] = tmp_path_factory.mktemp("shipped")
+        build = lambda name=name: BY_NAME[name].build().float()  # noqa: E731
+        told = espalier.ship(result, folder / "small", model=build, inputs=inputs, formats=("onnx",))
+        assert told.checks["onnx"]["difference"] <= 1e-5
+        (folder / "small" / "model.onnx").rename(folder / "model.onnx")
+        kept(folder, inputs[:5], [result.model.cpu().eval()(inputs[:5]).logits])
+    return folders
+
+
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders = {}
@@ -101,19 +134,20 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             FORMATS[kind](small, inputs, folder)
         with torch.no_grad():
             outputs = list(tensors(call(small, inputs)))
-        kept = {f"o{i}": output.contiguous() for i, output in enumerate(outputs)}
-        save_file({"i0": inputs, **kept}, folder / "expected.safetensors")
+        kept(folder, inputs, outputs)
     return folders
 
 
-def test_each_format_answers_in_a_process_without_espalier(shipped):
+def test_each_format_answers_in_a_process_without_espalier(shipped, transformers):
     script = Path(__file__).with_name("loaded_apart.py")
-    done = subprocess.run(
-        [sys.executable, str(script), *map(str, shipped.values())], capture_output=True, text=True, check=False
-    )
+    folders = map(str, (*shipped.values(), *transformers.values()))
+    done = subprocess.run([sys.executable, str(script), *folders], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert len(report) == len(shipped)
+    assert len(report) == len(shipped) + len(transformers)
+    for name, folder in transformers.items():
+        assert report[folder.name].keys() == {"onnx"}
+        assert report[folder.name]["onnx"] <= 1e-5, name
     for name, folder in shipped.items():
         told = report[folder.name]
         for kind in FREE:
@@ -144,7 +178,7 @@ def test_a_file_that_answers_otherwise_is_not_kept(tmp_path, monkeypatch):
     model, inputs = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)), torch.randn(5, 3)
     monkeypatch.setattr(standalone.Writer, "_as_gelu", lambda *_: "torch.relu(x)", raising=False)
     with pytest.raises(NotExported, match=r"network.py: at 1 real examples it differs"):
-        write(model, inputs, tmp_path)
+        export(model, inputs, tmp_path / "network.py")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -153,9 +187,35 @@ class CountsExamples(nn.Linear):
         return super().forward(x) * len(list(x))
 
 
+class Emptied(nn.Module):
+    """Of two branches nothing is left to read; one has a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.first, self.second = nn.Linear(4, 0), nn.Linear(0, 3), nn.Linear(0, 3, bias=False)
+        self.leave = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(self.enter(x)).view(*x.shape[:-1], -1, 7).flatten(-2)
+        return self.leave(self.first(h) + self.second(h))
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_what_reads_nothing_is_its_bias_in_every_file(tmp_path):
+    model, inputs = Emptied().eval(), torch.randn(4, 5, 4)
+    torch.nn.init.normal_(model.first.bias)
+    expected = model.leave(model.first.bias).expand(4, 5, 2)
+    assert torch.equal(model(inputs), expected)
+    for kind in FREE:
+        FORMATS[kind](model, inputs, tmp_path)  # each is checked against torch before it is kept
+    text = (tmp_path / "network.py").read_text()
+    assert "enter" not in text
+    assert "expand" in text
+
+
 def test_a_network_of_one_batch_size_is_refused(tmp_path):
     with pytest.raises(NotExported):
-        write(CountsExamples(2, 2), torch.randn(5, 2), tmp_path)
+        export(CountsExamples(2, 2), torch.randn(5, 2), tmp_path / "network.py")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(BadInput, match="python needs some real examples"):
         FORMATS["python"](nn.Linear(2, 2), None, tmp_path)
@@ -169,7 +229,7 @@ def test_filled_places_of_hand_placed_gates_are_plain_operations(tmp_path):
     mask[[1, 4, 7]] = 0
     small = gated.compact(mask).eval()
     assert {"Fill"} <= {type(module).__name__ for module in small.modules()}
-    assert write(small, inputs, tmp_path).difference <= 1e-6
+    assert export(small, inputs, tmp_path / "network.py").difference <= 1e-6
     text = (tmp_path / "network.py").read_text()
     assert "espalier" not in text
     assert "index_select" in text
@@ -177,7 +237,7 @@ def test_filled_places_of_hand_placed_gates_are_plain_operations(tmp_path):
 
 def test_a_selection_of_neighbours_is_a_view(tmp_path):
     model, inputs = nn.Sequential(Select([1, 2, 3], 1), nn.Linear(3, 2)), torch.randn(4, 6)
-    write(model.eval(), inputs, tmp_path)
+    export(model.eval(), inputs, tmp_path / "network.py")
     text = (tmp_path / "network.py").read_text()
     assert "[:, 1:4]" in text
     assert "index" not in text

@@ -6,6 +6,7 @@ on the clock.
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -166,6 +167,12 @@ def test_latency_beside_another_cost(machine):
     )
     assert machine.time(result.model) <= 0.4 * machine.time(network()) * 1.02
     assert result.shares["weight_share"] <= 0.5
+    gated = espalier.attach(network(), data()[0][:4])
+    target = {"weights": 0.5, gated.cost("latency", batch=7): 0.4}  # a cost of one's own choice as the limit
+    result = espalier.fit(gated, data(), target=target, epochs=4, batch_size=16, quiet=True, device="cpu")
+    assert result.latency["batch"] == 7
+    assert machine.time(result.model) <= 0.4 * machine.time(network()) * 1.02
+    assert json.dumps(result.summary())
 
 
 def test_bad_input_is_named(machine):
@@ -198,3 +205,12 @@ def test_the_runtimes_run_the_network(runtime):
     best = latency.timed([run], rounds=2)
     assert len(best) == 1
     assert best[0] > 0
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_what_the_older_exporter_cannot_write_is_measured_all_the_same():
+    pytest.importorskip("onnxscript")
+    emptied = nn.Sequential(nn.Linear(8, 0), nn.Linear(0, 3)).eval()
+    inputs = data()[0][:5]
+    told = latency.prepared("onnxruntime", emptied, (inputs,), {})()
+    assert torch.equal(torch.from_numpy(told[0]), emptied(inputs))

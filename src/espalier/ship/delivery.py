@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 from torch import nn
 
 from espalier.compact import load, save
+from espalier.gates.latency import timed
 from espalier.records import RESULT, settings_of
-from espalier.ship import card, import_spec, run_parts
+from espalier.ship import card, import_spec, onnx, program, run_parts, standalone
 from espalier.ship.card import Loading
 from espalier.ship.factories import Network
-from espalier.ship.parity import repeated
+from espalier.ship.parity import Checked, repeated
 from espalier.space import BadInput, BadType, Corrupt
 from espalier.train import Result, pytree
 from espalier.train.checkpoint import write
@@ -27,8 +27,8 @@ from espalier.train.run_directory import CALL, PROBE, SMALL, hardware
 from espalier.train.scoring import answers
 
 SAME = 1e-4  # of the largest output: what another machine's arithmetic may change
-CARD, TORCH, ONNX, PT2 = "README.md", ["model.safetensors", "plan.json"], "model.onnx", "model.pt2"
-PYTHON = ["network.py", "network.safetensors"]
+CARD, TORCH, PYTHON = "README.md", ["model.safetensors", "plan.json"], ["network.py", "network.safetensors"]
+OURS = tuple(f"{name}." for name in (*TORCH, "model.onnx", "model.pt2", *PYTHON))  # and what is written beside them
 Factory = Callable[[], nn.Module]
 Format = Callable[[nn.Module, Any, Path], tuple[list[str], dict[str, Any]]]
 
@@ -66,31 +66,24 @@ def _as_torch(small: nn.Module, inputs: Any, folder: Path) -> tuple[list[str], d
     return list(TORCH), {}
 
 
-def _as_onnx(small: nn.Module, inputs: Any, folder: Path) -> tuple[list[str], dict[str, Any]]:
-    from espalier.ship.onnx import export
+def _free(name: str, files: list[str], written: Callable[[nn.Module, Any, Path], Checked]) -> Format:
+    """A format that needs nothing of Espalier. written: from a network, real examples and the path of the first file;
+    what was checked."""
 
-    return [ONNX], {"onnx": asdict(export(small, _real(inputs, "onnx"), folder / ONNX))}
+    def write_it(small: nn.Module, inputs: Any, folder: Path) -> tuple[list[str], dict[str, Any]]:
+        if inputs is None:
+            raise BadInput(f"the format {name} needs some real examples, which the file is checked with: give inputs")
+        return list(files), {name: asdict(written(small, inputs, folder / files[0]))}
 
-
-def _as_pt2(small: nn.Module, inputs: Any, folder: Path) -> tuple[list[str], dict[str, Any]]:
-    from espalier.ship.program import export
-
-    return [PT2], {"pt2": asdict(export(small, _real(inputs, "pt2"), folder / PT2))}
-
-
-def _as_python(small: nn.Module, inputs: Any, folder: Path) -> tuple[list[str], dict[str, Any]]:
-    from espalier.ship.standalone import write
-
-    return list(PYTHON), {"python": asdict(write(small, _real(inputs, "python"), folder))}
+    return write_it
 
 
-def _real(inputs: Any, name: str) -> Any:
-    if inputs is None:
-        raise BadInput(f"the format {name} needs some real examples, which the file is checked with: give inputs")
-    return inputs
-
-
-FORMATS: dict[str, Format] = {"torch": _as_torch, "onnx": _as_onnx, "pt2": _as_pt2, "python": _as_python}
+FORMATS: dict[str, Format] = {
+    "torch": _as_torch,
+    "onnx": _free("onnx", ["model.onnx"], onnx.export),
+    "pt2": _free("pt2", ["model.pt2"], program.export),
+    "python": _free("python", PYTHON, standalone.export),
+}
 """By name what writes a network to a folder, given real examples or None. It returns the names of its files, and what
 it checked. All but "torch" are read without Espalier. Your own can be added."""
 
@@ -296,8 +289,7 @@ def _check_free(to: Path, run: Path | None) -> None:
     if to.exists() and not to.is_dir():
         raise BadInput(f"{to} is a file; name a folder to write to")
     left = [path.name for path in to.iterdir()] if to.is_dir() else []
-    ours = tuple(f"{name}." for name in (*TORCH, ONNX, PT2, *PYTHON))
-    cut_short = all(f"{name}.".startswith(ours) for name in left)  # a call that a full disk or a kill ended
+    cut_short = all(f"{name}.".startswith(OURS) for name in left)  # a call that a full disk or a kill ended
     if left and not cut_short and not (to / "plan.json").exists():
         raise BadInput(f"{to} holds other files; name a new or empty folder to write to")
 
@@ -327,21 +319,7 @@ def _speed(parcel: Parcel) -> dict[int, dict[str, float]]:
 
 
 @torch.no_grad()
-def milliseconds(
-    models: Mapping[str, nn.Module], inputs: Any, seconds: float = 0.5, turns: int = 200
-) -> dict[str, float]:
-    """The median time of one forward pass of each, on the same inputs. In turns, so that a busy moment of the machine
-    hits all of them; at most so many turns, and about so many seconds."""
-    for model in models.values():
-        for _ in range(3):  # the first calls fill caches
-            pytree.call(model, inputs)
-    times: dict[str, list[float]] = {name: [] for name in models}
-    end = time.perf_counter() + seconds
-    for turn in range(turns):
-        for name, model in models.items():
-            began = time.perf_counter()
-            pytree.call(model, inputs)
-            times[name].append(1e3 * (time.perf_counter() - began))
-        if turn >= 10 and time.perf_counter() > end:
-            break
-    return {name: median(each) for name, each in times.items()}
+def milliseconds(models: Mapping[str, nn.Module], inputs: Any) -> dict[str, float]:
+    """The time of one forward pass of each, on the same inputs, in turns; for about half a second."""
+    runs = [partial(pytree.call, model, inputs) for model in models.values()]
+    return dict(zip(models, timed(runs, rounds=200, seconds=0.5), strict=True))

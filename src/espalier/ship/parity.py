@@ -2,12 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from espalier.space import EspalierError
 from espalier.train import pytree
+from espalier.train.scoring import answers
+
+BATCHES = (1, 2, 7, 33)
+
+
+class NotExported(EspalierError, RuntimeError):
+    """The network could not be written, or the file does not compute what the network does."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was compared with torch: batches of these sizes, each of real and of random inputs. difference: the largest,
+    relative to the largest output. inputs: name, type and shape of what the file takes, 0 for a batch of any size.
+    outputs: the names of what it gives, where it has names for them."""
+
+    batches: tuple[int, ...]
+    difference: float
+    inputs: tuple[tuple[str, str, tuple[str | int, ...]], ...]
+    outputs: tuple[str, ...] = ()
+
+
+def compare(
+    run: Callable[[Any], list[Tensor]],
+    model: nn.Module,
+    inputs: Any,
+    name: str,
+    tolerance: float,
+    batches: Sequence[int] = BATCHES,
+) -> Checked:
+    """run: what was written, from inputs to outputs. name: of it, for messages. Raises where it does not compute what
+    the model does, on real and on random inputs at several batch sizes."""
+    inputs = pytree.each(lambda t: t.detach().cpu(), inputs)
+    worst = 0.0
+    for batch in batches:
+        for what, given in (("real", repeated(inputs, batch)), ("random", random_like(inputs, batch))):
+            try:
+                with torch.no_grad():
+                    outputs = run(given)
+            except Exception as error:
+                raise NotExported(f"{name} fails at {batch} examples: {first_line(error)}") from error
+            difference = apart(outputs, answers(model, given))
+            if not difference <= tolerance:
+                raise NotExported(
+                    f"{name}: at {batch} {what} examples it differs from torch by {difference:.2g} of the largest "
+                    f"output; {tolerance:g} is allowed"
+                )
+            worst = max(worst, difference)
+    names = list(inputs) if isinstance(inputs, dict) else [f"input {i}" for i, _ in enumerate(pytree.tensors(inputs))]
+    listed = zip(names, pytree.tensors(inputs))
+    described = tuple((one, str(t.dtype).removeprefix("torch."), (0, *t.shape[1:])) for one, t in listed)
+    return Checked(tuple(batches), worst, described)
 
 
 def apart(ours: list[Tensor], theirs: list[Tensor]) -> float:
@@ -55,3 +109,11 @@ def random_like(inputs: Any, batch: int, seed: int = 0) -> Any:
         return torch.randint(low, high + 1, shape, generator=generator).to(tensor.dtype)
 
     return pytree.each(draw, inputs)
+
+
+def first_line(error: BaseException) -> str:
+    """The deepest reason, in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -7,14 +7,14 @@ safetensors alone, and is checked before it is kept.
 
 from __future__ import annotations
 
-import importlib.util
+import inspect
 import keyword
 import math
 import operator
 import os
 import textwrap
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MethodDescriptorType
 from typing import Any
@@ -27,8 +27,10 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 from torch.utils._pytree import tree_unflatten
 
+from espalier.compact.exported import plain_outputs
 from espalier.files import put_in_place, write_beside
-from espalier.ship.program import Compared, compare, plain_outputs, program_of
+from espalier.ship.parity import Checked, compare
+from espalier.ship.program import TOLERANCE, program_of
 from espalier.train import pytree
 
 PYTHON, WEIGHTS = "network.py", "network.safetensors"
@@ -76,12 +78,12 @@ class Text:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
-def write(model: nn.Module, inputs: Any, folder: Path) -> Compared:
-    """Write network.py and network.safetensors, and check them.
+def export(model: nn.Module, inputs: Any, path: str | os.PathLike[str]) -> Checked:
+    """Write a Python file, and network.safetensors beside it, and check them.
 
     inputs: some real examples, as the model takes them. Files that do not compute what the model does are not kept.
     """
-    plain = plain_outputs(model)
+    folder, plain = Path(path).parent, plain_outputs(model)
     text, tensors = source(plain, inputs)
     folder.mkdir(parents=True, exist_ok=True)
     written = list[Path]()
@@ -89,24 +91,23 @@ def write(model: nn.Module, inputs: Any, folder: Path) -> Compared:
         for name, data in ((WEIGHTS, tensors_as_bytes(tensors)), (PYTHON, text.encode())):
             written.append(write_beside(folder / name, data))
         again = _loaded(written[1], written[0])
-        given = isinstance(inputs, dict)
-        run: Callable[[Any], Any] = lambda x: again(**x) if given else again(*pytree.tensors(x))  # noqa: E731
-        compared = compare(run, plain, inputs, folder / PYTHON)
+        checked = compare(lambda given: _run(again, given), plain, inputs, PYTHON, TOLERANCE)
         for partial, name in zip(written, (WEIGHTS, PYTHON), strict=True):
             put_in_place(partial, folder / name)
     finally:
         for partial in written:
             partial.unlink(missing_ok=True)
-    return compared
+    return checked
+
+
+def _run(network: nn.Module, given: Any) -> list[Tensor]:
+    return pytree.tensors(network(**given) if isinstance(given, dict) else network(*pytree.tensors(given)))
 
 
 def _loaded(code: Path, weights: Path) -> nn.Module:
-    loader = importlib.machinery.SourceFileLoader("network", os.fspath(code))
-    spec = importlib.util.spec_from_loader("network", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    exec(compile(code.read_text(encoding="utf-8"), PYTHON, "exec"), module.__dict__)
-    return module.load(weights)  # type: ignore[no-any-return]
+    names: dict[str, Any] = {"__name__": Path(PYTHON).stem, "__file__": os.fspath(code)}
+    exec(compile(code.read_text(encoding="utf-8"), PYTHON, "exec"), names)
+    return names["load"](weights)  # type: ignore[no-any-return]
 
 
 def source(plain: nn.Module, inputs: Any) -> tuple[str, dict[str, Tensor]]:
@@ -163,8 +164,7 @@ class Writer:
         found: dict[Node, tuple[str, Layer]] = {}
         made: dict[str, str] = {}
         for node in self.nodes:
-            read = LAYERS.get(str(node.target)) if node.op == "call_function" else None
-            layer = read(self, node) if read else None
+            layer = self._layer(node)
             if layer is None or not all(part in self.path for part in layer.parts.values()):
                 continue
             owners = {self.path[part].rpartition(".")[0] for part in layer.parts.values()}
@@ -172,6 +172,14 @@ class Writer:
             if len(owners) == 1 and leaves and made.setdefault(path := owners.pop(), layer.made) == layer.made:
                 found[node] = path, layer
         return found
+
+    def _layer(self, node: Node) -> Layer | None:
+        if node.op != "call_function" or str(node.target) not in LAYERS:
+            return None
+        place, read = LAYERS[str(node.target)]
+        arguments = _arguments(node)
+        held = arguments[place][0] if isinstance(arguments[place], (list, tuple)) else arguments[place]
+        return read(self.value[held], str(node.target), *arguments) if held in self.value else None
 
     def _name_tensors(self) -> None:
         members: dict[str, str] = {}
@@ -256,11 +264,7 @@ class Writer:
         if isinstance(value, dict):
             return "{" + ", ".join(f"{key!r}: {self._value(one)}" for key, one in value.items()) + "}"
         if isinstance(value, tuple):
-            return (
-                "("
-                + "".join(f"{self._value(one)}, " for one in value).removesuffix(" " if len(value) == 1 else ", ")
-                + ")"
-            )
+            return f"({', '.join(map(self._value, value))}{',' if len(value) == 1 else ''})"
         if isinstance(value, list):
             return "[" + ", ".join(map(self._value, value)) + "]"
         if isinstance(value, torch.device):
@@ -431,10 +435,6 @@ def _arguments(node: Node) -> list[Any]:
     return [*node.args, *(node.kwargs.get(argument.name, argument.default_value) for argument in rest)]
 
 
-def _parts(**tensors: Node | None) -> dict[str, Node]:
-    return {name: node for name, node in tensors.items() if node is not None}
-
-
 def _one(values: Any) -> str:
     """A size for each dimension, as one number where they are equal."""
     if isinstance(values, (list, tuple)):
@@ -442,128 +442,108 @@ def _one(values: Any) -> str:
     return repr(values)
 
 
-def _made(name: str, *sizes: Any, weight: Tensor, **options: Any) -> str:
-    kind = [] if weight.dtype == torch.float32 else [f"dtype={weight.dtype}"]
-    listed = [*map(str, sizes), *(f"{key}={value}" for key, value in options.items()), *kind]
-    return f"nn.{name}({', '.join(listed)})"
+def _layer(
+    name: str, sizes: Sequence[Any], x: Any, w: Tensor, options: dict[str, Any] | None = None, **parts: Node | None
+) -> Layer:
+    """A layer of torch.nn that is given x. w: one of its tensors. Options that are its own defaults are left away."""
+    usual = inspect.signature(nn.RNNBase if name in RECURRENT else getattr(nn, name)).parameters
+    given = dict(options or {})
+    if "bias" in parts and "affine" not in given:
+        given["bias"] = parts["bias"] is not None
+    given["dtype"] = None if w.dtype == torch.float32 else w.dtype
+    written = {key: _literal(value) if key == "dtype" else _one(value) for key, value in given.items()}
+    changed = [f"{key}={text}" for key, text in written.items() if key not in usual or text != _one(usual[key].default)]
+    made = f"nn.{name}({', '.join([*map(_one, sizes), *changed])})"
+    return Layer(made, {part: node for part, node in parts.items() if node is not None}, (x,))
 
 
-def _linear(writer: Writer, node: Node) -> Layer | None:
-    x, weight, bias = _arguments(node)
-    if (w := writer.value.get(weight)) is None or w.ndim != 2:
-        return None
-    options = {} if bias is not None else {"bias": False}
-    return Layer(_made("Linear", w.shape[1], w.shape[0], weight=w, **options), _parts(weight=weight, bias=bias), (x,))
+def _linear(w: Tensor, operation: str, x: Node, weight: Node, bias: Node | None) -> Layer | None:
+    return _layer("Linear", w.shape[::-1], x, w, weight=weight, bias=bias) if w.ndim == 2 else None
 
 
-def _convolution(writer: Writer, node: Node) -> Layer | None:
-    transposed = "transpose" in str(node.target)
-    if transposed:
-        x, weight, bias, stride, padding, more, groups, dilation = _arguments(node)
-    else:
-        x, weight, bias, stride, padding, dilation, groups = _arguments(node)
-        more = 0
-    if (w := writer.value.get(weight)) is None or x.meta["val"].ndim != w.ndim:
-        return None
-    given = {"stride": (stride, "1"), "padding": (padding, "0"), "output_padding": (more, "0")}
-    given |= {"dilation": (dilation, "1"), "groups": (groups, "1")}
-    options = {key: _one(value) for key, (value, usual) in given.items() if _one(value) != usual}
-    if bias is None:
-        options["bias"] = "False"
-    sizes = (w.shape[0], w.shape[1] * groups) if transposed else (w.shape[1] * groups, w.shape[0])
+def _convolution(w: Tensor, operation: str, x: Node, weight: Node, bias: Node | None, *rest: Any) -> Layer | None:
+    transposed = "transpose" in operation
+    names = ("stride", "padding", "output_padding", "groups", "dilation")
+    options = dict(zip(names if transposed else ("stride", "padding", "dilation", "groups"), rest))
+    inside = w.shape[1] * options["groups"]
+    sizes = (w.shape[0], inside) if transposed else (inside, w.shape[0])
     name = f"Conv{'Transpose' if transposed else ''}{w.ndim - 2}d"
-    kernel = _one(tuple(w.shape[2:]))
-    return Layer(_made(name, *sizes, kernel, weight=w, **options), _parts(weight=weight, bias=bias), (x,))
+    layer = _layer(name, (*sizes, tuple(w.shape[2:])), x, w, options, weight=weight, bias=bias)
+    return layer if x.meta["val"].ndim == w.ndim else None
 
 
-def _batch_norm(writer: Writer, node: Node) -> Layer | None:
-    x, weight, bias, mean, variance, training, momentum, eps, _ = _arguments(node)
-    if (m := writer.value.get(mean)) is None or training or (weight is None) != (bias is None):
+def _batch_norm(
+    m: Tensor, operation: str, x: Node, weight: Node | None, bias: Node | None, mean: Node, variance: Node, *rest: Any
+) -> Layer | None:
+    training, momentum, eps, _ = rest
+    if training or (weight is None) != (bias is None):
         return None
     rank = {2: 1, 3: 1, 4: 2, 5: 3}.get(x.meta["val"].ndim)
-    options: dict[str, Any] = {} if eps == 1e-5 else {"eps": eps}
-    options |= {} if momentum == 0.1 else {"momentum": momentum}
-    options |= {} if weight is not None else {"affine": False}
-    made = _made(f"BatchNorm{rank}d", len(m), weight=m, **options)
-    return Layer(made, _parts(weight=weight, bias=bias, running_mean=mean, running_var=variance), (x,))
+    options = {"eps": eps, "momentum": momentum, "affine": weight is not None}
+    parts = {"weight": weight, "bias": bias, "running_mean": mean, "running_var": variance}
+    return _layer(f"BatchNorm{rank}d", (len(m),), x, m, options, **parts)
 
 
-def _layer_norm(writer: Writer, node: Node) -> Layer | None:
-    x, shape, weight, bias, eps, _ = _arguments(node)
-    if (w := writer.value.get(weight)) is None:
-        return None
-    options: dict[str, Any] = {} if eps == 1e-5 else {"eps": eps}
-    options |= {} if bias is not None else {"bias": False}
-    sizes = str(shape[0]) if len(shape) == 1 else repr(tuple(shape))
-    return Layer(_made("LayerNorm", sizes, weight=w, **options), _parts(weight=weight, bias=bias), (x,))
+def _layer_norm(
+    w: Tensor, operation: str, x: Node, shape: list[int], weight: Node, bias: Node | None, eps: float, _: Any
+) -> Layer:
+    return _layer("LayerNorm", (_shape(shape),), x, w, {"eps": eps}, weight=weight, bias=bias)
 
 
-def _rms_norm(writer: Writer, node: Node) -> Layer | None:
-    x, shape, weight, eps = _arguments(node)
-    if (w := writer.value.get(weight)) is None:
-        return None
-    sizes = str(shape[0]) if len(shape) == 1 else repr(tuple(shape))
-    return Layer(_made("RMSNorm", sizes, weight=w, eps=eps), _parts(weight=weight), (x,))
+def _rms_norm(w: Tensor, operation: str, x: Node, shape: list[int], weight: Node, eps: float | None) -> Layer:
+    return _layer("RMSNorm", (_shape(shape),), x, w, {"eps": eps}, weight=weight)
 
 
-def _group_norm(writer: Writer, node: Node) -> Layer | None:
-    x, groups, weight, bias, eps, _ = _arguments(node)
-    if (w := writer.value.get(weight)) is None or bias is None:
-        return None
-    options = {} if eps == 1e-5 else {"eps": eps}
-    return Layer(_made("GroupNorm", groups, len(w), weight=w, **options), _parts(weight=weight, bias=bias), (x,))
+def _shape(shape: list[int]) -> Any:
+    return shape[0] if len(shape) == 1 else tuple(shape)
 
 
-def _embedding(writer: Writer, node: Node) -> Layer | None:
-    weight, index, padding, *_ = _arguments(node)
-    if (w := writer.value.get(weight)) is None:
-        return None
-    options = {} if padding == -1 else {"padding_idx": padding}
-    return Layer(_made("Embedding", w.shape[0], w.shape[1], weight=w, **options), _parts(weight=weight), (index,))
+def _group_norm(
+    w: Tensor, operation: str, x: Node, groups: int, weight: Node, bias: Node | None, eps: float, _: Any
+) -> Layer | None:
+    return None if bias is None else _layer("GroupNorm", (groups, len(w)), x, w, {"eps": eps}, weight=weight, bias=bias)
 
 
-def _prelu(writer: Writer, node: Node) -> Layer | None:
-    x, weight = _arguments(node)
-    w = writer.value.get(weight)
-    return None if w is None else Layer(_made("PReLU", w.numel(), weight=w), _parts(weight=weight), (x,))
+def _embedding(w: Tensor, operation: str, weight: Node, index: Node, padding: int, *_: Any) -> Layer:
+    return _layer("Embedding", w.shape, index, w, {"padding_idx": None if padding == -1 else padding}, weight=weight)
 
 
-def _recurrent(writer: Writer, node: Node) -> Layer | None:
-    x, state, weights, biased, layers, dropout, _, both, first = _arguments(node)
-    if not all(weight in writer.value for weight in weights) or x.meta["val"].ndim != 3:
-        return None
+def _prelu(w: Tensor, operation: str, x: Node, weight: Node) -> Layer:
+    return _layer("PReLU", (w.numel(),), x, w, weight=weight)
+
+
+def _recurrent(
+    w: Tensor, operation: str, x: Node, state: Any, weights: list[Node], biased: bool, layers: int, *rest: Any
+) -> Layer | None:
+    dropout, _, both, first = rest
     ends = [f"_l{k}{way}" for k in range(layers) for way in ("", "_reverse")[: 1 + both]]
     kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if biased else 2]
     names = [f"{kind}{end}" for end in ends for kind in kinds]
-    if len(names) != len(weights):  # projected states have one more
+    if len(names) != len(weights) or x.meta["val"].ndim != 3:  # projected states have one more
         return None
-    w, hidden = writer.value[weights[0]], writer.value[weights[1]].shape[1]
-    name = {"lstm": "LSTM", "gru": "GRU"}.get(str(node.target).split(".")[1], "RNN")
-    options: dict[str, Any] = {} if layers == 1 else {"num_layers": layers}
-    options |= {} if biased else {"bias": False}
-    options |= {"batch_first": True} if first else {}
-    options |= {"dropout": dropout} if dropout else {}
-    options |= {"bidirectional": True} if both else {}
-    options |= {"nonlinearity": "'relu'"} if "rnn_relu" in str(node.target) else {}
-    made = _made(name, w.shape[1], hidden, weight=w, **options)
+    name = {"lstm": "LSTM", "gru": "GRU"}.get(operation.split(".")[1], "RNN")
+    options = {"num_layers": layers, "bias": biased, "batch_first": first, "dropout": dropout, "bidirectional": both}
+    options |= {"nonlinearity": "relu"} if "rnn_relu" in operation else {}
+    hidden = weights[1].meta["val"].shape[1]
+    layer = _layer(name, (w.shape[1], hidden), x, w, options, **dict(zip(names, weights)))
     given = tuple(state) if name == "LSTM" else state
-    return Layer(made, dict(zip(names, weights)), (x, given), nested=name == "LSTM")
+    return replace(layer, call=(x, given), nested=name == "LSTM")
 
 
-def _tables() -> Iterator[tuple[str, Callable[[Writer, Node], Layer | None]]]:
-    yield "aten.linear.default", _linear
-    for rank in (1, 2, 3):
-        yield f"aten.conv{rank}d.default", _convolution
-        yield f"aten.conv{rank}d.padding", _convolution
-        yield f"aten.conv_transpose{rank}d.{'default' if rank == 1 else 'input'}", _convolution
-    yield "aten.batch_norm.default", _batch_norm
-    yield "aten.layer_norm.default", _layer_norm
-    yield "aten.rms_norm.default", _rms_norm
-    yield "aten.group_norm.default", _group_norm
-    yield "aten.embedding.default", _embedding
-    yield "aten.prelu.default", _prelu
-    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        yield f"aten.{name}.input", _recurrent
-
-
-LAYERS = dict(_tables())
+RECURRENT = ("LSTM", "GRU", "RNN")
+# By operation: the argument that must be a tensor of the network, or begin with one, and what reads the layer, given
+# that tensor, the operation and all its arguments.
+LAYERS: dict[str, tuple[int, Callable[..., Layer | None]]] = {
+    "aten.linear.default": (1, _linear),
+    **{f"aten.conv{rank}d.{kind}": (1, _convolution) for rank in (1, 2, 3) for kind in ("default", "padding")},
+    "aten.conv_transpose1d.default": (1, _convolution),
+    "aten.conv_transpose2d.input": (1, _convolution),
+    "aten.conv_transpose3d.input": (1, _convolution),
+    "aten.batch_norm.default": (3, _batch_norm),
+    "aten.layer_norm.default": (2, _layer_norm),
+    "aten.rms_norm.default": (2, _rms_norm),
+    "aten.group_norm.default": (2, _group_norm),
+    "aten.embedding.default": (0, _embedding),
+    "aten.prelu.default": (1, _prelu),
+    **{f"aten.{name}.input": (2, _recurrent) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
+}

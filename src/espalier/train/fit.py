@@ -109,8 +109,8 @@ def fit(
         own over the gates.
     penalty: how strongly cost counts; target: the share of the full cost to end at. One of them, or neither.
         A target may also be an amount: "250k parameters", "30 MMACs" (for one example), "10 MB" (of parameters), "3
-        ms". Or a dict of kinds of cost, {"macs": 0.4, "weights": "10 MB"}: the first is the target, the others are
-        limits. What ships exceeds none of them.
+        ms". Or a dict of kinds of cost, {"macs": 0.4, "weights": "10 MB"}, or of costs that ``gated.cost`` gave: the
+        first is the target, the others are limits. What ships exceeds none of them.
     samples: masks per update; default the recipe's: one where slopes are read, two where losses are ranked. Ranked
         losses share one mini-batch of batch_size examples; with slopes each mask has its own. Under one mask, as once
         settled, an update reads samples times batch_size examples.

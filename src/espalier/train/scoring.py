@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from espalier.compact.exported import plain_output
 from espalier.search.distribution import Distribution
 from espalier.space import BadInput, BadType, whole_number
 from espalier.train import checks, pytree
@@ -129,7 +130,8 @@ def wrong(outputs: object, targets: object) -> tuple[Tensor, Tensor] | None:
 def answers(model: nn.Module, inputs: Any) -> list[Tensor]:
     """The tensors a model gives in eval mode, on the CPU. inputs: on its device; a tensor, a tuple or a dict."""
     with checks.evaluating(model):
-        return [tensor.detach().cpu() for tensor in pytree.tensors(pytree.call(model, inputs))]
+        given = plain_output(pytree.call(model, inputs))
+        return [tensor.detach().cpu() for tensor in pytree.tensors(given)]
 
 
 def _score(

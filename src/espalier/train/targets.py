@@ -16,7 +16,7 @@ from espalier.cost import Cost
 from espalier.search import Search, cost_bounds
 from espalier.space import BadInput, BadType, Unreachable
 
-Target = float | str | Mapping[str, float | str]
+Target = float | str | Mapping[str | Cost, float | str]
 PREFIXES = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 BINARY = {"kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
 UNITS = {
@@ -47,7 +47,7 @@ def kinds_of(target: Any) -> tuple[str, ...]:
     if isinstance(target, str):
         target = _of_text(target)
     if isinstance(target, Mapping):
-        return tuple(map(str, target))
+        return tuple(map(_name, target))
     return () if not isinstance(target, str) else (_amount(target)[0],)
 
 
@@ -56,8 +56,8 @@ def read(gated: Any, cost: Any, target: Any) -> Asked:
 
     cost: the kind of cost, or one's own, of a target that names none.
     target: a share of the full cost; an amount such as "250k parameters", "30 MMACs" (for one example), "10 MB" (of
-        parameters) or "3 ms"; or a dict from kinds of cost to either, the first of which is the target and the others
-        limits, which what ships never exceeds; as text "macs=0.4,weights=0.5".
+        parameters) or "3 ms"; or a dict from kinds of cost, or costs that ``gated.cost`` gave, to either, the first of
+        which is the target and the others limits, which what ships never exceeds; as text "macs=0.4,weights=0.5".
     """
     words = target
     if isinstance(target, str):
@@ -67,9 +67,9 @@ def read(gated: Any, cost: Any, target: Any) -> Asked:
             raise BadInput('a target of several costs names at least one, as {"macs": 0.4, "weights": 0.5}')
         if cost not in ("weights", next(iter(target))) if isinstance(cost, str) else True:
             raise BadInput(f"target={words!r} names its costs itself; leave cost away")
-        parts = {str(kind): _one(gated, str(kind), value) for kind, value in target.items()}
+        parts = {_name(kind): _one(gated, kind, value) for kind, value in target.items()}
         (name, (first, share)), *rest = parts.items()
-        return Asked(first, name, share, dict(rest), dict(target))
+        return Asked(first, name, share, dict(rest), {_name(kind): value for kind, value in target.items()})
     if isinstance(target, str):
         kind = _amount(target)[0]
         if isinstance(cost, str) and kind != "bytes" and cost not in ("weights", kind):
@@ -83,6 +83,10 @@ def read(gated: Any, cost: Any, target: Any) -> Asked:
         raise BadType(f"target is a share of the full cost, an amount such as {EXAMPLES}, or a dict, not {target!r}")
     named = cost if isinstance(cost, str) else "given"
     return Asked(gated.cost(cost) if isinstance(cost, str) else cost, named, target)
+
+
+def _name(kind: str | Cost) -> str:
+    return kind.label or "given" if isinstance(kind, Cost) else str(kind)
 
 
 def _of_text(text: str) -> Any:
