@@ -235,7 +235,7 @@ def together(given: argparse.Namespace, book: Book) -> None:
         there.close()
         return here, process
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that workers are ended on the way out
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that workers are ended on the way out
     idle: list[tuple[Connection, Any]] = []
     busy: dict[Connection, tuple[Any, Run]] = {}
     try:
@@ -273,6 +273,7 @@ def together(given: argparse.Namespace, book: Book) -> None:
         for process in [process for process, _ in busy.values()] + [process for _, process in idle]:
             if process.is_alive():
                 process.terminate()
+        signal.signal(signal.SIGTERM, before)
 
 
 def revision() -> str | None:
