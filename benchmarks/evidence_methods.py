@@ -222,7 +222,7 @@ def train(
 ) -> float:
     """So many updates; returns the mean loss of the last epoch's. extra: called between gradient and step.
 
-    On a GPU updates are recorded as those of ``fit`` are, so that seconds can be compared."""
+    On a GPU updates are recorded as those of ours are, so that seconds can be compared."""
     model.train()
     total, last = torch.zeros((), device=case.device), min(updates, len(loader))
     parameters, no_mask = list(model.parameters()), torch.ones(1, 1, device=case.device)
@@ -289,6 +289,7 @@ def shaped(case: Case, model: nn.Module | None = None) -> Outcome:
             seed=case.seed,
             quiet=True,
             recipe=recipe,
+            compile=None,
             callbacks=[] if blind is None else [blind],
         )
     if blind is not None and not blind.told:

@@ -81,7 +81,7 @@ def fit(
     device: str | torch.device | None = None,
     precision: Precision | None = None,
     channels_last: bool = False,
-    compile: bool | None = None,
+    compile: bool | None = False,
     validation: Any = None,
     metrics: measures.Given = None,
     monitor: str | None = None,
