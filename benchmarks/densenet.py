@@ -3,7 +3,8 @@
     PYTHONPATH=src python benchmarks/densenet.py --device cuda --runs 1 4 8 --time-limit 80
     PYTHONPATH=src python benchmarks/densenet.py --device cpu --depth 7 --images 4     # does it run at all
 
-An update is forward and backward for two masks on a mini-batch, and SGD. Inputs are synthetic: time does not depend on
+An update is forward and backward for two masks on a mini-batch, and SGD; "sloped": for one mask on twice as many
+images, with the slopes of all gates. Inputs are synthetic: time does not depend on
 what they show. Measurements come in the order of their importance; what does not fit into the time limit is left out,
 and what fails says why in its place.
 """
@@ -45,6 +46,9 @@ def agreement(given: argparse.Namespace, precision: str, runs: int = 2) -> dict[
         row["readable_in_bf16"] = {
             "losses": float(((losses_too - losses) / losses).abs().max()), **worst(theirs_too, theirs)
         }  # fmt: skip
+    one = Case(given, runs, 1, given.images, 0.6)
+    slopes, ours = one.slopes(), one.fast(precision).sloped(one.params, one.masks, *one.apart())[3]
+    row["slopes"] = float((ours - slopes).norm() / slopes.norm())
     return row
 
 
@@ -55,12 +59,15 @@ def steps(given: argparse.Namespace, runs: int, precision: str, tuning: Any = No
         ("plain", 1, 2 * given.images, 1.1),
         ("gated_half_open", 2, given.images, 0.5),
         ("gated_fifth_open", 2, given.images, 0.2),
+        ("sloped_all_open", 1, 2 * given.images, 1.1),
+        ("sloped_half_open", 1, 2 * given.images, 0.5),
     ):
         case = Case(given, runs, samples, images, open_)
-        row[name] = measured(fast_update(case, precision, tuning), device)
+        row[name] = measured(fast_update(case, precision, tuning, name.startswith("sloped")), device)
         row[name]["us_per_run_update"] = row[name]["us_per_update"] / runs
         torch.cuda.empty_cache()
-    row["gated_over_plain"] = row["gated_all_open"]["us_per_update"] / row["plain"]["us_per_update"]
+    for kind in ("gated", "sloped"):
+        row[f"{kind}_over_plain"] = row[f"{kind}_all_open"]["us_per_update"] / row["plain"]["us_per_update"]
     return row
 
 
@@ -72,7 +79,7 @@ def operations(given: argparse.Namespace, runs: int) -> dict[str, Any]:
     case = Case(given, runs, 2, given.images, 1.1)
     fast = case.fast("bf16")
     fast.gradients(fast.pack(case.params), case.masks, case.x, case.y)
-    rooms, done = next(iter(fast._rooms.values()))
+    rooms, _ = next(iter(fast._rooms.values()))
     table: dict[str, Any] = {}
     for name in given.kernels:
         for room in rooms:
@@ -81,7 +88,6 @@ def operations(given: argparse.Namespace, runs: int) -> dict[str, Any]:
                 if over(given):
                     return table
                 do = cut("bf16", lambda operation, _, t=tuning, n=name: t if operation == n else None)
-                do.affine = done.affine
                 try:
                     work = captured(functools.partial(launch, name, do, room), 2)
                     took: Any = round(microseconds(work, case.device, 0.01) / 2, 1)

@@ -15,7 +15,7 @@ import espalier
 from densenet_compile import operations
 from espalier.models import DenseNet
 from espalier.models.densenet_fast import FastDenseNet
-from espalier.train.batched.stack import strip
+from espalier.train.batched.batch_engine import strip
 from espalier.train.batched.step import Differential, cross_entropy
 from espalier.train.descent import SGD
 
@@ -63,6 +63,17 @@ class Case:
             fast._rooms[next(iter(fast._rooms))] = rooms, operations(precision, tuning)
         return fast
 
+    def apart(self) -> tuple[Tensor, Tensor]:
+        """Images and classes, those of the one mask of each run."""
+        return self.x.unsqueeze(1), self.y.unsqueeze(1)
+
+    def slopes(self) -> Tensor:
+        """By the gates, of the readable network."""
+        differential = Differential(template(self.shape["depth"], self.device).call, cross_entropy)
+        slopes = differential(self.params, {}, self.masks, *self.apart(), each=False, slopes=True)[2]
+        assert slopes is not None
+        return slopes
+
     def readable(self, dtype: torch.dtype | None = None) -> Callable[[], tuple[dict[str, Tensor], Tensor]]:
         differential = Differential(template(self.shape["depth"], self.device).call, cross_entropy, dtype)
 
@@ -87,9 +98,11 @@ def updates(params: dict[str, Tensor], gradients: Callable[[], dict[str, Tensor]
     return update
 
 
-def fast_update(case: Case, precision: str, tuning: Any = None) -> Callable[[], None]:
+def fast_update(case: Case, precision: str, tuning: Any = None, sloped: bool = False) -> Callable[[], None]:
     fast = case.fast(precision, tuning)
     packed = fast.pack(case.params)
+    if sloped:
+        return updates(packed, lambda: fast.sloped(packed, case.masks, *case.apart())[0])
     return updates(packed, lambda: fast.gradients(packed, case.masks, case.x, case.y)[0])
 
 

@@ -14,7 +14,6 @@ that are there are not made again.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Callable
@@ -27,11 +26,11 @@ from torch import Tensor, nn
 
 import espalier
 from espalier.data import Dataset
-from espalier.report.tables import put_between
 from espalier.train import evaluate
 from espalier.train.descent import Linear
 from evidence_table import deviation, mean
 from language import parameters
+from run_lines import Lines, arguments
 
 MARKS = ("<!-- generated: encoders -->", "<!-- end of generated: encoders -->")
 WIDTH, HEADS, UNITS, LAYERS = 64, 4, 4, 4  # units of the feed-forward parts: so many times the width
@@ -154,9 +153,7 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/ship/encoders.jsonl"))
-    parser.add_argument("--into", type=Path, help="write the table of the file into this page, and train nothing")
+    parser = arguments(__doc__, Path("results/ship/encoders.jsonl"))
     parser.add_argument("--data", default="digits")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--images", type=int, default=10_000, help="of the training set, at most")
@@ -169,31 +166,28 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=3e-3, help="of AdamW; what fit itself takes for such networks")
     parser.add_argument("--weight-decay", type=float, default=0.01)
     given = parser.parse_args()
-    lines = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
+    lines = Lines(given.out)
     if given.into:
-        put_between(given.into, [(MARKS, table(lines))])
+        lines.put(given.into, MARKS, table)
         return
     torch.set_num_threads(1)
     data = espalier.data.load(given.data, given.data_dir).as_floats()
     words = ("data", "images", "target", "epochs", "batch", "lr", "weight_decay")
     budget = {name: getattr(given, name) for name in words}
-    there = {json.dumps([line[key] for key in (*budget, "network", "method", "seed")]) for line in lines}
-    given.out.parent.mkdir(parents=True, exist_ok=True)
     for network in given.networks:
         for seed in given.seeds:
             case = Case(given, data, network, seed)
             for method in given.methods:
-                if json.dumps([*budget.values(), network, method, seed]) in there:
+                run = budget | {"network": network, "method": method, "seed": seed}
+                if lines.hold(run):
                     continue
                 began = time.process_time()
                 model = METHODS[method](case)
                 seconds = time.process_time() - began
                 score = evaluate(model, data.test, loss=F.cross_entropy)
                 share = parameters(model) / parameters(case.network())
-                line = budget | {"network": network, "method": method, "seed": seed}
-                line |= {"error": score.error, "share": share, "seconds": round(seconds, 1), "torch": torch.__version__}
-                with given.out.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
+                measured = {"error": score.error, "share": share, "seconds": round(seconds, 1)}
+                lines.add(run | measured | {"torch": torch.__version__})
                 print(f"{network} {method} seed {seed}: {score.error:.2%}, {share:.1%}, {seconds:.0f} s", flush=True)
 
 

@@ -5,10 +5,10 @@
 
 A table for each network, cost and target, and for each budget that the files hold: mean error in %, its standard
 deviation, n, shares of weights and MACs, seconds; and ours minus the rival over the seeds that both have, with the 95%
-interval of Student's t. ``--into`` writes them between ``<!-- generated: evidence -->`` and
-``<!-- end of generated: evidence -->``. ``--overview``: one table instead, errors alone, a row for each label of the
-lines (or method) and a column for each network, cost and target; between the marks ``generated: overview``.
-``--across``: the other way round, a column for each method.
+interval of Student's t and in how many of them ours has the lower error. ``--into`` writes them between
+``<!-- generated: evidence -->`` and ``<!-- end of generated: evidence -->``. ``--overview``: one table instead, errors
+alone, a row for each label of the lines (or method) and a column for each network, cost and target; between the marks
+``generated: overview``. ``--across``: the other way round, a column for each method.
 """
 
 from __future__ import annotations
@@ -76,14 +76,17 @@ def interval(differences: Sequence[float]) -> tuple[float, float, float]:
 
 
 def compared(ours: dict[int, float], rival: dict[int, float]) -> str:
-    """Ours minus the rival, in points of error, over the seeds of both; bold where the interval leaves out 0."""
-    seeds = sorted(ours.keys() & rival.keys())
-    if not seeds:
+    """Ours minus the rival, in points of error, over the seeds of both; bold where the interval leaves out 0.
+
+    A run that learned nothing makes the interval as wide as it is; how many seeds are ahead, it does not change."""
+    differences = [100 * (ours[seed] - rival[seed]) for seed in sorted(ours.keys() & rival.keys())]
+    if not differences:
         return ""
-    middle, low, high = interval([100 * (ours[seed] - rival[seed]) for seed in seeds])
-    if len(seeds) < 2:
+    middle, low, high = interval(differences)
+    if len(differences) < 2:
         return f"{middle:+.2f} (n = 1)"
-    text = f"{middle:+.2f} [{low:+.2f}, {high:+.2f}] (n = {len(seeds)})"
+    lower = sum(difference < 0 for difference in differences)
+    text = f"{middle:+.2f} [{low:+.2f}, {high:+.2f}] (lower in {lower} of {len(differences)})"
     return f"**{text}**" if low > 0 or high < 0 else text
 
 

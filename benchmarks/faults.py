@@ -48,10 +48,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import espalier
+from espalier import records
 from espalier.cli import main as command
 from espalier.data import from_arrays
 from espalier.paper import write as write_report
-from espalier.report import packed
 from espalier.report import read as read_report
 from espalier.ship import delivery
 from espalier.space import EspalierError
@@ -59,7 +59,7 @@ from espalier.study.settings import GridSettings, Settings
 from espalier.study.study import Grid, PaperStudy
 from espalier.train import fingerprint, loop
 from espalier.train.checkpoint import Checkpoint
-from espalier.train.progress import Silent
+from espalier.train.progress import Progress
 from espalier.train.stop import Stop
 from fault_inputs import JSON, X, Y, damage, net, odd_call
 
@@ -105,7 +105,7 @@ def grid(folder: Path, inputs: Tensor = X) -> None:
         hidden=(5, 4), epochs=1, trials=2, targets=(0.5,), points=2, batch_size=8, methods=("search", "found")
     )
     data = from_arrays((inputs, Y), (inputs, Y))
-    Grid(settings, folder / "run", data=data, commit="abc", command="espalier study").run(Stop(None), Silent())
+    Grid(settings, folder / "run", data=data, commit="abc", command="espalier study").run(Stop(None), Progress())
 
 
 def paper(folder: Path, inputs: Tensor = X) -> None:
@@ -115,7 +115,7 @@ def paper(folder: Path, inputs: Tensor = X) -> None:
     )  # fmt: skip
     data = from_arrays((inputs, Y), (inputs, Y))
     study = PaperStudy(settings, folder / "run", data=data, commit="abc", command="espalier paper")
-    study.run(Stop(None), Silent())
+    study.run(Stop(None), Progress())
 
 
 def save(folder: Path) -> None:
@@ -340,7 +340,7 @@ class Campaign:
             self.whole[name], self.points[name] = outcome(folder), int(points.read_text())
             os.rename(folder, self.place / f"whole-{name}")
         shutil.copytree(self.place / "whole-grid", self.place / "whole-packed")
-        packed.pack(self.place / "whole-packed" / "run")
+        records.pack(self.place / "whole-packed" / "run")
         shutil.rmtree(self.place / "whole-packed" / "run" / "runs")
 
         with contextlib.suppress(ImportError):

@@ -1,26 +1,33 @@
 """What shaping a network costs beside training it whole: updates of each phase over plain ones. Prints one JSON object.
 
     PYTHONPATH=src python benchmarks/fit.py [--device cuda] [--networks vgg16,resnet20] [--batch 128] [--rounds 5]
-    PYTHONPATH=src python benchmarks/fit.py --device cuda --compile --networks vgg16,resnet18,resnet56,vit,gpt
+    PYTHONPATH=src python benchmarks/fit.py --device cuda --compile --networks vgg16,resnet18,resnet56,vit,gpt,lstm
 
 Each network in one process: a plain update of the whole network; a search that learns from slopes (one mask) and one
 that ranks losses (two masks of half the batch), one mask at a time and, as ``fit`` does it, both in one pass; the same
 for slopes of two masks; settled, which trains the compact network through our optimiser; and a plain loop on that
 compact network. ``--compile`` adds plain, search, settled and compact with the network compiled, and on a GPU with the
-gradient recorded as a CUDA graph, for plain updates too. Rounds of all take turns, and medians are compared. On a CPU
-the networks are narrow; on a GPU they run under bfloat16 autocast. ViT, GPT and ResNet-18 are those of Transformers.
+gradient recorded as a CUDA graph, for plain updates too. Rounds of all take turns, and medians are compared. Then whole
+runs, a slice of each in turn: the whole network trained; shaped by the default recipe, with settling and the cut; and
+trained whole for half of the updates, pruned by Torch-Pruning to the same share of the MACs, and trained on. A network
+that Torch-Pruning refuses has none. On a CPU the networks are narrow; on a GPU they run under bfloat16 autocast. ViT,
+GPT and ResNet-18 are those of Transformers.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import itertools
 import json
+import os
 import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +41,7 @@ from espalier.train.gradients import Gradient, OnePass
 from espalier.train.gradients import Update as UpdateOf
 
 Update = Callable[[], object]
+FEWEST, SLICES = 100, 50  # updates of a whole run, and the slices of it that take turns with those of others
 
 
 class Recurrent(nn.Module):
@@ -240,6 +248,65 @@ class Bench:
         structure.compact()
         return structure, structure.gated.compact(structure.search.select())
 
+    def run_shaped(self, updates: int) -> Update:
+        """The updates of a run by the default recipe, all of its phases."""
+        model = self.build()
+        structure = espalier.shape(model, self.x[:4], self.sgd(model), updates=updates, target={"macs": self.target})
+
+        def update() -> None:
+            if structure.update == structure.phases.settle:  # as `fit` does, so that the closure has the network
+                structure.settle()
+            structure.step(self.closure(structure.network), self.x, self.y)
+
+        return update
+
+    def run_pruned(self, updates: int) -> Update:
+        """Trained whole, pruned by Torch-Pruning after half of the updates, trained on."""
+        model = self.build()
+        self.pruned(copy.deepcopy(model))  # what it refuses, it refuses here
+        state = {"left": updates // 2, "update": self.plain(model)}
+
+        def update() -> None:
+            if state["left"] == 0:
+                state["update"] = self.plain(self.pruned(model))
+            state["left"] -= 1
+            state["update"]()
+
+        return update
+
+    def pruned(self, model: nn.Module) -> nn.Module:
+        """By magnitude, the same share of every layer, to the largest that has at most the wanted share of the MACs."""
+        import torch_pruning as tp
+
+        heads = [module for module in model.modules() if isinstance(module, nn.Linear)][-1:]
+        pruner = tp.pruner.MagnitudePruner(
+            model, self.x[:2], importance=tp.importance.MagnitudeImportance(p=2), iterative_steps=40,
+            pruning_ratio=0.95, global_pruning=False, ignored_layers=heads,
+        )  # fmt: skip
+        full = tp.utils.count_ops_and_params(model, self.x[:2])[0]
+        for _ in range(40):
+            pruner.step()
+            if tp.utils.count_ops_and_params(model, self.x[:2])[0] <= self.target * full:
+                return model
+        raise ValueError("Torch-Pruning does not make it so small")
+
+    def whole_runs(self, updates: int, clock: Callable[[], float]) -> dict[str, Any]:
+        """Seconds of whole runs of so many updates, in slices that take turns, and over those of the plain one."""
+        runs = {"plain": self.plain(self.build()), "shaped": self.run_shaped(updates)}
+        told: dict[str, Any] = {"updates": updates}
+        try:
+            runs["pruned"] = self.run_pruned(updates)
+        except Exception as error:  # a network that it refuses
+            told["pruned"] = f"-: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        seconds = dict.fromkeys(runs, 0.0)
+        marks = [round(place * updates / SLICES) for place in range(SLICES + 1)]
+        for start, stop in itertools.pairwise(marks):
+            for name, update in runs.items():
+                seconds[name] += timed(update, stop - start, self.device, clock)
+        told["seconds"] = {name: round(value, 3) for name, value in seconds.items()}
+        told |= {f"{name} over plain": round(seconds[name] / seconds["plain"], 3) for name in list(runs)[1:]}
+        return told
+
     def updates(self, *, one_pass: bool, compile: bool) -> dict[str, Update]:
         settled, alone = self.settled()
         updates = {
@@ -308,45 +375,54 @@ def ratios(times: dict[str, float]) -> dict[str, float]:
     return found
 
 
-def measured(
-    updates: dict[str, Update], device: torch.device, rounds: int, seconds: float, clock: Callable[[], float]
-) -> dict[str, float]:
-    """Milliseconds of one update each, medians over rounds that take turns."""
+def timed(update: Update, count: int, device: torch.device, clock: Callable[[], float]) -> float:
+    """Seconds of so many updates."""
 
     def wait() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
+    wait()
+    began = clock()
+    for _ in range(count):
+        update()
+    wait()
+    return clock() - began
+
+
+def measured(
+    updates: dict[str, Update], device: torch.device, rounds: int, seconds: float, clock: Callable[[], float]
+) -> dict[str, float]:
+    """Milliseconds of one update each, medians over rounds that take turns."""
     counts = {}
     for name, update in updates.items():
-        for _ in range(5):
-            update()
-        wait()
-        began = clock()
-        update()
-        wait()
-        counts[name] = max(1, round(seconds / (clock() - began)))
+        timed(update, 5, device, clock)
+        counts[name] = max(1, round(seconds / timed(update, 1, device, clock)))
     times: dict[str, list[float]] = {name: [] for name in updates}
     for _ in range(rounds):
         for name, update in updates.items():
-            wait()
-            began = clock()
-            for _ in range(counts[name]):
-                update()
-            wait()
-            times[name].append(1e3 * (clock() - began) / counts[name])
+            times[name].append(1e3 * timed(update, counts[name], device, clock) / counts[name])
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+def processor() -> str:
+    """The name of the CPU where Linux tells it, and its number of cores."""
+    listed = Path("/proc/cpuinfo")
+    lines = listed.read_text().splitlines() if listed.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--networks", default="mlp,vgg16,resnet20,lstm", help=", ".join(NETWORKS))
+    parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--narrow", type=int, help="widths divided by this; 4 on a CPU")
     parser.add_argument("--target", type=float, default=0.2, help="share of the MACs")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5, help="of each round of each update")
+    parser.add_argument("--run", type=float, default=10.0, help="seconds of a plain run beside whole runs; 0: none")
     parser.add_argument("--one-pass", action=argparse.BooleanOptionalAction, default=True, help="and two masks")
     parser.add_argument("--compile", action="store_true", help="and compiled; on a GPU recorded, too")
     parser.add_argument(
@@ -368,13 +444,20 @@ def main() -> None:
             rows[name] = {"failed": f"{type(error).__name__}: {error}"}
             continue
         rows[name] = {"ms": {key: round(value, 3) for key, value in times.items()}, **ratios(times)}
+        if given.run:
+            updates_of_run = max(FEWEST, round(1e3 * given.run / times["plain"]))
+            rows[name]["whole run"] = bench.whole_runs(updates_of_run, clock)
+            print(name, json.dumps(rows[name]["whole run"]), file=sys.stderr, flush=True)
         if given.one_pass:
             rows[name]["one mask at a time, because"] = bench.one_at_a_time
         print(name, json.dumps(ratios(times)), file=sys.stderr, flush=True)
-    place = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    place = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     settings = {"batch": given.batch, "narrow": narrow, "target": given.target, "threads": torch.get_num_threads()}
     settings["times"] = "processor time" if given.processor_time else "by the clock"
-    print(json.dumps({"device": place, "torch": torch.__version__, "settings": settings, "networks": rows}, indent=1))
+    settings["command"] = " ".join(["python", "benchmarks/fit.py", *sys.argv[1:]])
+    settings["load average"] = [round(load, 1) for load in os.getloadavg()]
+    versions = {"torch": torch.__version__, "python": platform.python_version(), "espalier": espalier.__version__}
+    print(json.dumps({"device": place, **versions, "settings": settings, "networks": rows}, indent=1))
 
 
 if __name__ == "__main__":

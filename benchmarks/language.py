@@ -7,7 +7,7 @@
 The text ships with Python: the documentation strings of its standard library, a tenth of the files held out. Tokens are
 bytes. Every method makes as many updates of as many windows, with AdamW, a short warm-up and a straight line to 0.
 
-ours: heads, units of the feed-forward parts and whole blocks are gates. ours-width: so is the width of the model.
+ours: heads and units of the feed-forward parts are gates. ours-width: so is the width of the model.
 uniform: all widths scaled alike, heads in the same proportion. pruned: Torch-Pruning after half of the run, by group
 Taylor importance, then trained on; it cuts heads and units alone ("inner"), or the width of the model, too.
 
@@ -25,6 +25,8 @@ import functools
 import hashlib
 import json
 import math
+import shlex
+import sys
 import sysconfig
 import time
 from collections.abc import Callable
@@ -38,32 +40,39 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import espalier
-from espalier.report.tables import put_between
+from espalier.study.run_files import revision
 from espalier.train import PRESETS
 from evidence_table import mean
+from run_lines import Lines, arguments
 
 MARKS = ("<!-- generated: language -->", "<!-- end of generated: language -->")
-WINDOW, HEAD, VOCABULARY = 128, 32, 256
+TUNED = ("<!-- generated: language tuning -->", "<!-- end of generated: language tuning -->")
+VOCABULARY = 256
+KINDS = "units,heads"
+# What lines stand for that were written before a setting was there; the first are settings of ours alone.
+OURS: dict[str, Any] = {"recipe": {}, "kinds": "units,heads,blocks"}
+OLDER: dict[str, Any] = OURS | {"tune": False, "window": 128, "head": 32, "deviation": 0.02}
 
 
 class Attention(nn.Module):
     """Of heads of one size; how many there are, its weights say."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, size: int) -> None:
         super().__init__()
-        self.q, self.k, self.v = (nn.Linear(width, HEAD * heads) for _ in range(3))
-        self.out = nn.Linear(HEAD * heads, width)
+        self.size = size
+        self.q, self.k, self.v = (nn.Linear(width, size * heads) for _ in range(3))
+        self.out = nn.Linear(size * heads, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part(x).unflatten(-1, (-1, HEAD)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        q, k, v = (part(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for part in (self.q, self.k, self.v))
         y: Tensor = self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
         return y
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int, units: int) -> None:
+    def __init__(self, width: int, heads: int, size: int, units: int) -> None:
         super().__init__()
-        self.norm1, self.attention = nn.LayerNorm(width), Attention(width, heads)
+        self.norm1, self.attention = nn.LayerNorm(width), Attention(width, heads, size)
         self.norm2, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, units), nn.Linear(units, width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,14 +82,16 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, width: int, heads: int, units: int, blocks: int) -> None:
+    def __init__(
+        self, width: int, heads: int, size: int, units: int, blocks: int, window: int, deviation: float
+    ) -> None:
         super().__init__()
-        self.token, self.place = nn.Embedding(VOCABULARY, width), nn.Embedding(WINDOW, width)
-        self.blocks = nn.ModuleList([Block(width, heads, units) for _ in range(blocks)])
+        self.token, self.place = nn.Embedding(VOCABULARY, width), nn.Embedding(window, width)
+        self.blocks = nn.ModuleList([Block(width, heads, size, units) for _ in range(blocks)])
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=0.02)
+                nn.init.normal_(module.weight, std=deviation)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.token(tokens) + self.place(torch.arange(tokens.shape[1], device=tokens.device))
@@ -120,13 +131,13 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 class Windows:
     """Windows of a text from places drawn anew for every batch; an epoch is all updates of a run."""
 
-    def __init__(self, text: Tensor, batch: int, updates: int, seed: int) -> None:
-        self.text, self.batch, self.updates = text, batch, updates
+    def __init__(self, text: Tensor, window: int, batch: int, updates: int, seed: int) -> None:
+        self.text, self.window, self.batch, self.updates = text, window, batch, updates
         self.random = torch.Generator().manual_seed(seed)
 
     def next(self) -> tuple[Tensor, Tensor]:
-        starts = torch.randint(len(self.text) - WINDOW - 1, (self.batch, 1), generator=self.random)
-        there = (starts + torch.arange(WINDOW + 1)).to(self.text.device)
+        starts = torch.randint(len(self.text) - self.window - 1, (self.batch, 1), generator=self.random)
+        there = (starts + torch.arange(self.window + 1)).to(self.text.device)
         tokens = self.text[there].long()
         return tokens[:, :-1], tokens[:, 1:]
 
@@ -147,14 +158,19 @@ class Case:
             for part in ((range(52, 256), range(26, 52)) if given.tune else (range(26, 256), range(26)))
         )
 
+    @property
+    def sha256(self) -> str:
+        """The beginning of that of the text."""
+        return hashlib.sha256(self.text.cpu().numpy().tobytes()).hexdigest()[:16]
+
     def network(self, scale: float = 1.0) -> GPT:
         given = self.given
         torch.manual_seed(self.seed)
-        heads = max(round(given.heads * scale), 1)
-        return GPT(round(given.width * scale), heads, max(round(4 * given.width * scale), 1), given.blocks)
+        heads, units = max(round(given.heads * scale), 1), max(round(4 * given.width * scale), 1)
+        return GPT(round(given.width * scale), heads, given.head, units, given.blocks, given.window, given.deviation)
 
     def windows(self) -> Windows:
-        return Windows(self.text, self.given.batch, self.given.updates, self.seed)
+        return Windows(self.text, self.given.window, self.given.batch, self.given.updates, self.seed)
 
     def optimizer(self, weights: Any, updates: int, done: int = 0) -> torch.optim.Optimizer:
         """AdamW whose rate follows the schedule by itself: from ``done`` of so many updates on."""
@@ -187,9 +203,10 @@ class Case:
     @torch.no_grad()
     def perplexity(self, model: nn.Module) -> float:
         model.eval()
-        count = (len(self.held_out) - 1) // WINDOW
-        tokens = self.held_out[: count * WINDOW].long().view(count, WINDOW)
-        following = self.held_out[1 : count * WINDOW + 1].long().view(count, WINDOW)
+        window = self.given.window
+        count = (len(self.held_out) - 1) // window
+        tokens = self.held_out[: count * window].long().view(count, window)
+        following = self.held_out[1 : count * window + 1].long().view(count, window)
         total = 0.0
         for x, y in zip(tokens.split(128), following.split(128)):
             total += float(loss_of(model(x), y)) * len(x)
@@ -238,7 +255,7 @@ def cut(case: Case, model: GPT, batches: list[tuple[Tensor, Tensor]], share: flo
     attentions = [block.attention for block in model.blocks]
     stream = [module for block in model.blocks for module in (block.attention.out, block.down)]
     kept = [model.head, *([model.token, model.place, *stream] if inner else [])]
-    heads = {part: part.out_features // HEAD for one in attentions for part in (one.q, one.k, one.v)}
+    heads = {part: part.out_features // one.size for one in attentions for part in (one.q, one.k, one.v)}
     pruner = tp.pruner.BasePruner(
         model, batches[0][0][:2], tp.importance.GroupTaylorImportance(), pruning_ratio=share, ignored_layers=kept,
         num_heads=heads, prune_num_heads=True, prune_head_dims=False, head_pruning_ratio=share,
@@ -279,37 +296,62 @@ METHODS: dict[str, Callable[[Case, float], nn.Module]] = {
 }
 
 
+def widths(model: nn.Module) -> list[list[int]]:
+    """Heads and units of each block, none of one that is gone."""
+    attentions = ((getattr(block, "attention", None), getattr(block, "up", None)) for block in model.blocks)
+    return [
+        [getattr(getattr(one, "q", None), "out_features", 0) // getattr(one, "size", 1), getattr(up, "out_features", 0)]
+        for one, up in attentions
+    ]
+
+
+def label(line: dict[str, Any]) -> str:
+    """The method, and in what its setting differs from the present one."""
+    words = [line["method"]]
+    if line["method"].startswith("ours"):
+        words += [f"{name} {value:g}" for name, value in line["recipe"].items()]
+        words += [] if line["kinds"] == KINDS else [f"gates on {line['kinds'].replace(',', ', ')}"]
+    return ", ".join(words)
+
+
 def table(lines: list[dict[str, Any]]) -> str:
+    """One for each budget, size of the network and text, which differs between versions of Python."""
+    order, named = list(METHODS), ("updates", "batch", "lr", "width", "heads", "blocks", "window", "head", "sha256")
+    whole = sorted(({**OLDER, **line} for line in lines), key=lambda line: order.index(line["method"]))
+    kept: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for line in whole:
+        kept.setdefault(tuple(line[name] for name in named), []).append(line)
+    return "\n\n".join(map(table_of_one, kept.values()))
+
+
+def table_of_one(lines: list[dict[str, Any]]) -> str:
     targets = sorted({line["target"] for line in lines if line["method"] != "dense"}, reverse=True)
     first = lines[0]
+    text = f"{first['text']:,} bytes of text, {first['held_out']:,} " + ("for tuning" if first["tune"] else "held out")
     rows = [
-        f"{first['updates']:,} updates of {first['batch']} windows of {WINDOW} bytes; {first['text']:,} bytes of text, "
-        f"{first['held_out']:,} held out; {first['device']}; perplexity of a byte, and parameters of the whole in %.",
+        f"{first['updates']:,} updates of {first['batch']} windows of {first['window']} bytes; {text}; "
+        f"{first['blocks']} blocks of width {first['width']} with {first['heads']} heads; {first['device']}; "
+        "perplexity of a byte, and parameters of the whole in %.",
         "",
         "| method | " + " | ".join(f"{100 * target:g}%" for target in targets) + " |",
         "|---|" + "---|" * len(targets),
     ]
-    for method in METHODS:
+    for row in dict.fromkeys(map(label, lines)):
         cells = []
         for target in targets:
-            own = [line for line in lines if line["method"] == method and line["target"] in (target, 1.0)]
+            own = [line for line in lines if label(line) == row and line["target"] in (target, 1.0)]
             share = mean([line["share"] for line in own]) if own else 0.0
-            told = (
-                f"{mean([line['perplexity'] for line in own]):.3f} ({100 * share:.1f}%, n = {len(own)})" if own else ""
-            )
-            cells.append(told)
-        if any(cells):
-            rows.append(f"| {method} | " + " | ".join(cells) + " |")
+            perplexity = mean([line["perplexity"] for line in own]) if own else 0.0
+            cells.append(f"{perplexity:.3f} ({100 * share:.1f}%, n = {len(own)})" if own else "")
+        rows.append(f"| {row} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--into", type=Path, help="write the table of the file into this page, and train nothing")
+    parser = arguments(__doc__)
     parser.add_argument("--tune", action="store_true", help="measure on a part of the training text")
     parser.add_argument("--recipe", type=json.loads, default={}, help="fields of the recipe of ours, as JSON")
-    parser.add_argument("--kinds", default="units,heads,blocks", help="of gates of ours")
+    parser.add_argument("--kinds", default=KINDS, help="of gates of ours")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--targets", default="0.5,0.25")
@@ -317,44 +359,42 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=4000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--window", type=int, default=128)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--head", type=int, default=32, help="the size of one")
     parser.add_argument("--blocks", type=int, default=6)
+    parser.add_argument("--deviation", type=float, default=0.02, help="of the weights at the start")
     given = parser.parse_args()
-    lines = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
+    lines = Lines(given.out, OLDER)
     if given.into:
-        put_between(given.into, [(MARKS, table(lines))])
+        lines.put(given.into, TUNED if given.tune else MARKS, table)
         return
-    budget = {name: getattr(given, name) for name in ("updates", "batch", "lr", "width", "heads", "blocks")}
-    empty = {"tune": False, "recipe": {}, "kinds": "units,heads,blocks"}  # as lines of an earlier form have it
-    budget |= {name: getattr(given, name) for name in empty}
-    there = {
-        json.dumps([line.get(key, empty.get(key)) for key in (*budget, "method", "target", "seed")]) for line in lines
-    }
-    given.out.parent.mkdir(parents=True, exist_ok=True)
+    budget = {name: getattr(given, name) for name in ("updates", "batch", "lr", "width", "heads", "blocks", *OLDER)}
     for seed in map(int, given.seeds.split(",")):
         case = Case(given, seed)
         for method in given.methods.split(","):
+            own = budget if method.startswith("ours") else budget | OURS
             for target in [1.0] if method == "dense" else list(map(float, given.targets.split(","))):
-                if json.dumps([*budget.values(), method, target, seed]) in there:
+                run = own | {"method": method, "target": target, "seed": seed, "sha256": case.sha256}
+                if lines.hold(run):
                     continue
                 began = time.perf_counter()
                 model = METHODS[method](case, target)
-                line = budget | {
-                    "method": method,
-                    "target": target,
-                    "seed": seed,
+                seconds = time.perf_counter() - began
+                line = run | {
                     "perplexity": case.perplexity(model),
                     "share": parameters(model) / parameters(case.network()),
-                    "seconds": round(time.perf_counter() - began, 1),
+                    "widths": widths(model),
+                    "seconds": round(seconds, 1),
                     "text": len(case.text),
                     "held_out": len(case.held_out),
-                    "sha256": hashlib.sha256(case.text.cpu().numpy().tobytes()).hexdigest()[:16],
                     "device": torch.cuda.get_device_name() if case.device.type == "cuda" else "CPU",
                     "torch": torch.__version__,
+                    "commit": revision(),
+                    "command": shlex.join(["python", "benchmarks/language.py", *sys.argv[1:]]),
                 }
-                with given.out.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
+                lines.add(line)
                 print(f"{method} {target:g} seed {seed}: perplexity {line['perplexity']:.3f}, "
                       f"{100 * line['share']:.1f}% of the parameters, {line['seconds']:.0f} s", flush=True)  # fmt: skip
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +32,7 @@ from espalier.gates import latency
 from espalier.gates.gated import Gated
 from espalier.gates.masking import strip
 from espalier.models import DenseNet
-from ship import drawn
+from ship import machine
 
 MARKS = ("<!-- generated: layout -->", "<!-- end of generated: layout -->")
 SHARES = (0.95, 0.9, 0.75, 0.5, 0.25)
@@ -114,6 +113,19 @@ def variants(gated: Gated, mask: Tensor) -> dict[str, nn.Module]:
     }
 
 
+def drawn(gated: Gated, share: float) -> Tensor:
+    """A mask drawn at random: the first of a row of fewer and fewer gates that costs no more than this share of MACs,
+    or the last where none does."""
+    cost = gated.cost("macs")
+    most = share * float(cost(torch.ones(gated.d)))
+    chance = torch.rand(gated.d, generator=torch.Generator().manual_seed(0))
+    for keep in torch.linspace(1.0, 0.05, 96).tolist():
+        mask = gated.canonical((chance <= keep).float())
+        if float(cost(mask)) <= most:
+            break
+    return mask
+
+
 def runs(model: nn.Module, x: Tensor, runtime: str) -> Callable[[], object]:
     if x.device.type == "cuda":
         replay = graphed(copy.deepcopy(model).to(x.device), x)
@@ -177,9 +189,8 @@ def main() -> None:
         write(given.table, f"{before}{MARKS[0]}\n\n{table(given.out, device)}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}")
         return
     torch.set_num_threads(1)
-    machine = {"cpu": platform.processor() or platform.machine(), "torch": torch.__version__, "device": given.device}
     for name in given.networks:
-        told = {**machine, "rounds": given.rounds, "rows": benchmark(name, given)}
+        told = {**machine("benchmarks/layout.py", given.device), "rounds": given.rounds, "rows": benchmark(name, given)}
         write(given.out / f"{device}-{name}.json", json.dumps(told, indent=1) + "\n")
 
 

@@ -1,9 +1,10 @@
 """How well latency is predicted for networks that a search found against it: ten short runs, predicted and measured.
 
     python benchmarks/predictions.py --runtime onnxruntime --round-to auto [--network resnet20] [--batch 16]
+    python benchmarks/predictions.py --network mobilenetv2 --batch 64 --shares 0.6 0.4
     python benchmarks/predictions.py --table docs/latency.md
 
-Runs are of some updates on random data, at 50 and 30% of the latency, five seeds: the widths are what counts. Writes a
+Runs are of some updates on random data, at two shares of the latency, five seeds: the widths are what counts. Writes a
 JSON file for each network, runtime and ``round_to``.
 """
 
@@ -12,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
 import tempfile
 from pathlib import Path
@@ -34,7 +34,7 @@ def found(given: argparse.Namespace, share: float, seed: int) -> tuple[dict[str,
     x = ship.inputs(shape, 8 * given.updates, seed)
     y = x.float().flatten(1)[:, :10].argmax(1)
     blocks = None if given.round_to == "1" else given.round_to if given.round_to == "auto" else int(given.round_to)
-    gated = espalier.attach(factory(), ship.inputs(shape, 4), **({} if blocks is None else {"round_to": blocks}))
+    gated = ship.attached(given.network, factory(), **({} if blocks is None else {"round_to": blocks}))
     cost = gated.cost("latency", runtime=given.runtime, batch=given.batch)
     result = espalier.fit(
         gated, (x, y), cost=cost, target=share, epochs=1, batch_size=8, samples=1, seed=seed, quiet=True, device="cpu"
@@ -47,8 +47,8 @@ def found(given: argparse.Namespace, share: float, seed: int) -> tuple[dict[str,
 
 def table(folder: Path) -> str:
     lines = [
-        "| | residual, nine of ten | found networks within 10% | largest error | target met |",
-        "|---|---|---|---|---|",
+        "| | residual, nine of ten | found networks within 10% | largest error | target met | corrections |",
+        "|---|---|---|---|---|---|",
     ]
     for path in sorted(folder.glob("*.json")):
         told = json.loads(path.read_text(encoding="utf-8"))
@@ -58,7 +58,7 @@ def table(folder: Path) -> str:
         lines.append(
             f"| {told['network']}, {told['runtime']}, batch {told['batch']}, {blocks} | {told['residual']:.1%}, "
             f"{told['worst']:.1%} | {sum(e <= 0.1 for e in errors)} of {len(errors)} | {max(errors):.1%} | "
-            f"{met} of {len(errors)} |"
+            f"{met} of {len(errors)} | {sum(row['corrections'] for row in told['rows'])} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -71,6 +71,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument(
+        "--shares", type=float, nargs="+", default=[0.5, 0.3], help="of the latency of the whole network"
+    )
     parser.add_argument("--out", type=Path, default=Path("results/ship-latency"))
     parser.add_argument("--table", type=Path, help="The page whose generated part is to be replaced.")
     given = parser.parse_args()
@@ -84,13 +87,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as cache:
         os.environ[VARIABLE] = cache  # measured now, not at some other time
         for seed in range(given.seeds):
-            for share in (0.5, 0.3):
+            for share in given.shares:
                 row, kept = found(given, share, seed)
                 rows.append(row)
                 print(json.dumps(row), file=sys.stderr, flush=True)
     told = {key: getattr(given, key) for key in ("network", "runtime", "round_to", "batch", "updates")}
     told |= {"residual": kept.residual, "worst": kept.worst, "tile": kept.tile, "variants": kept.variants}
-    told |= {"cpu": platform.processor() or platform.machine(), "torch": torch.__version__, "rows": rows}
+    told |= ship.machine("benchmarks/predictions.py", "cpu") | {"rows": rows}
     write(given.out / f"{given.network}-{given.runtime}-{given.round_to}.json", json.dumps(told, indent=1) + "\n")
 
 

@@ -26,11 +26,11 @@ from espalier.study.run_batches import GridBatch
 from espalier.study.settings import PAIR, GridSettings
 from espalier.study.study import Grid
 from espalier.train.batched.batch import Batch
-from espalier.train.batched.mask_sources import Given
+from espalier.train.batched.inputs import Given
 from espalier.train.batched.runs import Run
 from espalier.train.batched.step import cross_entropy
 from espalier.train.fingerprint import versions
-from espalier.train.progress import Silent
+from espalier.train.progress import Progress
 from espalier.train.run_directory import hardware
 from espalier.train.stop import Stop
 
@@ -96,7 +96,7 @@ def main() -> None:
     for fold in settings.parts:
         data, runs = grid.data(fold), settings.runs("search", fold, {})
         found = GridBatch(settings, grid.full, data, runs, CPU)
-        loop = found.loop(None, Stop(), Silent())
+        loop = found.loop(None, Stop(), Progress())
         loop.train()
         masks = found.engine.masks()
         seeds = [run.seed for run in runs]

@@ -6,7 +6,7 @@
     python benchmarks/results.py --pack FOLDER       # FOLDER/runs into FOLDER/runs.jsonl, and FOLDER/runs goes
     python benchmarks/results.py --unpack FOLDER     # FOLDER/runs again
 
-Tracked are ``runs.jsonl`` (:mod:`espalier.report.packed`), the README.md of each study, its SVG figures, and the tables
+Tracked are ``runs.jsonl`` (:mod:`espalier.records`), the README.md of each study, its SVG figures, and the tables
 of the paper. PNG twins, CSV and tables of single runs are made by the first command and are not tracked.
 """
 
@@ -19,8 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from espalier import paper
-from espalier.report import packed
+from espalier import paper, records
 
 ROOT = Path(__file__).resolve().parents[1]
 # What else is made from results/, by its own command.
@@ -48,7 +47,7 @@ COMMANDS = (
 
 def studies(root: Path = ROOT) -> list[Path]:
     """The folders of packed runs."""
-    return sorted(path.parent for path in (root / "results").rglob(packed.NAME))
+    return sorted(path.parent for path in (root / "results").rglob(records.PACKED))
 
 
 def page_of(folder: Path, root: Path = ROOT) -> Path | None:
@@ -66,11 +65,11 @@ def main() -> None:
     parser.add_argument("--unpack", type=Path)
     given = parser.parse_args()
     if given.pack:
-        print(packed.pack(given.pack))
+        print(records.pack(given.pack))
         shutil.rmtree(given.pack / "runs")
         return
     if given.unpack:
-        print(f"{len(packed.unpack(given.unpack))} files in {given.unpack / 'runs'}")
+        print(f"{len(records.unpack(given.unpack))} files in {given.unpack / 'runs'}")
         return
     for folder in () if given.tables else studies():
         if given.only in folder.as_posix():

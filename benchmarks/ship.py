@@ -1,23 +1,26 @@
 """How fast what ships is: whole networks, ours by MACs and by latency, uniform ones of equal MACs, Torch-Pruning's.
 
     python benchmarks/ship.py --networks vgg16 densenet40 [--batches 1 64] [--threads 1 2] [--out results/ship]
-    python benchmarks/ship.py --device cuda --batches 1 256 --runtimes torch compiled --out results/ship-cuda
+    python benchmarks/ship.py --device cuda --shares 0.25 --minutes 7 --missing
     python benchmarks/ship.py --table docs/performance.md
 
 Networks are small forms on a CPU, found in a short run on synthetic data: the widths a search leaves are what counts
-here, not the error. "and uniform's latency": the time of the uniform network, measured before, is a limit beside the
-MACs. Of the DenseNet, whose gates are connections, masks are drawn instead. Times are of one forward
-pass, in turns (``espalier.gates.latency.timed``); with one thread the thread's own time. ``compiled`` is measured with
-the first number of threads and the largest batch alone, for compiling takes longer than all the rest. Writes a JSON
-file for each network; ``--table`` makes the table of the page from these files alone.
+here, not the error. "and uniform's latency": ``target={"macs": 0.25, "latency": "uniform"}``, for as many examples at
+once as ``--latency-batch``. Times are of one forward pass, in turns (``espalier.gates.latency.timed``); with one thread
+on a CPU the thread's own time. ``compiled`` is measured with the first number of threads and the largest batch alone,
+for compiling takes longer than all the rest; ``graph`` is a CUDA graph. On a GPU batches are 1 and 256, and runs are
+trained and measured there. Writes a JSON file for each network; ``--minutes`` begins no further one after so long, and
+``--missing`` leaves out those that have a file, so that one call after another makes the list. ``--table`` makes the
+table of the page from these files alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import importlib.metadata
 import json
-import platform
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -29,15 +32,17 @@ import torch
 from torch import Tensor, nn
 
 import espalier
-from compact import ungated
+from compact import graphed, ungated
 from espalier.files import write
 from espalier.gates import latency
 from espalier.gates.blocks import usual_width
 from espalier.models import VGG, DenseNet, ResNet
+from espalier.train.fingerprint import versions
+from espalier.train.run_directory import hardware
 
-MARKS = ("<!-- generated: ship -->", "<!-- end of generated: ship -->")
+MARKS = "<!-- generated: ship{} -->", "<!-- end of generated: ship{} -->"
 ROUND_TO = "auto"
-COMPILED = ("whole", "ours 25% MACs", "ours 25% MACs, round_to", "uniform 25% MACs")
+COMPILED = ("whole", "ours 25% MACs, round_to", "ours 25% MACs and uniform's latency", "uniform 25% MACs")
 KINDS = dict.fromkeys(("vit", "bert", "gpt2"), ("units", "heads", "width"))
 
 
@@ -86,7 +91,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (3, 64, 64),
     ),
-    "densenet40": (partial(DenseNet, 22, 12), IMAGES),
+    "densenet40": (lambda: ungated(DenseNet(40, 12)), IMAGES),
     "vit": (
         partial(
             Transformer, "ViTForImageClassification", "ViTConfig", image_size=32, patch_size=4, num_labels=10, **BERT
@@ -115,36 +120,28 @@ def inputs(shape: tuple[int, ...], count: int, seed: int = 0) -> Tensor:
     return torch.randn(count, *shape, generator=generator)
 
 
-def attached(name: str, model: nn.Module, **how: Any) -> Any:
+def attached(name: str, model: nn.Module, device: str = "cpu", **how: Any) -> Any:
+    """Gates on a network; those of the DenseNet not tried out in numbers, which takes minutes there."""
     kinds = {"kinds": KINDS[name]} if name in KINDS else {}
-    return espalier.attach(model, inputs(NETWORKS[name][1], 4), **kinds, **how)
+    x = inputs(NETWORKS[name][1], 4).to(device)
+    return espalier.attach(model.to(device), x, check=name != "densenet40", **kinds, **how)
 
 
-def drawn(gated: Any, share: float) -> Tensor:
-    """A mask drawn at random: the first of a row of fewer and fewer gates that costs no more than this share of MACs,
-    or the last where none does."""
-    cost = gated.cost("macs")
-    most = share * float(cost(torch.ones(gated.d)))
-    chance = torch.rand(gated.d, generator=torch.Generator().manual_seed(0))
-    for keep in torch.linspace(1.0, 0.05, 96).tolist():
-        mask: Tensor = gated.canonical((chance <= keep).float())
-        if float(cost(mask)) <= most:
-            break
-    return mask
-
-
-def found(name: str, given: argparse.Namespace, shares: dict[str, float], **how: Any) -> tuple[nn.Module, Any]:
+def found(name: str, given: argparse.Namespace, shares: dict[str, Any], **how: Any) -> tuple[nn.Module, Any]:
     """What a short run leaves at these shares of the MACs, or of the latency of so many examples at once, or both."""
     factory, shape = NETWORKS[name]
     torch.manual_seed(0)
     x = inputs(shape, 8 * given.updates)
     y = (x.float().flatten(1)[:, :10]).argmax(1)
-    gated = attached(name, factory(), **how)
-    words = {"macs": {}, "latency": {"batch": given.latency_batch}}
-    target = {gated.cost(kind, **words[kind]): share for kind, share in shares.items()}
+    gated = attached(name, factory(), given.device, **how)
+    words = {"macs": {}, "latency": {"batch": given.latency_batch, "device": given.device}}
     started = time.time()
-    result = espalier.fit(gated, (x, y), target=target, epochs=1, batch_size=8, samples=1, quiet=True, device="cpu")
-    about: dict[str, Any] = {"seconds": round(time.time() - started, 1)}
+    target = {gated.cost(kind, **words[kind]): share for kind, share in shares.items()}
+    ready = time.time()
+    result = espalier.fit(
+        gated, (x, y), target=target, epochs=1, batch_size=8, samples=1, quiet=True, device=given.device
+    )
+    about: dict[str, Any] = {"seconds": round(time.time() - ready, 1), "seconds_measuring": round(ready - started, 1)}
     if result.latency is not None:
         about["latency"] = result.latency
     gated.detach()
@@ -156,7 +153,7 @@ def uniform(gated: Any, most: float) -> nn.Module:
     cost = gated.cost("macs")
     full = float(cost(torch.ones(gated.d)))
 
-    def mask(share: float) -> Tensor:
+    def mask(share: float) -> Tensor:  # the first ones of each group
         chosen = torch.zeros(gated.d)
         for where in gated.space.slices.values():
             chosen[where.start : where.start + max(1, round(share * (where.stop - where.start)))] = 1.0
@@ -190,13 +187,6 @@ def pruned(name: str, share: float) -> nn.Module:
     return model
 
 
-def share_of_time(name: str, whole: nn.Module, small: nn.Module, given: argparse.Namespace) -> float:
-    """The milliseconds of a network over those of the whole one, in torch."""
-    x = (inputs(NETWORKS[name][1], given.latency_batch),)
-    times = latency.timed([latency.prepared("torch", model, x, {}) for model in (whole, small)], 30, given.seconds)
-    return times[1] / times[0]
-
-
 def variants(name: str, given: argparse.Namespace) -> tuple[dict[str, nn.Module], dict[str, Any]]:
     torch.manual_seed(0)
     whole = NETWORKS[name][0]().eval()
@@ -213,24 +203,18 @@ def variants(name: str, given: argparse.Namespace) -> tuple[dict[str, nn.Module]
             about[label] = {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
         print(f"{name}: {label}: {about[label]}", file=sys.stderr, flush=True)
 
-    placed = any(isinstance(module, espalier.Gate) for module in whole.modules())
-    for share in (0.5, 0.25):
-        percent = f"{share:.0%}"
-        if placed:
-            attempt(f"drawn {percent} MACs", lambda share=share: gated.compact(drawn(gated, share)))
-            continue
-        uniform_label, limits = f"uniform {percent} MACs", {"macs": share}
+    for share in given.shares:
+        percent, limits = f"{share:.0%}", {"macs": share}
         attempt(f"ours {percent} MACs", partial(found, name, given, limits))
         attempt(f"ours {percent} MACs, round_to", partial(found, name, given, limits, round_to=ROUND_TO))
-        attempt(uniform_label, partial(uniform, gated, share))
-        limits = limits | {"latency": share_of_time(name, whole, models[uniform_label], given)}
+        limits = limits | {"latency": "uniform"}
         attempt(f"ours {percent} MACs and uniform's latency", partial(found, name, given, limits, round_to=ROUND_TO))
+        attempt(f"uniform {percent} MACs", partial(uniform, gated, share))
         attempt(f"Torch-Pruning {percent} MACs", partial(pruned, name, share))
-    if not placed:
-        attempt("ours 40% latency, round_to", partial(found, name, given, {"latency": 0.4}, round_to=ROUND_TO))
-    else:
-        models["whole"] = ungated(models["whole"])
-    return models, about
+    if given.latency_share:
+        label, limits = f"ours {given.latency_share:.0%} latency, round_to", {"latency": given.latency_share}
+        attempt(label, partial(found, name, given, limits, round_to=ROUND_TO))
+    return {label: model.cpu() for label, model in models.items()}, about
 
 
 def macs(model: nn.Module, example: Tensor) -> int:
@@ -261,7 +245,24 @@ def compiled(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return latency._in_torch(torch.compile(model, dynamic=False), args, kwargs)  # type: ignore[arg-type]
 
 
-RUNTIMES = {"torch": latency.RUNTIMES["torch"], "compiled": compiled, "onnxruntime": latency.RUNTIMES["onnxruntime"]}
+def in_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], object]:
+    """One CUDA graph, and on a CPU the network as it is: it stands in where there is no GPU."""
+    (x,) = args
+    if x.device.type != "cuda":
+        return latency._in_torch(model, args, kwargs)
+    replay = graphed(model.to(x.device).eval(), x)
+    return lambda: (replay(), torch.cuda.synchronize())
+
+
+RUNTIMES = {**latency.RUNTIMES, "compiled": compiled, "graph": in_graph}
+DEFAULTS = {
+    "cpu": {"batches": [1, 64], "threads": [1, 2], "runtimes": ["torch", "onnxruntime", "compiled"]},
+    "cuda": {"batches": [1, 256], "threads": [1], "runtimes": ["torch", "graph"]},
+}
+SHOWN = {  # what the table shows of the files of a device
+    "cpu": ("batch 64", ("torch, batch 64, threads 1", "onnxruntime, batch 64, threads 1")),
+    "cuda": ("batch 256 on a GPU", ("torch, batch 256, threads 1", "graph, batch 256, threads 1")),
+}
 
 
 def measured(models: dict[str, nn.Module], example: Tensor, runtime: str, given: argparse.Namespace) -> dict[str, Any]:
@@ -304,36 +305,57 @@ def benchmark(name: str, given: argparse.Namespace) -> dict[str, Any]:
                 print(f"{name}: {runtime} at {batch} done", file=sys.stderr, flush=True)
     torch.set_num_threads(1)
     failed = {label: one for label, one in about.items() if "error" in one}
-    machine = {"cpu": platform.processor() or platform.machine(), "torch": torch.__version__, "device": given.device}
-    return {"network": name, "updates": given.updates, "rows": rows, "not_made": failed, **machine}
+    where = machine("benchmarks/ship.py", given.device)
+    return {"network": name, "updates": given.updates, "rows": rows, "not_made": failed, **where}
 
 
-COLUMNS = {"ours": ("ours 25% MACs", "drawn 25% MACs"), "ours, blocks": ("ours 25% MACs, round_to",)} | {
-    "and uniform's latency": ("ours 25% MACs and uniform's latency",),
-    "uniform": ("uniform 25% MACs",),
-    "Torch-Pruning": ("Torch-Pruning 25% MACs",),
+def machine(program: str, device: str) -> dict[str, Any]:
+    """What a result file says of where it was made, and how."""
+    told: dict[str, Any] = {"command": shlex.join(["python", program, *sys.argv[1:]]), "versions": versions()}
+    for package in ("onnxruntime", "transformers", "torch-pruning"):
+        try:
+            told["versions"][package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            told["versions"][package] = "not there"
+    return told | {"hardware": hardware(torch.device(device))}
+
+
+COLUMNS = {
+    "ours": "ours {} MACs",
+    "ours, blocks": "ours {} MACs, round_to",
+    "and uniform's latency": "ours {} MACs and uniform's latency",
+    "uniform": "uniform {} MACs",
+    "Torch-Pruning": "Torch-Pruning {} MACs",
 }
 
 
-def speed(told: dict[str, Any], variants: tuple[str, ...], runtime: str) -> str:
-    """How many times as fast as the whole network a variant is: batch 64, one thread. A dash where there is none."""
-    key, (whole, *rows) = f"{runtime}, batch 64, threads 1", told["rows"]
-    row = next((row for row in rows if row["variant"] in variants and row["macs"] < 0.3 * whole["macs"]), None)
+def speed(told: dict[str, Any], variant: str, share: float, key: str) -> str:
+    """How many times as fast as the whole network a variant is. A dash where there is none, or none so small."""
+    whole, *rows = told["rows"]
+    row = next((row for row in rows if row["variant"] == variant and row["macs"] < 1.2 * share * whole["macs"]), None)
     times = (whole["milliseconds"].get(key), row and row["milliseconds"].get(key))
     return f"{times[0] / times[1]:.2f}" if all(isinstance(time, float) for time in times) else "-"
 
 
-def table(folder: Path) -> str:
-    """Of every network how many times as fast as the whole one each variant of a quarter of its MACs is."""
+def table(folder: Path, device: str) -> str:
+    """Of every network how many times as fast as the whole one each variant of a share of its MACs is."""
+    batch, keys = SHOWN[device]
+    names = "; ".join(key.partition(",")[0] for key in keys)
     lines = [
-        "Times as fast as the whole network, at 25% of its MACs and batch 64: torch; onnxruntime.\n",
-        "| | " + " | ".join(COLUMNS) + " |",
-        "|" + "---|" * (1 + len(COLUMNS)),
+        f"Times as fast as the whole network, at a share of its MACs and {batch}: {names}.\n",
+        "| | MACs | " + " | ".join(COLUMNS) + " |",
+        "|" + "---|" * (2 + len(COLUMNS)),
     ]
     for path in sorted(folder.glob("*.json")):
         told = json.loads(path.read_text(encoding="utf-8"))
-        cells = ("; ".join(speed(told, names, one) for one in ("torch", "onnxruntime")) for names in COLUMNS.values())
-        lines.append(f"| {told['network']} | " + " | ".join(cells) + " |")
+        for share in (0.5, 0.25):
+            percent = f"{share:.0%}"
+            cells = [
+                "; ".join(speed(told, variant.format(percent), share, key) for key in keys)
+                for variant in COLUMNS.values()
+            ]
+            if any(cell.strip("-; ") for cell in cells):
+                lines.append(f"| {told['network']} | {percent} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -341,24 +363,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 64])
-    parser.add_argument("--latency-batch", type=int, default=64, help="of which latency is searched against")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--runtimes", nargs="+", default=list(RUNTIMES), choices=RUNTIMES)
-    parser.add_argument("--updates", type=int, default=40)
+    parser.add_argument("--batches", type=int, nargs="+")
+    parser.add_argument("--latency-batch", type=int, help="of which latency is searched against; the largest batch")
+    parser.add_argument("--threads", type=int, nargs="+")
+    parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES)
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.25], help="of the MACs")
+    parser.add_argument("--latency-share", type=float, default=0.4, help="of the latency alone; 0: no such network")
+    parser.add_argument("--updates", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=45.0, help="for the rounds of one setting, at least six")
-    parser.add_argument("--out", type=Path, default=Path("results/ship"))
+    parser.add_argument("--minutes", type=float, default=1e9, help="after which no further network is begun")
+    parser.add_argument("--missing", action="store_true", help="leave out networks that have a file")
+    parser.add_argument("--out", type=Path, help="results/ship, or on a GPU results/ship-cuda")
     parser.add_argument("--table", type=Path, help="The page whose generated part is to be replaced.")
     given = parser.parse_args()
+    device = given.device.partition(":")[0]
+    given.out = given.out or Path("results/ship" if device == "cpu" else f"results/ship-{device}")
     if given.table is not None:
-        page = given.table.read_text(encoding="utf-8")
-        before, _, rest = page.partition(MARKS[0])
-        _, _, after = rest.partition(MARKS[1])
-        write(given.table, f"{before}{MARKS[0]}\n\n{table(given.out)}\n{MARKS[1]}{after}")
+        begin, end = (mark.format("" if device == "cpu" else f"-{device}") for mark in MARKS)
+        before, _, rest = given.table.read_text(encoding="utf-8").partition(begin)
+        write(given.table, f"{before}{begin}\n\n{table(given.out, device)}\n{end}{rest.partition(end)[2]}")
         return
+    for key, value in DEFAULTS[device].items():
+        if getattr(given, key) is None:
+            setattr(given, key, value)
+    given.latency_batch = given.latency_batch or max(given.batches)
     torch.set_num_threads(1)
+    started = time.time()
     for name in given.networks:
+        if (given.missing and (given.out / f"{name}.json").exists()) or time.time() - started > 60 * given.minutes:
+            print(f"{name}: left out", file=sys.stderr)
+            continue
         told = benchmark(name, given)
         write(given.out / f"{name}.json", json.dumps(told, indent=1) + "\n")
         print(json.dumps(told))

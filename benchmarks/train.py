@@ -23,11 +23,11 @@ from torch.func import functional_call
 
 import espalier
 from espalier.data import from_arrays
-from espalier.train.batched.batch import Batch, Compute, searched
+from espalier.train.batched.batch import Batch, Compute
+from espalier.train.batched.batch_engine import build, stacked
 from espalier.train.batched.chain import chain_of
-from espalier.train.batched.mask_sources import Given
+from espalier.train.batched.inputs import Given, Searched
 from espalier.train.batched.runs import Run
-from espalier.train.batched.stack import build, stacked
 from espalier.train.batched.step import cross_entropy
 from espalier.train.descent import SGD, Steps
 
@@ -68,7 +68,7 @@ def batch(
     gates, first = [where for _, where in template.space.bits], {name: p[0] for name, p in params.items()}
     chain = chain_of(template.model, gates, template.call, first, torch.rand(4, widths[0], device=device))
     search = espalier.Search(template.space, penalty=[2.0**-7] * runs, batch=(runs,), samples=samples, device=device)
-    source: Any = searched(search)
+    source: Any = Searched(search)
     if kind != "search":
         source = Given(torch.ones(runs, template.space.d, device=device), torch.zeros(runs, device=device))
     if kind == "plain":

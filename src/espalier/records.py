@@ -1,17 +1,30 @@
-"""What runs leave on disk, read the same by whoever asks: run files of studies, the JSON files of run directories."""
+"""What runs leave on disk, read the same by whoever asks: run files of studies, the JSON files of run directories.
+
+The run files of a study may be packed into one, ``runs.jsonl``: plain JSON lines, what runs share written once, a
+checksum. Its first line is ``{"schema": "espalier.runs/1", "files": n, "sha256": of all that follows}``. After it come,
+for each file, ``{"file": "section/variant/name.jsonl"}`` and a line for each record in it: ``[t, v0, v1, ...]``, the
+values that fill template t. A template, ``{"template": t, "of": record}``, stands before its first use: a record in
+which ``{"?": i}`` stands for the value i.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from espalier import files, schema
 from espalier.schema import Spec, anything, each, flag, integer, maybe, number, record, table, text
-from espalier.space.errors import Corrupt
+from espalier.space.errors import BadInput, Corrupt
 
 FORMAT = 2  # of run files; 1: without a checksum
 DIRECTORY_FORMAT = 1
 SETTINGS, METRICS, RESULT = "settings.json", "metrics.jsonl", "result.json"
+PACKED, PACKED_SCHEMA, HOLE = "runs.jsonl", "espalier.runs/1", "?"
+VALUES = 1 << 22  # of all packed records together: a template may stand for many
 COUNTED = ("units", "weights", "macs", "parameters")
 REMOVE = "Remove it and run the study again, or take it out of the folder"
 AGAIN = "Run the same training again: it goes on from its checkpoint and writes its files anew"
@@ -24,6 +37,7 @@ def _all(names: str, spec: Spec) -> dict[str, Spec]:
 
 
 _COUNTS = each(_COUNT, most=1 << 16)
+_PAIRS = table(each(_COUNT, 2, 2))
 _BINS = {"theta_histogram": each(_COUNTS)}
 _FOUND = {**_all("units connections dead_layers", _COUNTS), **_all("weight_share unit_share", _MAYBE)}
 _FOUND |= {**_all("connection_share mac_share", _MAYBE), "block_depths": each(maybe(_COUNT)), "mask": text()}
@@ -47,6 +61,7 @@ _OWN: dict[str, Spec] = {  # what each run of a study has for itself
             **_all("diverged_at skipped_updates", maybe(_COUNT)),
             "stochastic": record(_all("draws test_loss test_error", _MAYBE)),
             "drawn": table(_MAYBE),
+            "kept": _PAIRS,
             "canonical": record({}, {"depth": maybe(_COUNT), **_FOUND}),
             **_FOUND,
             **_BINS,
@@ -85,14 +100,15 @@ _SCORES = [f"{part}_{kind}" for part in ("validation", "test") for kind in ("los
 _RESULT = record(
     {"finished": flag},
     {
-        "sizes": table(each(integer(0), 2, 2), keys="|".join(COUNTED)),
-        "kept": table(each(integer(0), 2, 2)),
+        "sizes": table(each(_COUNT, 2, 2), keys="|".join(COUNTED)),
+        "kept": _PAIRS,
         "updates": integer(0),
         "latency": maybe(_LATENCY),
-        **dict.fromkeys(("inputs", "judged_on", "stopped"), text()),
+        **_all("inputs judged_on stopped", text()),
         **dict.fromkeys((*_SCORES, "seconds", "penalty", "target", "weight_share", "unit_share", "cost_share"), _MAYBE),
     },
 )
+_PACKED = record({"schema": text(re.escape(PACKED_SCHEMA)), "files": _COUNT, "sha256": text("[0-9a-f]{64}")})
 
 
 def runs_of(path: Path, parts: list[Any] | None = None) -> list[dict[str, Any]]:
@@ -101,10 +117,8 @@ def runs_of(path: Path, parts: list[Any] | None = None) -> list[dict[str, Any]]:
     parts: its records as they were read from a file of many; None reads the file itself."""
     many = path.suffix == ".jsonl"
     head = record({**_SHARED, "runs_in_batch": integer(0)} if many else {**_OWN, **_SHARED}, _MORE)
-    if parts is not None:
-        lines = schema.checked(path, parts, head, record(_OWN), newest=FORMAT, way_out=REMOVE)
-    elif many:
-        lines = schema.read_lines(path, head, record(_OWN), newest=FORMAT, way_out=REMOVE)
+    if many or parts is not None:
+        lines = schema.read_lines(path, head, record(_OWN), newest=FORMAT, values=parts, way_out=REMOVE)
     else:
         lines = [schema.read(path, head, newest=FORMAT, way_out=REMOVE)]
     if many and lines[0]["runs_in_batch"] != len(lines) - 1:
@@ -142,3 +156,133 @@ def check(path: Path) -> None:
     if not path.is_file():
         raise Corrupt(f"{path} is not a file. {AGAIN}")
     files.check(path.parent, path.name, AGAIN)
+
+
+# ---- packed run files ------------------------------------------------------------------------------------------------
+
+
+def pack(folder: Path) -> Path:
+    """``folder/runs.jsonl`` from the files under ``folder/runs``, which are left alone."""
+    paths = sorted(path for kind in ("json", "jsonl") for path in (folder / "runs").glob(f"*/*/*.{kind}"))
+    if not paths:
+        raise BadInput(f"{folder} has no run files (runs/*/*/*.json or .jsonl) to pack")
+    content = {path.relative_to(folder / "runs").as_posix(): _documents(path) for path in paths}
+    lines, count = list[str](), 0
+    for variant in dict.fromkeys(name.rpartition("/")[0] for name in content):
+        inside = {name: parts for name, parts in content.items() if name.rpartition("/")[0] == variant}
+        flat = {name: [(_shape(part), _leaves(part)) for part in parts] for name, parts in inside.items()}
+        shapes: dict[str, list[list[Any]]] = {}
+        for shape, leaves in (pair for pairs in flat.values() for pair in pairs):
+            shapes.setdefault(shape, []).append(leaves)
+        templates = dict[str, tuple[int, list[int]]]()
+        for shape, rows in shapes.items():
+            varying = [i for i, column in enumerate(zip(*rows)) if len(set(map(_line, column))) > 1]
+            holes = {i: {HOLE: k} for k, i in enumerate(varying)}
+            filled = iter([holes.get(i, leaf) for i, leaf in enumerate(rows[0])])
+            of = _each(lambda _, filled=filled: next(filled), json.loads(shape))  # type: ignore[misc]
+            lines.append(_line({"template": count, "of": of}))
+            templates[shape], count = (count, varying), count + 1
+        for name, pairs in flat.items():
+            lines.append(_line({"file": name}))
+            for shape, leaves in pairs:
+                which, varying = templates[shape]
+                lines.append(_line([which, *(leaves[i] for i in varying)]))
+    body = "".join(f"{line}\n" for line in lines)
+    head = {"schema": PACKED_SCHEMA, "files": len(content), "sha256": hashlib.sha256(body.encode()).hexdigest()}
+    path = files.write(folder / PACKED, f"{_line(head)}\n{body}")
+    if packed(path) != content:
+        raise Corrupt(f"{path} does not hold what is in {folder / 'runs'}; keep the files there")
+    return path
+
+
+def unpack(folder: Path) -> list[Path]:
+    """The files under ``folder/runs`` again, those that are not there; their content is the same, spaces may differ."""
+    written = list[Path]()
+    for name, parts in packed(folder / PACKED).items():
+        path = files.below(folder, (folder / "runs" / name).parent) / Path(name).name
+        if not path.exists():
+            text = "".join(f"{_line(part)}\n" for part in parts)
+            if parts[0].get("format", 1) > 1:
+                text = schema.sealed(parts[0], parts[1:], separators=(",", ":"))
+            written.append(files.write(path, text))
+    return written
+
+
+def packed(path: Path) -> dict[str, list[Any]]:
+    """The records of each file; refused where a line is not of the schema, or a byte is not what was written."""
+    try:
+        head, _, body = schema.content(path).partition(b"\n")
+        told = schema.parse(head, _PACKED)
+        if hashlib.sha256(body).hexdigest() != told["sha256"]:
+            raise ValueError("its checksum is of another content")
+        content, templates, values = dict[str, list[Any]](), list[tuple[Any, int]](), 0
+        for line in (schema.parse(line) for line in body.splitlines()):
+            if isinstance(line, list):
+                template, size = templates[line[0]]
+                values += size
+                if values > VALUES:
+                    raise ValueError(f"its runs are of more than {VALUES} values")
+                content[next(reversed(content))].append(_record(template, line[1:]))
+            elif line.keys() == {"template", "of"} and line["template"] == len(templates):
+                templates.append((line["of"], _count(line["of"])))
+            else:
+                content[_inside(line["file"])] = []
+        if len(content) != told["files"]:
+            raise ValueError(f"it holds {len(content)} files, not {told['files']}")
+    except (Corrupt, OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+        raise Corrupt(f"{path} is not a file of packed runs: {error}. Take it from a copy that is whole") from None
+    return content
+
+
+def _inside(name: str) -> str:
+    """A name of three parts below ``runs``, and nothing that leads elsewhere."""
+    parts = name.split("/")
+    if len(parts) != 3 or any(part in ("", ".", "..") or "\\" in part for part in parts):
+        raise ValueError(f"{name!r} is no name of a run file")
+    return name
+
+
+def _documents(path: Path) -> list[Any]:
+    text = path.read_text(encoding="utf-8")
+    first, *others = [json.loads(part) for part in (text.splitlines() if path.suffix == ".jsonl" else [text])]
+    first.pop(schema.CHECKSUM, None)  # of its own bytes; here one is of all of them
+    return [first, *others]
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _each(function: Callable[[Any], Any], value: Any) -> Any:
+    """The same record with the function applied to every leaf: a number, a text, an empty list."""
+    if isinstance(value, dict) and value:
+        return {key: _each(function, part) for key, part in value.items()}
+    return [_each(function, part) for part in value] if isinstance(value, list) and value else function(value)
+
+
+def _leaves(value: Any) -> list[Any]:
+    leaves = list[Any]()
+    _each(leaves.append, value)
+    return leaves
+
+
+def _shape(record: Any) -> str:
+    """The record with null for every leaf, as a line."""
+    line = _line(_each(lambda leaf: None, record))
+    if f'"{HOLE}":' in line:
+        raise BadInput(f"a record with a key {HOLE!r} cannot be packed")
+    return line
+
+
+def _count(value: Any) -> int:
+    """Of all values in it, containers too."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(_count, parts))
+
+
+def _record(template: Any, values: Sequence[Any]) -> Any:
+    if isinstance(template, dict):
+        if template.keys() == {HOLE}:
+            return values[template[HOLE]]
+        return {key: _record(part, values) for key, part in template.items()}
+    return [_record(part, values) for part in template] if isinstance(template, list) else template

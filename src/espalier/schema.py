@@ -15,7 +15,8 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -159,40 +160,33 @@ def read(path: Path, spec: Spec, *, newest: int | None = None, way_out: str = ""
 
     What cannot be opened is an OSError, as of :func:`open`.
     """
-    return _decoded(path, content(path, way_out=way_out), lambda data: parse(data, spec, newest), way_out)
+    data = content(path, way_out=way_out)
+    with _named(path, way_out):
+        return parse(data, spec, newest)
 
 
-def read_lines(path: Path, head: Spec, rows: Spec, *, newest: int, way_out: str = "") -> list[Any]:
-    """Of a file with a JSON value in each line; the first, which has the format number, is of another kind."""
+def read_lines(
+    path: Path, head: Spec, rows: Spec, *, newest: int, values: list[Any] | None = None, way_out: str = ""
+) -> list[Any]:
+    """Of a file with a JSON value in each line; the first, which has the format number, is of another kind.
 
-    def lines(data: bytes) -> list[Any]:
-        values = _lines([_value(line) for line in data.splitlines() or [b""]], head, rows)
+    values: those of the file as they were kept elsewhere, under another checksum."""
+    data = content(path, way_out=way_out) if values is None else None
+    with _named(path, way_out):
+        values = [_value(line) for line in data.splitlines() or [b""]] if data is not None else values
+        head(values[0] if values else None, "it")
+        assert values is not None
+        for i, value in enumerate(values[1:], 2):
+            rows(value, f"line {i}")
         _check_format(values[0], newest, data)
-        return values
-
-    return _decoded(path, content(path, way_out=way_out), lines, way_out)  # type: ignore[no-any-return]
-
-
-def checked(path: Path, values: list[Any], head: Spec, rows: Spec, *, newest: int, way_out: str = "") -> list[Any]:
-    """The values of such a file as they were kept elsewhere, under another checksum."""
-
-    def lines(values: list[Any]) -> list[Any]:
-        version(newest)(_lines(values, head, rows)[0].get("format"), "format")
-        return values
-
-    return _decoded(path, values, lines, way_out)  # type: ignore[no-any-return]
-
-
-def _lines(values: list[Any], head: Spec, rows: Spec) -> list[Any]:
-    head(values[0] if values else None, "it")
-    for i, value in enumerate(values[1:], 2):
-        rows(value, f"line {i}")
     return values
 
 
-def _decoded(path: Path, data: Any, decode: Callable[[Any], Any], way_out: str) -> Any:
+@contextmanager
+def _named(path: Path, way_out: str) -> Iterator[None]:
+    """What is wrong with a file, said with its name."""
     try:
-        return decode(data)
+        yield
     except (Mismatch, Corrupt) as error:
         raise Corrupt(f"{path} is damaged: {error}{_after(way_out)}") from None
 
@@ -234,10 +228,11 @@ def _value(data: bytes) -> Any:
     return value
 
 
-def _check_format(value: Any, newest: int, data: bytes) -> None:
-    """The number is one that is read, and the file is whole if it has a checksum; from format 2 on it has one."""
+def _check_format(value: Any, newest: int, data: bytes | None) -> None:
+    """The number is one that is read, and the file, if there is one, is whole if it has a checksum; from format 2 on it
+    has one."""
     version(newest)(value.get("format"), "format")
-    if value["format"] > 1 or CHECKSUM in value:
+    if data is not None and (value["format"] > 1 or CHECKSUM in value):
         found = _SEAL.findall(data)
         blank = data.replace(found[0], BLANK.encode(), 1) if len(found) == 1 else b""
         if len(found) != 1 or hashlib.sha256(blank).hexdigest().encode() != found[0]:

@@ -38,7 +38,9 @@ def test_differences_and_intervals_are_those_of_a_paired_test():
     assert interval(list(ours - rival)) == pytest.approx(((ours - rival).mean(), expected.low, expected.high))
     both = compared(dict(enumerate(ours)), {9: 0.5, **dict(enumerate(rival))})
     low, high = 100 * expected.low, 100 * expected.high
-    assert both == f"**{100 * (ours - rival).mean():+.2f} [{low:+.2f}, {high:+.2f}] (n = 4)**"
+    assert both == f"**{100 * (ours - rival).mean():+.2f} [{low:+.2f}, {high:+.2f}] (lower in 4 of 4)**"
+    behind = compared({0: 0.1, 1: 0.1, 2: 0.1}, {0: 0.09, 1: 0.1, 2: 0.9})  # an equal seed is not ahead
+    assert behind.endswith("(lower in 1 of 3)")
     assert compared({0: 0.1}, {1: 0.2}) == ""
     assert compared({0: 0.1}, {0: 0.2}) == "-10.00 (n = 1)"
 
@@ -53,7 +55,7 @@ def test_a_table_has_a_row_for_each_method_and_goes_between_marks(tmp_path):
     test = stats.ttest_rel(errors["ours"][:4], errors["uniform"])
     ends = test.confidence_interval()
     middle = np.mean(errors["ours"][:4]) - np.mean(errors["uniform"])
-    assert f"{middle:+.2f} [{ends.low:+.2f}, {ends.high:+.2f}] (n = 4)" in rows[2][-1]
+    assert f"{middle:+.2f} [{ends.low:+.2f}, {ends.high:+.2f}] (lower in " in rows[2][-1]
     file, page = tmp_path / "lines.jsonl", tmp_path / "page.md"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines()))
     page.write_text("before\n" + "\n".join(MARKS) + "\nafter\n")

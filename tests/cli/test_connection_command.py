@@ -14,7 +14,7 @@ typer = pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
 
 from espalier.cli.app import app  # noqa: E402
-from espalier.space import BadInput, Corrupt  # noqa: E402
+from espalier.space import BadInput  # noqa: E402
 
 FILES = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
 SMALL = [
@@ -124,30 +124,6 @@ def test_missing_data_say_what_where_and_how(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_incomplete_data_name_the_files_that_are_not_there(data, tmp_path):
-    part = tmp_path / "part" / "cifar10"
-    part.mkdir(parents=True)
-    for name in FILES[:4]:
-        (part / name).write_bytes((data / "cifar10" / name).read_bytes())
-    done = run_offline("--data-dir", part.parent, "--out", tmp_path / "out")
-    assert done.returncode == 2
-    said = done.stderr.strip().splitlines()[-1]
-    assert "data_batch_5.bin" in said
-    assert "test_batch.bin" in said
-    assert str(part) in said
-
-
-def test_a_file_cut_short_is_named(data, tmp_path):
-    part = tmp_path / "part" / "cifar10"
-    part.mkdir(parents=True)
-    for name in FILES:
-        (part / name).write_bytes((data / "cifar10" / name).read_bytes()[: 3073 * 4 if name == FILES[2] else None])
-    done = invoke("--data-dir", part.parent, "--out", tmp_path / "out")
-    assert isinstance(done.exception, Corrupt)
-    assert "data_batch_3.bin" in str(done.exception)
-    assert "cut short" in str(done.exception)
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -167,8 +143,3 @@ def test_bad_input_is_one_clear_line(words, said, data, tmp_path):
     assert isinstance(done.exception, (BadInput, SystemExit))
     assert said in f"{done.exception} {done.output}"
     assert not (tmp_path / "out").exists()
-
-
-def test_help_has_an_example():
-    done = CliRunner().invoke(app, ["paper", "connection-selection", "--help"])
-    assert "Example: espalier paper connection-selection" in done.output

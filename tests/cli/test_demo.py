@@ -12,6 +12,7 @@ from torch import nn
 
 import espalier
 from espalier.data import load
+from espalier.report import read
 from espalier.train import evaluate
 from espalier.train.batched.batch import Batch
 
@@ -73,6 +74,8 @@ def test_the_demo_shows_and_writes_all_of_its_parts(espal, tmp_path, narrow):
         found = evaluate(small, data, loss=torch.nn.functional.cross_entropy).error
         assert found == json.loads((out / name / "result.json").read_text())["validation_error"]
         assert f"{found:.1%}" in shown
+        run = read(out / name).sections[0].runs[0]
+        assert (run.state, run.error) == ("finished", found)
         assert (out / f"{name}-small" / "model.onnx").exists()
     assert not (out / ".state").exists()
     assert json.loads((out / "demo.json").read_text())["finished"] is True

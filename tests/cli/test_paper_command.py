@@ -72,11 +72,9 @@ def test_bad_input_is_one_clear_line(words, said, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_bad_input_ends_with_exit_code_2(tmp_path):
-    words = [sys.executable, "-m", "espalier", *SMALL, "--out", str(tmp_path), "--penalties", "many"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.strip() == "espalier: 'many' is not a number; write 0.015625 or 2^-6"
+def test_bad_input_ends_with_exit_code_2(espal, tmp_path):
+    line = espal(*SMALL, "--out", tmp_path, "--penalties", "many").line
+    assert line.strip() == "espalier: 'many' is not a number; write 0.015625 or 2^-6"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
@@ -104,11 +102,6 @@ def test_a_signal_stops_it_cleanly_and_the_same_command_goes_on(tmp_path):
     assert said.strip().endswith("espalier: stopped; the same command goes on from the last checkpoint")
     assert list(tmp_path.glob("state/**/*.safetensors"))
     assert not list(tmp_path.glob("runs/**/*.json"))
-
-
-def test_help_has_an_example():
-    done = CliRunner().invoke(app, ["paper", "unit-selection", "--help"])
-    assert "Example: espalier paper unit-selection" in done.output
 
 
 def test_numbers_as_the_paper_writes_them():

@@ -50,15 +50,15 @@ def test_the_command_runs_and_reports(tmp_path):
     for word in ("reached before selection", "reached after", "ours minus permuted", "2^-3", "64-8-6-10"):
         assert word in page
     assert {head["commit"] for head in heads(tmp_path)} == {"abc"}
+    assert {head["settings"].get("signal") for head in heads(tmp_path)} == {None}  # it ranks losses, as all runs did
 
 
-def test_a_study_ranks_losses_unless_it_is_told_to_read_slopes(tmp_path):
-    for preset, words in (("ranked", ()), ("default", ("--recipe", "default"))):
-        done = invoke("--out", tmp_path / preset, "--methods", "search,scratch,found,permuted", *words)
-        assert done.exit_code == 0, done.output
-        signals = {head["settings"].get("signal") for head in heads(tmp_path / preset)}
-        assert signals == ({None} if preset == "ranked" else {None, "slopes"})  # scratch and found do not search
-        assert "ours minus permuted" in (tmp_path / preset / "README.md").read_text()
+def test_a_study_reads_slopes_if_it_is_told_to(tmp_path):
+    done = invoke("--out", tmp_path, "--methods", "search,scratch,found,permuted", "--recipe", "default")
+    assert done.exit_code == 0, done.output
+    signals = {head["settings"].get("signal") for head in heads(tmp_path)}
+    assert signals == {None, "slopes"}  # scratch and found do not search
+    assert "ours minus permuted" in (tmp_path / "README.md").read_text()
 
 
 def test_fixed_penalties_alone_are_reported_beside_a_readme_of_one_s_own(tmp_path):

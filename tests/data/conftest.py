@@ -119,17 +119,19 @@ def publish(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Make a small set the published one of its name: checksums, lengths and addresses."""
     from dataclasses import replace
 
-    from espalier.data import catalogue
+    from espalier.data import known_files
 
     def replace_known(name: str, files: dict[str, bytes], downloads: dict[str, bytes], bases: tuple[str, ...]) -> None:
         known = replace(
-            catalogue.KNOWN[name],
-            files=tuple(catalogue.File(f, len(b), hashlib.sha256(b).hexdigest()) for f, b in files.items()),
+            known_files.KNOWN[name],
+            files=tuple(known_files.File(f, len(b), hashlib.sha256(b).hexdigest()) for f, b in files.items()),
             downloads=tuple(
-                catalogue.Download(f, f"sha256:{hashlib.sha256(b).hexdigest()}", tuple(f"{base}/{f}" for base in bases))
+                known_files.Download(
+                    f, f"sha256:{hashlib.sha256(b).hexdigest()}", tuple(f"{base}/{f}" for base in bases)
+                )
                 for f, b in downloads.items()
             ),
         )
-        monkeypatch.setitem(catalogue.KNOWN, name, known)
+        monkeypatch.setitem(known_files.KNOWN, name, known)
 
     return replace_known

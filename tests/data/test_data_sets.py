@@ -1,6 +1,7 @@
 """Sets in their standard formats: found in the layouts people have, read exactly, refused when something is wrong."""
 
 import gzip
+import importlib
 from pathlib import Path
 
 import numpy as np
@@ -297,7 +298,7 @@ def test_digits_need_nothing_and_never_change():
 
 
 def test_a_bad_embedded_file_is_refused(monkeypatch, tmp_path):
-    from espalier.data import digits as module
+    module = importlib.import_module("espalier.data.load")
 
     for contents in (b"", b"PK\x03\x04 no archive"):
         (tmp_path / "digits.npz").write_bytes(contents)

@@ -164,3 +164,26 @@ def test_a_new_mask_does_not_recompile(name):
             assert torch.allclose(outs[-1], model(x), atol=1e-6)
     assert counter.frame_count == 1
     assert not torch.equal(outs[0], outs[1])
+
+
+@pytest.mark.parametrize("name", ["found", "indexed"])
+def test_open_gates_leave_what_is_read_alone_and_a_call_still_brings_its_mask(name):
+    model, gated, _, masks, x, _ = setting(name)
+    twin = MODELS[name]()
+    twin.load_state_dict(model.state_dict())
+    read = []
+    last = model[-1]
+    with gated.masked(torch.ones(gated.d)):
+        handle = last.register_forward_hook(lambda module, args, output: read.append(args[0]))
+        given = []
+        model[-2].register_forward_hook(lambda module, args, output: given.append(output))
+        assert torch.equal(model(x), twin(x))
+    handle.remove()
+    assert read[0] is given[0]  # no product with ones
+    own = {n: p.detach() for n, p in model.named_parameters()}
+    with gated.masked(masks[0, 0]):
+        expected = model(x)
+    called = gated.call(own, masks[0, 0], x)  # while no mask is set
+    torch.testing.assert_close(called, expected)
+    assert not torch.equal(called, twin(x))
+    assert torch.equal(model.double()(x.double()), twin.double()(x.double()))  # buffers are other tensors now

@@ -194,9 +194,8 @@ def test_unread_and_silent_gates_are_closed():
     """With least at 0 everywhere: emptying the middle of a chain leaves nothing to read and nothing to feed."""
     from dataclasses import replace
 
-    from espalier.gates.canonical import canonical
     from espalier.gates.find import find_groups, structure_of
-    from espalier.gates.structure import finish
+    from espalier.gates.structure import canonical, finish
     from espalier.gates.trace import Example, trace
 
     model = nn.Sequential(*[layer for n in (5, 4, 3, 2) for layer in (nn.Linear(n + 1, n), nn.ReLU())], nn.Linear(2, 1))

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from espalier.gates.trace.atoms import Atoms
-from espalier.gates.trace.layout import Block, Layout, Propagation, factor_groups
+from espalier.gates.trace.layout import Atoms, Block, Layout, Propagation, factor_groups
 
 
 def axis(p, size, dim=0, shape=None):

@@ -212,3 +212,145 @@ def test_slopes_in_float32_and_of_a_model_whose_weights_rest():
     with gated.masked(mask, slopes=True) as slopes:
         model(x).square().mean().backward()
         assert torch.equal(slopes(), expected)
+
+
+# The sizes of slopes of gates that multiply many channels
+
+
+class Layer(nn.Module):
+    """One of a transformer, without attention."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 6), nn.Linear(6, width)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Layers(nn.Module):
+    """Layers of which each may go; ``gates`` do the same by hand, channel by channel."""
+
+    def __init__(self, width, gates):
+        super().__init__()
+        self.stem, self.head = nn.Linear(7, width), nn.Linear(width, 3)
+        self.layers = nn.ModuleList(Layer(width) for _ in "abc")
+        self.gates = nn.ModuleList(Gate((1,) * width, dim=-1) for _ in "abc") if gates else None
+
+    def forward(self, x):
+        x = self.stem(x)
+        for i, layer in enumerate(self.layers):
+            y = layer(x)
+            x = y if self.gates is None else x + self.gates[i](y - x)
+        return self.head(x)
+
+
+class GatedBranches(Branches):
+    """Each branch gated by hand, channel by channel."""
+
+    def __init__(self):
+        super().__init__()
+        self.gates = nn.ModuleList(Gate((1,) * 5, dim=1) for _ in "abc")
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block, gate in zip(self.blocks, self.gates):
+            x = x + gate(block(F.relu(x)))
+        return self.head(x.mean((2, 3)))
+
+
+WIDE = {
+    "branches": (Branches, GatedBranches, lambda: torch.randn(4, 3, 5, 5), 5),
+    "blocks": (lambda: Layers(5, False), lambda: Layers(5, True), lambda: torch.randn(4, 6, 7), 5),
+    "blocks of one channel": (lambda: Layers(1, False), lambda: Layers(1, True), lambda: torch.randn(4, 6, 7), 1),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_a_block_is_as_large_as_gates_on_each_of_its_channels_together(name):
+    whole, by_hand, example, channels = WIDE[name]
+    torch.manual_seed(0)
+    model, single, x = whole().double(), by_hand().double(), example().double()
+    single.load_state_dict(model.state_dict(), strict=False)
+    one, many = espalier.attach(model, x, kinds=(name.split()[0],)), espalier.attach(single, x)
+    for mask in (torch.ones(3), torch.tensor([1.0, 0.0, 1.0]), torch.zeros(3)):
+        with one.masked(mask, slopes=True) as read:
+            model(x).square().mean().backward()
+            plain, (slopes, sizes) = read(), one.slope_sizes(read(channels=True))
+        with many.masked(mask.repeat_interleave(channels), slopes=True) as read:
+            single(x).square().mean().backward()
+            each = read().view(3, channels)
+        assert torch.equal(plain, slopes)
+        torch.testing.assert_close(slopes, each.sum(1))
+        if channels == 1:
+            assert sizes is None or torch.equal(sizes, slopes.abs())
+        else:
+            torch.testing.assert_close(sizes, each.abs().sum(1))
+            assert bool((sizes > slopes.abs()).any())
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "branches" not in name])
+def test_other_gates_are_as_large_as_their_slopes(name):
+    model, gated, x, loss = setting(name)
+    with gated.masked(some_masks(gated.d)[1], slopes=True) as read:
+        loss(model(x)).backward()
+        slopes, sizes = gated.slope_sizes(read(channels=True))
+        assert torch.equal(slopes, read())
+    assert sizes is None
+
+
+def test_sizes_of_several_masks_in_one_pass_are_those_of_one_at_a_time():
+    torch.manual_seed(0)
+    model, x = Residual().double(), torch.randn(6, 7, dtype=torch.float64)
+    gated = espalier.attach(model, x, kinds=("branches", "units"))
+    masks = torch.stack(some_masks(gated.d)[:2])
+    with gated.masked(masks, slopes=True) as read:
+        model(x).square().mean().backward()
+        slopes, sizes = gated.slope_sizes(read(channels=True))
+    assert slopes.shape == sizes.shape == masks.shape
+    for s, mask in enumerate(masks):
+        with gated.masked(mask, slopes=True) as read:
+            model(x[s::2]).square().mean().backward()
+            own = gated.slope_sizes(read(channels=True))
+        torch.testing.assert_close(slopes[s], own[0])
+        torch.testing.assert_close(sizes[s], own[1])
+
+
+class Residual(nn.Module):
+    """Linear layers beside which the stream runs on."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Linear(7, 5), nn.Linear(5, 3)
+        self.branches = nn.ModuleList(nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 5)) for _ in "ab")
+
+    def forward(self, x):
+        x = self.stem(x)
+        for branch in self.branches:
+            x = x + branch(x)
+        return self.head(x)
+
+
+def test_a_step_tells_the_search_the_sizes(monkeypatch):
+    torch.manual_seed(0)
+    model, x = Residual(), torch.randn(6, 7)
+    gated = espalier.attach(model, x, kinds=("branches", "units"))
+    search = espalier.Search(gated.space, samples=1, signal="slopes", initial=0.9)
+    told = []
+    monkeypatch.setattr(search, "tell", lambda masks, *values: told.append((masks, *values)))
+    optimizer = espalier.StructureOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), search, gated)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    ((masks, _, slopes, sizes),) = told
+    with gated.masked(masks[0], slopes=True) as read:
+        closure()
+        expected = gated.slope_sizes(read(channels=True))
+    assert torch.equal(slopes[0], expected[0])
+    assert torch.equal(sizes[0], expected[1])
+    assert bool((sizes > slopes.abs()).any())

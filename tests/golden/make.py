@@ -34,7 +34,7 @@ from espalier.study.settings import GridSettings
 from espalier.study.study import Grid
 from espalier.train import Recipe
 from espalier.train.batched import Run
-from espalier.train.progress import Silent
+from espalier.train.progress import Progress
 from espalier.train.stop import Stop
 
 HERE = Path(__file__).parent
@@ -190,7 +190,7 @@ def grid(folder: Path) -> Hashes:
         penalties=(0.25,), hidden=(10, 8), trials=2, first_seed=0, folds=0, held_out=0, epochs=2, batch_size=32,
         samples=2, cost="weights", recipe=recipe(DEFAULT), points=3, precision="float32",
     )  # fmt: skip
-    Grid(settings, folder, device="cpu", commit="golden", command="espalier golden").run(Stop(), Silent())
+    Grid(settings, folder, device="cpu", commit="golden", command="espalier golden").run(Stop(), Progress())
     return {}
 
 

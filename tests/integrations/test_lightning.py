@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from espalier import BadInput, shape
-from espalier.data.digits import digits
+from espalier.data.load import digits
 
 lightning = pytest.importorskip("lightning.pytorch")
 from espalier.integrations.lightning import Shaping  # noqa: E402

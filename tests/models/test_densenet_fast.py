@@ -7,7 +7,7 @@ from torch.func import functional_call
 import espalier
 from espalier.models import DenseNet
 from espalier.models.densenet_fast import FLAT, FastDenseNet
-from espalier.train.batched.stack import strip
+from espalier.train.batched.batch_engine import strip
 from espalier.train.batched.step import Differential, cross_entropy
 
 SMALL = {"depth": 10, "growth": 4, "classes": 5, "stem": 20}  # a block input of more than one chunk from the start
@@ -46,6 +46,22 @@ class Problem:
         fast = FastDenseNet(**self.shape, precision=precision)
         return fast.gradients(params or self.params, self.masks, self.x, self.y)
 
+    def own_images(self):
+        """What each mask reads where it has images of its own, ``(R, S, B, ...)``: every second one mirrored images."""
+        parts = [(self.x.flip(-1) if s % 2 else self.x, self.y.roll(s, 1)) for s in range(self.masks.shape[1])]
+        return tuple(torch.stack(part, 1) for part in zip(*parts, strict=True))
+
+    def readable_slopes(self):
+        differential = Differential(self.gated.call, cross_entropy)
+        grads, (losses, wrong), slopes = differential(
+            self.params, {}, self.masks, *self.own_images(), each=False, slopes=True
+        )
+        return grads, losses, wrong, slopes
+
+    def fast_slopes(self, precision="float64", params=None):
+        fast = FastDenseNet(**self.shape, precision=precision)
+        return fast.sloped(params or self.params, self.masks, *self.own_images())
+
 
 def compare(mine, theirs, tolerance):
     """Each parameter's gradient relative to the largest of all: some are zero up to rounding."""
@@ -66,6 +82,36 @@ def test_gradient_is_that_of_the_readable_version(shape, size):
     assert torch.allclose(fast_losses, losses, rtol=1e-12)
     assert torch.equal(fast_wrong, wrong)
     compare(mine, theirs, 1e-9)
+
+
+@pytest.mark.parametrize("open_", [2.0, 0.6, 0.3])
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize("shape", [{}, {"depth": 13, "growth": 12, "stem": 16}, {"depth": 7, "growth": 16, "stem": 3}])
+def test_slopes_are_those_of_the_readable_version(shape, samples, open_):
+    """Of open gates and of closed ones; gates that are neither, too."""
+    problem = Problem(samples=samples, open_=open_, **shape)
+    problem.masks[..., 1] *= 1.5
+    theirs, losses, wrong, slopes = problem.readable_slopes()
+    mine, fast_losses, fast_wrong, fast_slopes = problem.fast_slopes()
+    assert torch.allclose(fast_losses, losses, rtol=1e-12)
+    assert torch.equal(fast_wrong, wrong)
+    compare(mine, theirs, 1e-9)
+    for closed in (problem.masks == 0, problem.masks != 0):
+        if closed.any():
+            assert float(slopes[closed].abs().max()) > 1e-3
+    torch.testing.assert_close(fast_slopes, slopes, rtol=1e-9, atol=1e-10)
+
+
+def test_slopes_are_differences_of_the_loss():
+    """A gate opened, or closed, by a little: the loss of its own mask changes by its slope, no other loss does."""
+    problem, step = Problem(runs=1), 1e-7
+    _, losses, _, slopes = problem.fast_slopes()
+    for bit in range(0, problem.gated.d, 3):
+        problem.masks[0, 1, bit] += step
+        _, changed, _, _ = problem.fast_slopes()
+        problem.masks[0, 1, bit] -= step
+        assert changed[0, 0] == losses[0, 0]
+        assert float(changed[0, 1] - losses[0, 1]) / step == pytest.approx(float(slopes[0, 1, bit]), rel=1e-3, abs=1e-4)
 
 
 def test_in_float32_up_to_rounding():

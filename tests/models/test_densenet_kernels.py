@@ -1,5 +1,6 @@
 """The fast DenseNet step's kernels: interpreted and compiled where there is no GPU, and run where there is one."""
 
+import copy
 import json
 import os
 import subprocess
@@ -56,8 +57,8 @@ def operations(precision):
 problem = Problem(images=2, depth=7, dtype=torch.float32)
 exact, losses, wrong = problem.fast("float32")
 
-def apart(grads):
-    a, b = (torch.cat([g[name].flatten() for name in exact]) for g in (grads, exact))
+def apart(grads, theirs=exact):
+    a, b = (torch.cat([g[name].flatten() for name in theirs]) for g in (grads, theirs))
     return float((a - b).norm() / b.norm())
 
 found = {}
@@ -74,6 +75,29 @@ for precision in ("float32", "bf16"):
             "gradient": apart(mine),
             "gradient_by_torch": apart(rounded),
         }
+
+for precision in ("float32", "bf16"):
+    wanted, losses, _, slopes = problem.readable_slopes()
+    fast = FastDenseNet(**problem.shape, precision=precision)
+    rooms, _ = fast._room(2, 2, 2, 8, problem.x.device)
+    fast._rooms[next(iter(fast._rooms))] = rooms, operations(precision)
+    mine, fast_losses, _, fast_slopes = fast.sloped(problem.params, problem.masks, *problem.own_images())
+    closed = problem.masks == 0
+    found[f"slopes {precision}"] = {
+        "losses": float((fast_losses - losses).abs().max()),
+        "gradient": apart(mine, wanted),
+        "open": float((fast_slopes - slopes)[~closed].norm() / slopes[~closed].norm()),
+        "closed": float((fast_slopes - slopes)[closed].norm() / slopes[closed].norm()),
+    }
+
+# Of one mask, in the same room, with slopes and without: the same gradient, bfloat16 or not.
+rooms, _ = fast._room(2, 1, 2, 8, problem.x.device)
+fast._rooms[list(fast._rooms)[-1]] = rooms, operations("bf16")
+one, x, y = problem.masks[:, :1], problem.x, problem.y
+for call in ("first", "second"):
+    plain, _, _ = fast.gradients(problem.params, one, x, y)
+    sloped, _, _, _ = fast.sloped(problem.params, one, x[:, None], y[:, None])
+    found[f"plain and sloped {call}"] = apart(sloped, plain)
 
 fast = FastDenseNet(**problem.shape, precision="float32")
 rooms, _ = fast._room(2, 2, 2, 8, problem.x.device)
@@ -106,6 +130,12 @@ def test_interpreted_kernels_compute_what_torch_computes(rows):
         assert row["shows"], name
         assert row["apart"] < 1e-5, name
         assert row["finite"], name
+    for name, value in found["slopes float32"].items():
+        assert value < 1e-5, name
+    for name, value in found["slopes bf16"].items():
+        assert value < 0.1, name
+    for call in ("first", "second"):
+        assert found[f"plain and sloped {call}"] < 1e-5
     for call in ("first", "second"):
         assert found[f"float32 {call}"]["losses"] < 1e-5
         assert found[f"float32 {call}"]["gradient"] < 1e-5
@@ -121,6 +151,7 @@ def test_kernels_compile_for_an_h200_and_fit():
     assert not made["too_large"]
     names = {name.split()[1] for name in made["kernels"]}
     assert names == {"begin", "enter", "layer", "pool", "source", "finish", "weights", "settle"}
+    assert {name.split()[-2] for name in made["kernels"] if " settle " in name} == {"[False]", "[True]"}  # slopes
     assert not [name for name, used in made["kernels"].items() if used["spilt_bytes"]]
 
 
@@ -184,6 +215,26 @@ def test_kernels_on_a_gpu(compiled, wanted, precision, loss, gradient):
     a, b = (torch.cat([grads[name].flatten() for name in theirs]) for grads in (mine, theirs))
     assert float((fast_losses - losses).abs().max()) < loss
     assert float((a - b).norm() / b.norm()) < gradient
+
+
+@pytest.mark.cuda
+@on_a_gpu
+@pytest.mark.parametrize(("precision", "apart"), [("float32", 1e-3), ("tf32", 5e-2), ("bf16", 0.3)])
+def test_slopes_on_a_gpu(compiled, wanted, precision, apart):
+    """One mask, its own images: as the recipe reads them."""
+    problem = copy.copy(wanted[0])
+    problem.masks = problem.masks[:, :1]
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        theirs, _, _, slopes = problem.readable_slopes()
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+    mine, _, _, fast_slopes = problem.fast_slopes(precision)
+    a, b = (torch.cat([grads[name].flatten() for name in theirs]) for grads in (mine, theirs))
+    assert float((a - b).norm() / b.norm()) < apart
+    for open_ in (problem.masks != 0, problem.masks == 0):
+        assert float((fast_slopes - slopes)[open_].norm() / slopes[open_].norm()) < apart
 
 
 @pytest.mark.cuda

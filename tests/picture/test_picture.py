@@ -16,7 +16,7 @@ from matplotlib.textpath import TextPath
 import espalier
 from espalier import picture
 from espalier.picture import block_layout
-from espalier.picture.shapes import shortened
+from espalier.picture.render import shortened
 
 SVG = "{http://www.w3.org/2000/svg}"
 MASKS = {**drawn_masks.TABLE_2, "random": drawn_masks.RANDOM}

@@ -10,8 +10,8 @@ import shutil
 import pytest
 from studies import grid
 
-from espalier import BadInput, Corrupt
-from espalier.report import packed, read
+from espalier import BadInput, Corrupt, records
+from espalier.report import read
 
 
 def anything(draw, depth=3):
@@ -28,25 +28,26 @@ def anything(draw, depth=3):
 def test_any_json_comes_back(tmp_path, seed):
     draw, content = random.Random(seed), {}
     for name in ("s/one/a.jsonl", "s/one/b.json", "s/two/c.jsonl"):
-        records = [{"x": anything(draw)} for _ in range(1 if name.endswith("json") else 5)]
+        lines = [{"x": anything(draw)} for _ in range(1 if name.endswith("json") else 5)]
         path = tmp_path / "runs" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
-        content[name] = records
-    packed.pack(tmp_path)
+        path.write_text("".join(json.dumps(record) + "\n" for record in lines))
+        content[name] = lines
+    records.pack(tmp_path)
     shutil.rmtree(tmp_path / "runs")
-    assert json.dumps(dict(packed.read(tmp_path / packed.NAME)), sort_keys=True) == json.dumps(content, sort_keys=True)
-    assert {path.relative_to(tmp_path / "runs").as_posix() for path in packed.unpack(tmp_path)} == set(content)
-    for name, records in content.items():
+    again = records.packed(tmp_path / records.PACKED)
+    assert json.dumps(again, sort_keys=True) == json.dumps(content, sort_keys=True)
+    assert {path.relative_to(tmp_path / "runs").as_posix() for path in records.unpack(tmp_path)} == set(content)
+    for name, whole in content.items():
         lines = (tmp_path / "runs" / name).read_text().splitlines()
-        assert [json.dumps(json.loads(line)) for line in lines] == [json.dumps(record) for record in records]
+        assert [json.dumps(json.loads(line)) for line in lines] == [json.dumps(one) for one in whole]
 
 
 def test_a_report_reads_packed_runs_as_it_reads_files(tmp_path):
     grid(tmp_path)
     before = read(tmp_path).runs
     files = sum(path.stat().st_size for path in (tmp_path / "runs").rglob("*.json"))
-    assert packed.pack(tmp_path).stat().st_size < 0.35 * files
+    assert records.pack(tmp_path).stat().st_size < 0.35 * files
     shutil.rmtree(tmp_path / "runs")
     after = read(tmp_path).runs
     assert len(after) == 27
@@ -74,7 +75,7 @@ def resealed(text):
 )
 def test_what_is_damaged_is_refused(tmp_path, spoil, words):
     grid(tmp_path)
-    path = packed.pack(tmp_path)
+    path = records.pack(tmp_path)
     path.write_text(spoil(path.read_text()))
     with pytest.raises(Corrupt, match=words):
         read(tmp_path)
@@ -82,4 +83,4 @@ def test_what_is_damaged_is_refused(tmp_path, spoil, words):
 
 def test_nothing_to_pack_is_refused(tmp_path):
     with pytest.raises(BadInput, match="no run files"):
-        packed.pack(tmp_path)
+        records.pack(tmp_path)

@@ -16,7 +16,7 @@ import pytest
 from studies import ERRORS, grid, grid_run, run_directory
 
 from espalier import files
-from espalier.cli.main import main
+from espalier.cli import main
 from espalier.paper import write
 from espalier.report import read
 from espalier.report.page import NAME, render

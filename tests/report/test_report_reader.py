@@ -278,6 +278,7 @@ def test_values_of_the_wrong_kind_are_refused_with_their_place(tmp_path):
     path = grid_run(tmp_path, "search", 0.25, 0)
     whole = json.loads(path.read_text())
     wrong = {"result.test_error": "0.1", "result.weight_share": True, "result.updates": None, "run.seed": "x"}
+    wrong["result.kept"] = [1, 2]
     for place, value in (wrong | {"settings.epochs": -1}).items():
         part, name = place.split(".")
         path.write_text(json.dumps(whole | {part: whole[part] | {name: value}}))
@@ -286,8 +287,8 @@ def test_values_of_the_wrong_kind_are_refused_with_their_place(tmp_path):
     path.write_text(json.dumps(whole | {"curve": [{"update": "never"}]}))
     with pytest.raises(Corrupt, match=r"curve\.update is a whole number"):
         read(tmp_path)
-    path.write_text(json.dumps(whole | {"result": whole["result"] | {"kept": [1, 2]}}))  # beyond what is described
-    assert read(tmp_path).runs[0].kept == {}
+    path.write_text(json.dumps(whole | {"result": whole["result"] | {"later": [1, 2]}}))  # beyond what is described
+    assert read(tmp_path).runs[0].result["later"] == [1, 2]
 
 
 def test_mixed_studies_are_refused(tmp_path):

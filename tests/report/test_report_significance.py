@@ -38,6 +38,18 @@ def test_the_rank_test_draws_where_splits_are_too_many():
     assert st.smaller(high, low) > 0.99
 
 
+def test_pairs_are_ranked_by_themselves_and_enumerated_together():
+    """Every way to call as many values of each pair ours, in every combination."""
+    scipy = pytest.importorskip("scipy.stats")
+    pairs = [([0.1, 0.3, 0.3], [0.3, 0.5, 0.2]), ([7.0, 9.0], [8.0, 9.5])]
+    ranks = [(scipy.rankdata([*x, *y]), len(x)) for x, y in pairs]
+    each = [[sum(all_[list(own)]) for own in itertools.combinations(range(len(all_)), n)] for all_, n in ranks]
+    seen = sum(sum(all_[:n]) for all_, n in ranks)
+    expected = np.mean([a + b <= seen for a in each[0] for b in each[1]])
+    assert st.smaller_together(pairs) == pytest.approx(expected)
+    assert st.smaller_together(pairs[:1]) == pytest.approx(st.smaller(*pairs[0]))
+
+
 def test_the_trend_test_against_every_permutation():
     groups = [[5.0, 4.0], [3.0, 4.5], [1.0, 2.0]]
 

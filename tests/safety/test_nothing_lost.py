@@ -19,11 +19,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import espalier
-from espalier import schema
+from espalier import records, schema
 from espalier.compact import Plan, store
 from espalier.compact.apply import apply_plan
 from espalier.data import from_arrays
-from espalier.report import packed, read, write
+from espalier.report import read, write
 from espalier.report.tables import Table, readme_of
 from espalier.space import BadInput, BadType, Corrupt
 from espalier.study import sources
@@ -32,8 +32,8 @@ from espalier.study.study import Grid, PaperStudy
 from espalier.train import evaluate, feed, fingerprint
 from espalier.train.batched import Run
 from espalier.train.fingerprint import Hashes
-from espalier.train.lock import LOCK, locked
-from espalier.train.progress import Silent
+from espalier.train.progress import Progress
+from espalier.train.run_directory import LOCK, locked
 from espalier.train.stop import Stop
 
 X = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
@@ -97,14 +97,14 @@ def grid(out: Path, data: torch.Tensor, stop: Stop | None = None, force: bool = 
     given = {"hidden": (5, 4), "epochs": 1, "trials": 1, "targets": (0.5,), "batch_size": 8, "methods": ("search",)}
     own = from_arrays((data, Y), (data, Y))
     settings = GridSettings(**given | changes)
-    return Grid(settings, out, data=own, commit="abc", force=force).run(stop or Stop(), Silent())
+    return Grid(settings, out, data=own, commit="abc", force=force).run(stop or Stop(), Progress())
 
 
 def paper(out: Path, data: torch.Tensor, stop: Stop | None = None, force: bool = False, **changes: Any) -> bool:
     given = {"hidden": (5, 4), "epochs": 1, "trials": 1, "penalties": (0.0,), "batch_size": 8, "methods": ("search",)}
     own = from_arrays((data, Y), (data, Y))
     settings = Settings(**given | changes)
-    return PaperStudy(settings, out, data=own, commit="abc", force=force).run(stop or Stop(), Silent())
+    return PaperStudy(settings, out, data=own, commit="abc", force=force).run(stop or Stop(), Progress())
 
 
 class AfterOneUpdate(Stop):
@@ -374,19 +374,19 @@ def test_a_page_that_is_no_file_is_neither_waited_for_nor_read_to_its_end(run: P
 
 
 def test_packed_runs_do_not_unpack_to_more_than_they_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "VALUES", 1 << 16)
+    monkeypatch.setattr(records, "VALUES", 1 << 16)
     lines = [json.dumps({"template": 0, "of": [[0]] * 5000}), json.dumps({"file": "a/b/c.json"})] + ["[0]"] * 5000
     body = "".join(f"{line}\n" for line in lines).encode()
-    head = {"schema": packed.SCHEMA, "files": 1, "sha256": hashlib.sha256(body).hexdigest()}
-    (tmp_path / packed.NAME).write_bytes(json.dumps(head).encode() + b"\n" + body)
+    head = {"schema": records.PACKED_SCHEMA, "files": 1, "sha256": hashlib.sha256(body).hexdigest()}
+    (tmp_path / records.PACKED).write_bytes(json.dumps(head).encode() + b"\n" + body)
     with pytest.raises(Corrupt, match="more than 65536 values"):
         read(tmp_path)
     for damage in (b"[" * 100_000, b'{"schema": NaN}', b"\xff", b""):
-        (tmp_path / packed.NAME).write_bytes(damage + b"\n" + body)
+        (tmp_path / records.PACKED).write_bytes(damage + b"\n" + body)
         with pytest.raises(Corrupt, match="not a file of packed runs"):
             read(tmp_path)
-    (tmp_path / packed.NAME).unlink()
-    (tmp_path / packed.NAME).symlink_to("/dev/zero")
+    (tmp_path / records.PACKED).unlink()
+    (tmp_path / records.PACKED).symlink_to("/dev/zero")
     with pytest.raises((BadInput, Corrupt)):
         read(tmp_path)
 

@@ -11,7 +11,7 @@ from espalier.data import Dataset, from_arrays
 from espalier.study.settings import ConnectionSettings
 from espalier.study.study import PaperStudy
 from espalier.train.batched import Compute
-from espalier.train.progress import Silent
+from espalier.train.progress import Progress
 from espalier.train.stop import Stop
 
 TINY: dict[str, Any] = {
@@ -33,7 +33,13 @@ def images(train: int = 48, test: int = 20, side: int = 8) -> Dataset:
     return from_arrays(*parts, name="patterns", scale=1 / 255).standardised()
 
 
-def study(out: Path, runs_at_once: int | None = None, keep_state: bool = False, **changes: Any) -> PaperStudy:
+def study(
+    out: Path,
+    runs_at_once: int | None = None,
+    keep_state: bool = False,
+    part_size: int | None = None,
+    **changes: Any,
+) -> PaperStudy:
     return PaperStudy(
         ConnectionSettings(**(TINY | changes)),
         out,
@@ -44,8 +50,9 @@ def study(out: Path, runs_at_once: int | None = None, keep_state: bool = False, 
         command="espalier paper",
         runs_at_once=runs_at_once,
         keep_state=keep_state,
+        part_size=part_size,
     )
 
 
 def run(out: Path, stop: Stop | None = None, **changes: Any) -> bool:
-    return study(out, **changes).run(stop or Stop(), Silent())
+    return study(out, **changes).run(stop or Stop(), Progress())

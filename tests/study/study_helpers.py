@@ -8,7 +8,7 @@ from typing import Any
 
 from espalier.study.settings import Settings
 from espalier.study.study import PaperStudy
-from espalier.train.progress import Silent
+from espalier.train.progress import Progress
 from espalier.train.stop import Stop
 
 SMALL: dict[str, Any] = {
@@ -34,7 +34,7 @@ def study(out: Path, **changes: Any) -> PaperStudy:
 
 
 def run(out: Path, stop: Stop | None = None, **changes: Any) -> bool:
-    return study(out, **changes).run(stop or Stop(), Silent())
+    return study(out, **changes).run(stop or Stop(), Progress())
 
 
 def stories(out: Path) -> dict[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ from study_helpers import StopAfter, stories
 from espalier.study.settings import ConnectionSettings
 from espalier.study.study import PaperStudy
 from espalier.train.batched import Compute
-from espalier.train.progress import Silent
+from espalier.train.progress import Progress
 from espalier.train.stop import Stop
 
 pytestmark = [
@@ -27,7 +27,7 @@ def on_gpu(out, stop, **changes):
     settings = ConnectionSettings(**(TINY | LONGER | changes))
     compute = Compute(compile=settings.step == "fast", updates_at_once=3)  # to compile the readable one takes minutes
     study = PaperStudy(settings, out, data=images(), device="cuda", compute=compute, commit="abc")
-    return study.run(stop, Silent())
+    return study.run(stop, Progress())
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -44,9 +44,11 @@ def test_given_networks_train_as_on_a_cpu(step, tmp_path):
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("changes", [{}, {"settle": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"settle": 0.5}, {"methods": ("recipe",), "targets": (0.5, 0.8), "theta_rate": None}], ids=str
+)
 def test_stopped_and_continued(step, changes, tmp_path):
-    changes = changes | {"methods": ("search",), "step": step}
+    changes = {"methods": ("search",), "step": step} | changes
     assert on_gpu(tmp_path / "whole", Stop(), **changes)
     calls = 0
     while not on_gpu(tmp_path / "parts", StopAfter(3), **changes):

@@ -9,6 +9,7 @@ from connection_helpers import run, study
 from study_helpers import StopAfter, stories
 
 from espalier.space import BadInput
+from espalier.train.batched.step import compiled
 
 pytest.importorskip("espalier.models.densenet_fast")
 GIVEN = {"methods": ("random", "full")}
@@ -46,6 +47,23 @@ def test_stopped_and_continued_equals_uninterrupted(whole, tmp_path):
         assert calls < 20
     assert calls
     assert stories(tmp_path) == stories(whole)
+
+
+def test_the_rest_of_an_update_with_slopes_compiles(tmp_path):
+    """On a GPU the kernels give slopes, and what theta learns from them is compiled behind them."""
+    made = study(tmp_path, step="fast", methods=("recipe",), targets=(0.5,), epochs=2)
+    compiled_one, eager = (made.batch(made.parts()[0]).engine for _ in range(2))
+    begin = eager.phases.begin
+    for engine in (compiled_one, eager):
+        engine.batch.advance(begin + 1)
+        assert engine.batch.source.reads_slopes
+    compiled_one.batch._update = compiled(compiled_one.batch.step, backend="aot_eager")
+    for engine in (compiled_one, eager):
+        engine.batch.advance(4)
+    torch.testing.assert_close(compiled_one.search.theta, eager.search.theta, rtol=1e-4, atol=1e-5)
+    assert not torch.equal(eager.search.theta, torch.full_like(eager.search.theta, 0.99))
+    for name, p in eager.batch.state.params.items():
+        torch.testing.assert_close(compiled_one.batch.state.params[name], p, rtol=1e-4, atol=1e-5)
 
 
 def test_a_checkpoint_of_the_other_step_is_refused(tmp_path):

@@ -17,8 +17,8 @@ from espalier.study import networks
 from espalier.study.networks import Connections, DenseNetGraph
 from espalier.study.run_batches import PaperBatch
 from espalier.study.settings import RunSpec
-from espalier.train.batched import Run, resident_data
-from espalier.train.batched.stack import made, strip
+from espalier.train.batched import Run, inputs
+from espalier.train.batched.batch_engine import made, strip
 from espalier.train.batched.step import Differential, Own, cross_entropy
 from oracle.gradients import own_gradients
 
@@ -196,7 +196,7 @@ def batch_of(tmp_path, specs, **changes):
 
 
 def test_statistics_are_the_mean_over_one_pass_and_errors_are_the_compact_network_s(tmp_path, monkeypatch):
-    monkeypatch.setattr(resident_data, "CHUNK", 16)
+    monkeypatch.setattr(inputs, "CHUNK", 16)
     engine = batch_of(tmp_path, [RunSpec("random", "random", 0, size=0.6), RunSpec("full", "full", 1, size=1.0)]).engine
     masks = engine.masks()
     losses, errors = engine.evaluate(masks, engine.validation, True)

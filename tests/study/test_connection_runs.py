@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -13,12 +15,13 @@ from torch import nn
 
 import espalier
 from espalier.models import DenseNet
+from espalier.paper import write
 from espalier.picture import describe
 from espalier.space import BadInput
 from espalier.study.run_batches import PaperBatch
 from espalier.study.settings import ConnectionSettings
-from espalier.train.lock import locked
-from espalier.train.progress import Silent
+from espalier.train.progress import Progress
+from espalier.train.run_directory import locked
 from espalier.train.stop import Stop
 
 UPDATES = 48 // 4
@@ -117,7 +120,7 @@ class Killed(Exception):
     pass
 
 
-class KilledBeforeTheLast(Silent):
+class KilledBeforeTheLast(Progress):
     """Dies in the middle of things: when the last update is done and its measurement is about to begin."""
 
     def update(self, done: int, text: str = "") -> None:
@@ -127,7 +130,7 @@ class KilledBeforeTheLast(Silent):
 
 def test_killed_before_the_last_measurement(whole, tmp_path):
     search = {"methods": ("search",)}
-    assert not study(tmp_path, **search).run(StopAfter(3), Silent())  # there is a checkpoint in the middle
+    assert not study(tmp_path, **search).run(StopAfter(3), Progress())  # there is a checkpoint in the middle
     with pytest.raises(Killed):
         study(tmp_path, **search).run(Stop(), KilledBeforeTheLast())
     assert run(tmp_path, **search)
@@ -141,7 +144,7 @@ def test_another_command_leaves_a_batch_that_was_begun_alone(whole, tmp_path):
     assert not run(tmp_path, StopAfter(4), **search)
     begun = sorted(tmp_path.glob("state/*/*/checkpoint-*"))
     said = list[str]()
-    heard = Silent()
+    heard = Progress()
     heard.say = said.append
     assert not study(tmp_path, **other).run(StopAfter(3), heard)
     assert "1 of these runs were begun by another command too" in said[0]
@@ -215,6 +218,7 @@ def test_variants_run_resume_and_stay_apart(changes, tmp_path):
     [
         ({"methods": ("fixed",)}, "fixed"),
         ({"shares": (1.0,)}, "full"),
+        ({"targets": (1.5,)}, "a target is a share"),
         ({"cost": "units"}, "'weights' or 'macs'"),
         ({"layers": 0}, "layers"),
         ({"step": "quick"}, "readable"),
@@ -239,3 +243,93 @@ def test_the_penalty_of_macs_is_normalised_by_the_dearest_connection(tmp_path):
     moved = batch.search.theta - theta
     expected = -0.1 * torch.tensor([[0.25], [-0.5]], dtype=torch.float64) * macs / macs.max() * 0.25
     torch.testing.assert_close(moved, expected)
+
+
+def moved(source: Path, target: Path) -> list[int]:
+    """The newest state of every batch, carried as single files to another folder, with the run files; their sizes."""
+    sizes = list[int]()
+    for path in sorted(source.rglob("*")):
+        newest = sorted(path.parent.glob("checkpoint-*.safetensors"))[-1:]
+        old = path.name.startswith("checkpoint-") and not path.name.startswith(newest[0].stem)
+        if path.is_file() and not old and path.name != "lock":
+            there = target / path.relative_to(source)
+            there.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, there)
+            sizes.append(path.stat().st_size)
+    return sizes
+
+
+@pytest.mark.parametrize("step", ["readable", "fast"])
+def test_a_state_in_parts_goes_on_elsewhere(step, tmp_path):
+    """Stopped again and again, carried in small files to another folder each time: bit for bit the same runs."""
+    given = {"step": step, "penalties": (0.25, 0.0, -0.5)}
+    assert run(tmp_path / "whole", **given)
+    part, place, most = 40_000, 0, 0
+    while not run(tmp_path / str(place), StopAfter(3), part_size=part, **given):
+        sizes = moved(tmp_path / str(place), tmp_path / str(place + 1))
+        assert max(sizes) <= part
+        place, most = place + 1, max(most, len(sizes))
+        assert place < 40
+    assert place >= 3
+    assert most > 5
+    assert stories(tmp_path / str(place)) == stories(tmp_path / "whole")
+    assert not list(tmp_path.glob(f"{place}/state/**/checkpoint-*"))
+
+
+RECIPE = {"methods": ("recipe",), "targets": (0.5, 0.8), "epochs": 2, "cost": "macs", "theta_rate": None}
+
+
+@pytest.fixture(scope="module")
+def by_recipe(tmp_path_factory):
+    out = tmp_path_factory.mktemp("recipe")
+    assert run(out, **RECIPE)
+    return out
+
+
+def test_the_recipe_ends_at_its_target_with_the_budget_of_the_others(by_recipe):
+    found = stories(by_recipe)
+    assert [name.split("/", 2)[2] for name in found] == [
+        "recipe+cost_macs/target_0.5-seed_0.json",
+        "recipe+cost_macs/target_0.8-seed_0.json",
+    ]
+    for story in found.values():
+        target, result, settings = story["run"]["target"], story["result"], story["settings"]
+        assert 0.5 * target < result["mac_share"] <= target
+        assert result["canonical"]["mac_share"] <= result["mac_share"]
+        assert result["updates"] == 2 * UPDATES
+        assert settings["recipe"]["signal"] == "slopes"
+        assert (settings["learning_rate"], settings["weight_decay"]) == (0.1, 5e-4)  # the recipe's, not the study's
+
+
+def test_the_recipe_reads_as_many_examples_as_the_search(tmp_path):
+    made = study(tmp_path, **RECIPE)
+    batch = made.batch(made.parts()[0]).engine.batch
+    assert (batch.samples, batch.batch_size, batch.examples) == (1, 8, 8)
+    assert batch.source.search.reads_slopes if batch.begun else not batch.source.compares
+
+
+def test_the_fast_step_gives_the_recipe_its_slopes(by_recipe, tmp_path):
+    """Also stopped again and again, with the state in parts."""
+    calls = 0
+    while not run(tmp_path, StopAfter(2), step="fast", part_size=40_000, **RECIPE):
+        calls += 1
+        assert calls < 40
+    assert calls
+    ours, theirs = stories(tmp_path), stories(by_recipe)
+    assert ours.keys() == theirs.keys()
+    for name, story in ours.items():
+        assert story["result"]["mask"] == theirs[name]["result"]["mask"]
+        for row, other in zip(story["curve"], theirs[name]["curve"], strict=True):
+            assert row["train_loss"] == pytest.approx(other["train_loss"], rel=1e-3)
+    assert run(tmp_path / "whole", step="fast", **RECIPE)
+    assert stories(tmp_path / "whole") == ours
+
+
+def test_the_recipe_and_its_control_stand_beside_the_others(by_recipe):
+    assert run(by_recipe, **RECIPE, permuted=True)
+    assert run(by_recipe, epochs=2, cost="macs")
+    written, _ = write(by_recipe)
+    (page,) = (path for path in written if path.name == "README.md")
+    text = page.read_text()
+    assert "target 50.0%" in text
+    assert "recipe+cost_macs+permuted" in text

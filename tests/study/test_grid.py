@@ -20,12 +20,12 @@ from espalier.study.settings import GridSettings, RunSpec, even_widths
 from espalier.study.study import Grid
 from espalier.train import PRESETS, Recipe
 from espalier.train.batched.batch import Batch
-from espalier.train.batched.mask_sources import Given
+from espalier.train.batched.inputs import Given
 from espalier.train.batched.step import cross_entropy
 from espalier.train.descent import SGD, Steps
-from espalier.train.lock import locked
 from espalier.train.loop import Loop
-from espalier.train.progress import Silent
+from espalier.train.progress import Progress
+from espalier.train.run_directory import locked
 from espalier.train.stop import Stop
 
 SMALL: dict[str, Any] = {
@@ -99,7 +99,7 @@ def test_a_network_of_given_widths_is_that_small_network() -> None:
     assert both.network.widths == (64, 9, 7, 10)
     start = {name: p[:1].clone() for name, p in both.engine.weights().items()}
     assert start["layers.1.weight"][0, :3, :5].std().item() == pytest.approx((2 / 5) ** 0.5, rel=0.5)
-    loop = both.loop(None, Stop(), Silent())
+    loop = both.loop(None, Stop(), Progress())
     assert loop.train()
     small = Units((64, 5, 3, 10))
     params = {
@@ -124,7 +124,7 @@ def test_a_network_of_given_widths_is_that_small_network() -> None:
 
 def test_the_whole_grid(tmp_path: Path) -> None:
     study = grid(tmp_path, methods=METHODS, folds=2)
-    assert study.run(Stop(), Silent())
+    assert study.run(Stop(), Progress())
     found = stories(tmp_path)
     runs = [line for _, *lines in found.values() for line in lines]
     cells = {(r["run"]["method"], r["run"].get("target", r["run"].get("penalty")), r["run"]["fold"], r["run"]["seed"])
@@ -153,9 +153,9 @@ def test_the_whole_grid(tmp_path: Path) -> None:
 
 def test_stopped_anywhere_it_goes_on_to_the_same_results(tmp_path: Path) -> None:
     changes = {"methods": ("search", "found"), "trials": 1}
-    assert grid(tmp_path / "whole", **changes).run(Stop(), Silent())
+    assert grid(tmp_path / "whole", **changes).run(Stop(), Progress())
     calls = 0
-    while not grid(tmp_path / "parts", **changes).run(StopAfter(2), Silent()):
+    while not grid(tmp_path / "parts", **changes).run(StopAfter(2), Progress()):
         calls += 1
         assert calls < 40
     assert calls > 3
@@ -163,34 +163,34 @@ def test_stopped_anywhere_it_goes_on_to_the_same_results(tmp_path: Path) -> None
 
 
 def test_more_seeds_train_only_what_is_missing(tmp_path: Path) -> None:
-    assert grid(tmp_path, methods=("scratch",)).run(Stop(), Silent())
+    assert grid(tmp_path, methods=("scratch",)).run(Stop(), Progress())
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.jsonl")}
     study = grid(tmp_path, methods=("scratch",), trials=3)
     assert [[run.seed for run in runs] for runs in study.missing("scratch", None)] == [[2, 2]]
-    assert study.run(Stop(), Silent())
+    assert study.run(Stop(), Progress())
     assert all(path.stat().st_mtime_ns == then for path, then in before.items())
     assert len(list(tmp_path.rglob("*.jsonl"))) == 2
 
 
 def test_two_processes_never_train_the_same_batch(tmp_path: Path) -> None:
-    assert not grid(tmp_path).run(StopAfter(1), Silent())
+    assert not grid(tmp_path).run(StopAfter(1), Progress())
     (state,) = {path.parent for path in (tmp_path / "state").rglob("lock")}
     with locked(state), pytest.raises(BadInput, match="another process trains the same runs"):
-        grid(tmp_path).run(Stop(), Silent())
-    assert grid(tmp_path).run(Stop(), Silent())
+        grid(tmp_path).run(Stop(), Progress())
+    assert grid(tmp_path).run(Stop(), Progress())
 
 
 def test_records_of_other_settings_and_damaged_ones_are_refused(tmp_path: Path) -> None:
-    assert grid(tmp_path, methods=("scratch",), targets=(0.6,)).run(Stop(), Silent())
+    assert grid(tmp_path, methods=("scratch",), targets=(0.6,)).run(Stop(), Progress())
     other = grid(tmp_path, methods=("scratch",), recipe=Recipe(momentum=0.5))
     with pytest.raises(BadInput, match=r"momentum: 0.9 there, 0.5 here"):
-        other.run(Stop(), Silent())
+        other.run(Stop(), Progress())
     assert grid(tmp_path, recipe=Recipe(weights_learning_rate=0.3)).settings.folder == "digits-rate_0.3-2_epochs"
     assert grid(tmp_path, batch_size=16).settings.folder == "digits-batch_16-2_epochs"
     (path,) = tmp_path.rglob("*.jsonl")
     path.write_text("\n".join(path.read_text().splitlines()[:2]) + "\n")
     with pytest.raises(Corrupt, match=path.name):
-        grid(tmp_path, methods=("scratch",)).run(Stop(), Silent())
+        grid(tmp_path, methods=("scratch",)).run(Stop(), Progress())
 
 
 def test_folds_test_every_example_once_and_tuning_never_sees_the_test_part(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_data_of_ones_own(tmp_path: Path) -> None:
     x[:, 0] += 3 * y
     data = from_arrays((x[:150], y[:150]), (x[150:], y[150:]), name="mine")
     settings = GridSettings(**(SMALL | {"dataset": "mine", "hidden": (5,), "methods": ("search",), "folds": 2}))
-    assert Grid(settings, tmp_path, data=data).run(Stop(), Silent())
+    assert Grid(settings, tmp_path, data=data).run(Stop(), Progress())
     assert len(stories(tmp_path)) == 2
     assert next(iter((tmp_path / "runs").iterdir())).name == "mine-2_epochs"
 

@@ -8,7 +8,7 @@ from study_helpers import SMALL, StopAfter, run, stories
 
 from espalier.study.settings import Settings
 from espalier.study.study import PaperStudy
-from espalier.train.progress import Silent
+from espalier.train.progress import Progress
 from espalier.train.stop import Stop
 
 pytestmark = [
@@ -19,7 +19,7 @@ LONGER = {"epochs": 8, "trials": 1}  # 336 updates: several recordings and a rem
 
 
 def on_gpu(out, stop, **changes):
-    return PaperStudy(Settings(**(SMALL | LONGER | changes)), out, device="cuda", commit="abc").run(stop, Silent())
+    return PaperStudy(Settings(**(SMALL | LONGER | changes)), out, device="cuda", commit="abc").run(stop, Progress())
 
 
 def test_given_masks_train_as_on_a_cpu(tmp_path):

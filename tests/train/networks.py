@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from espalier.data.digits import digits
+from espalier.data.load import digits
 
 Pair = tuple[Tensor, Tensor]
 

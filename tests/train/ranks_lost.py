@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import espalier
-from espalier.cli.main import main
+from espalier.cli import main
 from espalier.train import loop
 
 TIMEOUT = 2.0

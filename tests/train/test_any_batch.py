@@ -230,15 +230,21 @@ def test_sequences_and_images_as_targets(way: str, kind: str) -> None:
     assert (result.validation_error is None) == (kind == "segmentation")
 
 
-@pytest.mark.parametrize("way", ["fit", "sweep"])
-@pytest.mark.parametrize("recipe", ["default", "ranked"])
+LOSSES = [
+    (F.mse_loss, "number"), (F.smooth_l1_loss, "number"), (F.huber_loss, "number"), (F.l1_loss, "number"),
+    (F.binary_cross_entropy_with_logits, "labels"), (F.binary_cross_entropy_with_logits, "number"),
+]  # fmt: skip
+
+
+# A sweep maps every loss over masks and runs; fit calls it.
 @pytest.mark.parametrize(
-    ("loss", "kind"),
+    ("way", "recipe", "loss", "kind"),
     [
-        (F.mse_loss, "number"), (F.smooth_l1_loss, "number"), (F.huber_loss, "number"), (F.l1_loss, "number"),
-        (F.binary_cross_entropy_with_logits, "labels"), (F.binary_cross_entropy_with_logits, "number"),
+        *(("sweep", recipe, *pair) for recipe in ("default", "ranked") for pair in LOSSES),
+        ("fit", "default", *LOSSES[0]),
+        ("fit", "ranked", *LOSSES[4]),
     ],
-)  # fmt: skip
+)
 def test_regression_binary_and_multi_label(way: str, recipe: str, loss: Any, kind: str) -> None:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(256, 64, generator=draw)

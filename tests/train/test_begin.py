@@ -17,8 +17,8 @@ import espalier
 from espalier import Bits, Choice, Search, Space, StructureOptimizer, fit
 from espalier.data import Stream
 from espalier.train import Recipe, loop
-from espalier.train.batched.batch import Batch, searched
-from espalier.train.batched.mask_sources import Given
+from espalier.train.batched.batch import Batch
+from espalier.train.batched.inputs import Given, Searched
 from espalier.train.batched.step import cross_entropy
 from espalier.train.descent import SGD, Steps
 from espalier.train.eager import EagerEngine
@@ -151,7 +151,7 @@ def test_in_a_batch_it_is_the_open_mask_that_is_given() -> None:
 
         open_masks = Given(torch.ones(3, 12), torch.zeros(3))
         return Batch(
-            call, params, {}, data=(X, Y), seeds=[0, 1, 2], source=open_masks if given else searched(search),
+            call, params, {}, data=(X, Y), seeds=[0, 1, 2], source=open_masks if given else Searched(search),
             loss=cross_entropy, optimizer=SGD(0.1), schedule=Steps((0.5,)), total=30, batch_size=16, samples=2,
             begin=10,
         ), search  # fmt: skip

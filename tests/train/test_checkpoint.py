@@ -303,3 +303,122 @@ def test_no_link_is_followed_and_two_writers_do_not_meet(tmp_path: Path) -> None
     assert not (tmp_path / "run" / "result.json").is_symlink()
     first, second = (files.write_beside(tmp_path / "a", data) for data in (b"1", b"2"))
     assert first != second
+
+
+# ---- in parts --------------------------------------------------------------------------------------------------------
+
+PART = 4096  # the tensors below need three such files beside the header's
+
+
+def large(update: int) -> dict[str, object]:
+    generator = torch.Generator().manual_seed(update)
+    return {"update": update, "weights": torch.randn(2900, generator=generator), "slots": [torch.ones(7) * update]}
+
+
+def load(folder: Path, **more: int) -> dict[str, object]:
+    loaded = Checkpoint(folder, SETTINGS, **more).load()
+    assert loaded is not None
+    return loaded
+
+
+def test_parts_are_the_file_cut(tmp_path: Path) -> None:
+    """Whoever reads them needs no part_size, and who asks for parts reads a single file."""
+    Checkpoint(tmp_path / "one", SETTINGS).save(large(7), 7)
+    first = Checkpoint(tmp_path / "parts", SETTINGS, part_size=PART).save(large(7), 7)
+    parts = sorted((tmp_path / "parts").iterdir(), key=lambda path: (path != first, path.name))
+    assert [path.stat().st_size for path in parts[:2]] == [PART, PART]
+    assert len(parts) == 3
+    (single,) = (tmp_path / "one").iterdir()
+    assert single.name == first.name
+    assert len(single.read_bytes()) == sum(path.stat().st_size for path in parts)
+    for folder, more in (("one", {"part_size": PART}), ("parts", {}), ("parts", {"part_size": 9})):
+        assert same(load(tmp_path / folder, **more), large(7))
+
+
+def test_a_header_is_never_cut(tmp_path: Path) -> None:
+    first = Checkpoint(tmp_path, SETTINGS, part_size=10).save(state(), 7)
+    others = [path for path in tmp_path.iterdir() if path != first]
+    assert others
+    assert all(path.stat().st_size <= first.stat().st_size for path in others)
+    assert same(load(tmp_path), state())
+    with pytest.raises(espalier.BadInput, match="from 1 up, not 0"):
+        Checkpoint(tmp_path, SETTINGS, part_size=0)
+
+
+def test_parts_of_the_last_two_are_kept_and_no_others(tmp_path: Path) -> None:
+    run = Checkpoint(tmp_path, SETTINGS, part_size=PART)
+    for update in (1, 2, 2, 30):
+        run.save(large(update), update)
+    run.save(large(400), 30)  # another state of the same update
+    assert len(run.files()) == 2
+    assert len(list(tmp_path.iterdir())) == 6
+    assert same(load(tmp_path), large(400))
+    Checkpoint(tmp_path, SETTINGS).save(large(500), 500)
+    Checkpoint(tmp_path, SETTINGS).save(large(501), 501)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("step", [5, 6], ids=["the same update", "a later one"])
+@pytest.mark.parametrize("call", ["replace", "fsync"])
+def test_killed_at_any_write_point_the_state_before_is_intact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, step: int
+) -> None:
+    """A kill leaves what was written so far under its name: an exception that nobody catches does the same here."""
+
+    class Killed(BaseException):
+        pass
+
+    real, points = getattr(os, call), 0
+    while True:
+        folder = tmp_path / str(points)
+        run = Checkpoint(folder, SETTINGS, part_size=PART)
+        run.save(large(4), 4)
+        run.save(large(5), 5)
+        left = [points]
+
+        def dying(*given: object, left: list[int] = left) -> None:
+            if not left[0]:
+                raise Killed
+            left[0] -= 1
+            real(*given)
+
+        monkeypatch.setattr(os, call, dying)
+        try:
+            run.save(large(99), step)
+        except Killed:
+            monkeypatch.undo()
+        else:
+            break
+        # Only what ends in the last rename has replaced the state before.
+        assert load(folder)["update"] in ((5, 99) if call == "fsync" and points == 5 else (5,))
+        assert same(load(folder), large(int(load(folder)["update"])))  # type: ignore[call-overload]
+        run.save(large(7), 7)
+        assert same(load(folder), large(7))
+        assert len(list(folder.iterdir())) == 6  # nothing of the one that was not finished
+        points += 1
+    assert points == {"replace": 3, "fsync": 6}[call]
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut", "flipped"])
+def test_a_damaged_part_falls_back_to_the_previous(tmp_path: Path, harm: str) -> None:
+    run = Checkpoint(tmp_path, SETTINGS, part_size=PART)
+    run.save(large(1), 1)
+    first = run.save(large(2), 2)
+    part = next(path for path in tmp_path.iterdir() if path.name.startswith(first.stem) and path.suffix == ".part1")
+    content = part.read_bytes()
+    part.unlink() if harm == "gone" else part.write_bytes(
+        content[:-1] if harm == "cut" else content[:-1] + bytes([content[-1] ^ 1])
+    )
+    with pytest.warns(UserWarning, match="one may be missing.*Going on from checkpoint-000000000001"):
+        assert same(load(tmp_path), large(1))
+    for path in tmp_path.iterdir():
+        if path.suffix != ".safetensors":
+            path.unlink()
+    with pytest.raises(espalier.Corrupt, match=r"one may be missing.*Remove the folder"):
+        load(tmp_path)
+
+
+def test_parts_without_the_first_are_spoken_of(tmp_path: Path) -> None:
+    Checkpoint(tmp_path, SETTINGS, part_size=PART).save(large(1), 1).unlink()
+    with pytest.warns(UserWarning, match="without the first of them.*Starting anew"):
+        assert Checkpoint(tmp_path, SETTINGS).load() is None

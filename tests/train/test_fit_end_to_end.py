@@ -15,7 +15,6 @@ from espalier import fit
 from espalier.data import load
 from espalier.models import CNN
 from espalier.train import deterministic, evaluate
-from espalier.train.batchnorm import running
 
 DATA, TEST = networks.digit_images()
 
@@ -70,8 +69,6 @@ def test_a_mac_target_on_a_resnet_end_to_end(tmp_path: Path) -> None:
     assert deterministic(gated, result.mask, (x, TEST[1]), loss=F.cross_entropy).error == result.validation.error
 
     # The running statistics are those of the mask that ships, over the training data, once.
-    sums = [torch.zeros_like(buffer) for buffer in running(result.model) if buffer.is_floating_point()]
-    assert sums
     first = next(m for m in result.model.modules() if isinstance(m, nn.BatchNorm2d))
     stem = next(m for m in result.model.modules() if isinstance(m, nn.Conv2d))
     with torch.no_grad():

@@ -15,12 +15,12 @@ from torch.nn import functional as F
 
 import espalier
 from espalier.data import Stream
-from espalier.data.digits import digits
+from espalier.data.load import digits
 from espalier.search.distribution import Distribution
 from espalier.train import deterministic, evaluate, stochastic
 from espalier.train.feed import Batches, Tensors, read
-from espalier.train.metrics import Thinned, entropy
 from espalier.train.progress import Bar, Lines
+from espalier.train.result import Thinned, entropy
 from espalier.train.scoring import wrong
 
 (X, Y), TEST = networks.digit_vectors(300)

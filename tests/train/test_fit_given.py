@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import espalier
 from espalier import Search, fit
 from espalier.data import from_arrays, load
-from espalier.data.digits import digits
+from espalier.data.load import digits
 from espalier.train import PRESETS, Recipe, compiling, deterministic, eager, evaluate, stochastic
 from espalier.train.batched import SGD, Adam, AdamW
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import espalier
 from espalier import fit
 from espalier.train import loop
-from espalier.train.lock import locked
+from espalier.train.run_directory import locked
 
 HERE = Path(__file__).parent
 DATA, TEST = networks.digit_vectors(320)

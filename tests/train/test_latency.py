@@ -6,6 +6,7 @@ on the clock.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 from typing import Any
@@ -18,6 +19,7 @@ from torch import nn
 import espalier
 from espalier.gates import latency
 from espalier.space import BadInput, Choice, Space
+from espalier.train import targets
 
 
 def tiles(width: int, tile: int = 8) -> int:
@@ -155,10 +157,68 @@ def test_a_machine_that_is_slower_at_moments_is_seen_through():
 
 def test_a_target_that_cannot_be_met_by_measurement_is_said(machine):
     gated = espalier.attach(network(), data()[0][:4])
-    gated.cost("latency")
+    cost = gated.cost("latency")
     machine.odd = 9.0
     result = espalier.fit(gated, data(), cost="latency", target=0.3, epochs=4, batch_size=16, quiet=True, device="cpu")
-    assert "it misses its" in str(result)
+    assert float(cost(result.mask)) == pytest.approx(float(cost(smallest_mask(gated))))  # a gate within a tile is free
+    assert result.latency["most"] < result.latency["smallest"] <= result.latency["compared"]
+    assert f"misses its {result.latency['most']:.3g} ms; the smallest network takes" in str(result)
+
+
+def smallest_mask(gated):
+    """One gate of every group, by hand."""
+    mask = torch.zeros(gated.d)
+    for where in gated.space.slices.values():
+        mask[where.start] = 1.0
+    return mask
+
+
+def test_the_smallest_network_is_measured_so_that_a_target_below_it_is_refused_before_the_run(machine):
+    gated = espalier.attach(network(), data()[0][:4])
+    cost = gated.cost("latency")
+    whole, least = machine.time(network()), machine.time(gated.compact(smallest_mask(gated)))
+    assert float(cost(smallest_mask(gated))) == pytest.approx(least, rel=0.05)
+    for target in (0.9 * least / whole, f"{0.9 * least} ms"):
+        with pytest.raises(espalier.Unreachable, match="smallest"):
+            espalier.fit(gated, data(), cost="latency", target=target, epochs=4, batch_size=16, quiet=True)
+
+
+def test_a_limit_may_be_the_time_of_the_uniform_network_of_equal_cost(machine):
+    gated = espalier.attach(network(), data()[0][:4])
+    latency_cost, macs = gated.cost("latency"), gated.cost("macs")
+    asked = targets.read(gated, "weights", {"macs": 0.3, "latency": "uniform"})
+    (_, share) = asked.limits["latency"]
+    squares, lines = 48 * 64 + 64 * 32, 8 * 48 + 32 * 3  # MACs by hand, of layers with two cut widths and with one
+    chance = max(np.roots([squares, lines, -0.3 * (squares + lines)]))
+    draws = (torch.rand(20_000, gated.d, generator=torch.Generator().manual_seed(0)) < chance).double()
+    time = float(latency_cost(draws).mean() / latency_cost(torch.ones(gated.d)))
+    assert share == pytest.approx(time, rel=5e-3)
+    result = espalier.fit(
+        gated, data(), target={"macs": 0.3, "latency": "uniform"}, epochs=4, batch_size=16, quiet=True, device="cpu"
+    )
+    assert machine.time(result.model) <= share * machine.time(network()) * 1.001
+    assert float(macs(result.mask)) <= 0.3 * float(macs(torch.ones(gated.d)))
+    with pytest.raises(BadInput, match="uniform"):  # of what it would be the limit is not said
+        targets.read(gated, "weights", {"latency": "uniform"})
+    assert targets.read(gated, "weights", "macs=0.3,latency=uniform").limits["latency"][1] == share
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no such setting")
+def test_memory_is_kept_while_networks_are_timed_and_returned_afterwards():
+    """By the number of page faults: large tensors made again and again need none, once one was."""
+    resource = pytest.importorskip("resource")
+
+    def faults():
+        for _ in range(2):
+            torch.ones(1 << 24)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(4):
+            torch.ones(1 << 24)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    with latency.kept_memory():
+        kept = faults()
+    assert kept < faults() / 2
 
 
 def test_latency_beside_another_cost(machine):

@@ -17,8 +17,8 @@ import espalier
 from espalier import Callback, fit, sweep
 from espalier.train import evaluate
 from espalier.train import loop as loops
-from espalier.train.measures import KNOWN
 from espalier.train.progress import describe
+from espalier.train.scoring import KNOWN
 
 sklearn = pytest.importorskip("sklearn.metrics")
 DATA, TEST = networks.digit_vectors(320)

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from espalier import BadInput, sweep
-from espalier.cli.main import main
+from espalier.cli import main
 from espalier.train.on_ray import Ray
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")

@@ -12,7 +12,7 @@ import espalier
 from espalier.train.batched import SGD, Steps
 from espalier.train.batched.batch import Batch
 from espalier.train.batched.chain import Chain, Factors, chain_of
-from espalier.train.batched.mask_sources import Given
+from espalier.train.batched.inputs import Given
 from espalier.train.batched.step import Differential, cross_entropy
 from espalier.train.batched.sweep import sweep
 

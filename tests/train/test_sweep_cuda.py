@@ -11,9 +11,9 @@ from torch import nn
 
 import espalier
 from espalier.train.batched import SGD, Adam, AdamW, Compute, Steps
-from espalier.train.batched.batch import Batch, searched
+from espalier.train.batched.batch import Batch
 from espalier.train.batched.chain import Chain, Factors
-from espalier.train.batched.mask_sources import Given
+from espalier.train.batched.inputs import Given, Searched
 
 pytestmark = [
     pytest.mark.cuda,
@@ -36,7 +36,7 @@ def batch(
     if source is None:
         price = {"penalty": [0.0, 0.3, -0.2], "signal": signal}
         search = espalier.Search(models[0].d, samples=SAMPLES, batch=(RUNS,), seed=3, device="cuda", **price)
-        source = searched(search, [False, True, False] if signal == "slopes" else None)
+        source = Searched(search, [False, True, False] if signal == "slopes" else ())
     x, y = data(dtype)
     return Batch(
         GatedMLP(WIDTHS).call,

@@ -12,8 +12,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import espalier
 from espalier.space import BadInput
-from espalier.train.batched.batch import Batch, searched
-from espalier.train.batched.mask_sources import Given
+from espalier.train.batched.batch import Batch
+from espalier.train.batched.inputs import Given, Searched
 from espalier.train.batched.step import Own, compiled
 from espalier.train.descent import SGD, Steps
 from oracle.gradients import own_gradients
@@ -42,7 +42,7 @@ def trained(way: str, updates: int, backend: Any = None, dtype: torch.dtype = to
         {},
         data=data(dtype),
         seeds=list(range(RUNS)),
-        source=searched(search),
+        source=Searched(search),
         loss=nn.functional.cross_entropy,
         optimizer=SGD(0.05),
         schedule=Steps(),

@@ -11,7 +11,7 @@ from torch import nn
 
 from espalier.space import BadInput
 from espalier.train.batched import Adam, Run, Steps
-from espalier.train.batched.resident_data import Feed, Reading
+from espalier.train.batched.inputs import Reading, ResidentFeed
 from espalier.train.batched.runs import batches, listed
 from espalier.train.batched.step import cross_entropy
 from espalier.train.descent import SGD
@@ -41,7 +41,7 @@ def test_steps_drop_in_the_order_of_their_shares() -> None:
 def test_one_update_of_many_is_laid_out_as_one_alone(runs: int) -> None:
     """Else a compiled update would be compiled again, and on a GPU in the middle of a recording."""
     data = torch.zeros(20, 1, 4, 4), torch.zeros(20, dtype=torch.int64)
-    feed = Feed(data, list(range(runs)), device=torch.device("cpu"), pad=1)
+    feed = ResidentFeed(data, list(range(runs)), device=torch.device("cpu"), pad=1)
     alone, many = feed.take(1, 4).at(0), feed.take(5, 4)
     assert alone.crops is not None
     assert many.crops is not None

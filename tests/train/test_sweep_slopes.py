@@ -23,10 +23,10 @@ from espalier import Search, StructureOptimizer
 from espalier.data import Stream
 from espalier.space import BadInput
 from espalier.train import recipes
-from espalier.train.batched import SGD, Compute, Run, batch_engine, stack
-from espalier.train.batched.batch import Batch, searched
+from espalier.train.batched import SGD, Compute, Run, batch_engine
+from espalier.train.batched.batch import Batch
 from espalier.train.batched.chain import Chain, Factors, chain_of
-from espalier.train.batched.mask_sources import Searched
+from espalier.train.batched.inputs import Searched
 from espalier.train.batched.step import Differential, Own, Step, compiled, cross_entropy
 from espalier.train.descent import Constant
 from espalier.train.gradients import Update
@@ -68,11 +68,11 @@ class Case:
         factory, kind = WAYS[way]
         self.data = DATA[kind]
         example = self.data[0][:4]
-        self.gated, self.params, fixed = stack.stacked(
+        self.gated, self.params, fixed = batch_engine.stacked(
             factory, [Run(seed) for seed in range(runs)], example, torch.device("cpu")
         )
         assert not fixed
-        self.singles = [stack.build(factory, Run(seed), example) for seed in range(runs)]
+        self.singles = [batch_engine.build(factory, Run(seed), example) for seed in range(runs)]
         first = {name: p[0] for name, p in self.params.items()}
         gates = [where for _, where in self.gated.space.bits]
         self.chain: Chain | None = None
@@ -151,7 +151,7 @@ SEARCH: dict[str, dict[str, Any]] = {
 def engine(case: Case, price: dict[str, Any], loss: Any = F.cross_entropy, **given: Any) -> tuple[Batch, Search, Any]:
     settings = {"samples": SAMPLES, "batch": (RUNS,), "seed": 3, "initial": 0.8, "signal": "slopes"} | price
     search = Search(case.gated.space, cost=case.gated.cost("weights"), **settings)
-    source = Recorder(searched(search, given.pop("permuted", None)))
+    source = Recorder(Searched(search, given.pop("permuted", ())))
     batch = Batch(
         case.gated.call,
         {name: p.clone() for name, p in case.params.items()},
@@ -352,7 +352,7 @@ def test_parts_are_of_one_size_and_hold_two_examples(n: int, size: int, read: in
 def test_in_bfloat16() -> None:
     models, params = standin.initial(torch.float32)
     search = Search(models[0].d, samples=SAMPLES, batch=(RUNS,), seed=3, signal="slopes", initial=0.9)
-    batch = standin.batch(params, searched(search), SGD(0.05), Constant(), Compute(precision="bf16"))
+    batch = standin.batch(params, Searched(search), SGD(0.05), Constant(), Compute(precision="bf16"))
     before = search.theta.clone()
     batch.advance(20)
     start, _ = batch.read_sums()

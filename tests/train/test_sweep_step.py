@@ -14,8 +14,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import espalier
 from espalier.data import Stream
-from espalier.train.batched.batch import Compute, searched
-from espalier.train.batched.mask_sources import Given
+from espalier.train.batched.batch import Compute
+from espalier.train.batched.inputs import Given, Searched
 from espalier.train.batched.step import compiled
 from espalier.train.descent import SGD, Adam, AdamW, Constant, Cosine, Steps
 
@@ -40,7 +40,7 @@ SCHEDULES: dict[str, tuple[Any, Callable[..., Any]]] = {
 def test_batched_runs_equal_single_runs(optimizer: str, schedule: str) -> None:
     models, params = initial()
     search = espalier.Search(models[0].d, penalty=PENALTIES, samples=SAMPLES, batch=(RUNS,), seed=3)
-    source = Recorder(searched(search))
+    source = Recorder(Searched(search))
     engine = batch(params, source, OPTIMIZERS[optimizer][0], SCHEDULES[schedule][0])
     engine.advance(20)
     read = Stream(list(range(RUNS)), 50).take(20, SIZE)
@@ -69,7 +69,7 @@ def test_penalty_zero_equals_the_unpenalised_method() -> None:
     for penalty in (torch.zeros(RUNS), None):
         models, params = initial()
         search = espalier.Search(models[0].d, penalty=penalty, batch=(RUNS,), samples=SAMPLES, seed=1)
-        engine = batch(params, searched(search), SGD(), Constant())
+        engine = batch(params, Searched(search), SGD(), Constant())
         engine.advance(10)
         thetas.append((search.theta.clone(), engine.state.params))
     assert torch.equal(thetas[0][0], thetas[1][0])
@@ -106,7 +106,7 @@ def test_a_diverged_run_keeps_its_weights_and_disturbs_no_other(exactly: bool, o
             params["0.weight"][1] = torch.inf
         kept = {name: p[1].clone() for name, p in params.items()}
         search = espalier.Search(models[0].d, samples=SAMPLES, batch=(RUNS,), penalty=PENALTIES, seed=3)
-        engine = batch(params, searched(search), OPTIMIZERS[optimizer][0], Constant())
+        engine = batch(params, Searched(search), OPTIMIZERS[optimizer][0], Constant())
         engine._update = engine.step.exactly if exactly else engine.step
         engine.advance(5)
         ends.append((search.theta.clone(), engine.state.params, engine.state.broken.tolist()))
@@ -124,7 +124,7 @@ def test_a_diverged_run_keeps_its_weights_and_disturbs_no_other(exactly: bool, o
 def one_update(update: Callable[[Any], Any], dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor]:
     models, params = initial(dtype)
     search = espalier.Search(models[0].d, samples=SAMPLES, batch=(RUNS,), penalty=PENALTIES, seed=3)
-    engine = batch(params, searched(search), SGD(0.05), Steps())
+    engine = batch(params, Searched(search), SGD(0.05), Steps())
     engine._update = update(engine.step)
     engine.advance(1)
     return engine.state.params, search.theta
@@ -134,7 +134,7 @@ def test_the_step_compiles_whole_once_and_equals_eager() -> None:
     counter = CompileCounterWithBackend("aot_eager")
     models, params = initial(torch.float32)
     search = espalier.Search(models[0].d, samples=SAMPLES, batch=(RUNS,), penalty=PENALTIES, seed=3)
-    engine = batch(params, searched(search), SGD(0.05), Steps())
+    engine = batch(params, Searched(search), SGD(0.05), Steps())
     engine._update = compiled(engine.step, backend=counter)
     engine.advance(1)
     frames = counter.frame_count  # not always 1: the compiler may look at a frame twice before it is content
@@ -173,7 +173,7 @@ def test_a_run_that_has_skipped_updates_goes_on_bit_for_bit() -> None:
 def test_settled_updates_read_samples_times_as_many_examples_under_the_one_mask() -> None:
     models, params = initial()
     search = espalier.Search(models[0].d, samples=SAMPLES, batch=(RUNS,), seed=3)
-    engine = batch(params, searched(search), SGD(0.05, 0, 0, False), Constant())
+    engine = batch(params, Searched(search), SGD(0.05, 0, 0, False), Constant())
     engine.advance(2)
     mask = search.select()
     engine.settle(mask)
@@ -231,7 +231,7 @@ def test_permuted_losses_reach_the_permuted_runs_only() -> None:
         told: list[Tensor] = []
         learn = search.learn
         search.learn = lambda m, losses, _, told=told, learn=learn: (told.append(losses), learn(m, losses))[1]  # type: ignore[method-assign]
-        source = Recorder(searched(search, permuted))
+        source = Recorder(Searched(search, permuted))
         batch(params, source, SGD(0.05), Constant()).advance(6)
         for given, seen in zip(source.told, told):
             assert torch.equal(given.sort(-1).values, seen.sort(-1).values)
@@ -250,7 +250,7 @@ def test_bfloat16_computes_in_it_and_keeps_float32_masters() -> None:
         return inner(tensors, mask, x)
 
     search = espalier.Search(models[0].d, samples=SAMPLES, batch=(RUNS,), seed=3)
-    engine = batch(params, searched(search), SGD(0.05), Constant(), Compute(precision="bf16"), call=call)
+    engine = batch(params, Searched(search), SGD(0.05), Constant(), Compute(precision="bf16"), call=call)
     before = torch.get_float32_matmul_precision()
     engine.advance(20)
     assert dtypes == {torch.bfloat16}
@@ -270,7 +270,7 @@ def test_deterministic_mode_is_on_inside_and_put_back() -> None:
         return inner(tensors, mask, x)
 
     models, params = initial()
-    source = searched(espalier.Search(models[0].d, samples=SAMPLES, batch=(RUNS,)))
+    source = Searched(espalier.Search(models[0].d, samples=SAMPLES, batch=(RUNS,)))
     batch(params, source, SGD(), Constant(), Compute(deterministic=True), call=call).advance(1)
     assert seen
     assert all(seen)

@@ -15,12 +15,12 @@ from espalier.cli.command import Quiet, TimeLimit, command_line, register
 from espalier.cli.demo import demo
 from espalier.cli.studies import connection_selection, study, sweep, unit_selection
 from espalier.data import available, get, names, verify
+from espalier.files import clean
 from espalier.paper import write
 from espalier.ship import FORMATS, Shipped, ship
 from espalier.study.training import Training
 from espalier.study.training import run as training_run
 from espalier.train import Result, ranks
-from espalier.train.metrics import clean
 from espalier.train.setting import usual_device
 
 PLAIN: dict[str, Any] = {"no_args_is_help": True, "add_completion": False, "rich_markup_mode": None}
@@ -81,7 +81,9 @@ def train(
                 about: dict[str, Any] = {"time_limit": time_limit, "quiet": quiet, "force": force, "ranks": several}
                 result, ships = training_run(training, out, command_line(), **about)
     except KeyboardInterrupt:
-        _stopped(out)
+        saved = any(out.glob("checkpoint-*.safetensors"))
+        how = f"the same command goes on from {out}" if saved else "nothing was trained yet"
+        typer.echo(f"espalier: stopped; {how}", err=True)
         raise typer.Exit(130) from None
     if several is not None and not several.first:
         return
@@ -93,20 +95,16 @@ def train(
         typer.echo(f"espalier: warning: {result.warning}", err=True)
 
 
-def _stopped(out: Path) -> None:
-    saved = any(out.glob("checkpoint-*.safetensors"))
-    how = f"the same command goes on from {out}" if saved else "nothing was trained yet"
-    typer.echo(f"espalier: stopped; {how}", err=True)
-
-
 def _in_words(result: Result, ships: dict[str, Any], training: Training, out: Path) -> str:
-    sizes = ships["sizes"]
-    kept = ", ".join(f"{name} {small:,} of {full:,}" for name, (small, full) in sizes.items())
-    before, after = f"{result.share_before:.2%}", f"{result.share_after:.2%}"
+    asked = "none" if result.target is None else f"{result.target:.2%} of the "
+    if result.target is not None and isinstance(training.target, str):
+        asked = f"{training.target}, {asked}full cost"
+    elif result.target is not None:
+        asked += "MACs" if training.cost == "macs" else training.cost
     lines = {
-        "target": "none" if result.target is None else _asked(result.target, training),
-        "reached": f"{before} before the selection, {after} after it",
-        "kept": kept,
+        "target": asked,
+        "reached": f"{result.share_before:.2%} before the selection, {result.share_after:.2%} after it",
+        "kept": ", ".join(f"{name} {small:,} of {full:,}" for name, (small, full) in ships["sizes"].items()),
     }
     for name, where in (("validation", ships["judged_on"]), ("test", "the test part, which nothing was chosen by")):
         loss, error = ships[f"{name}_loss"], ships[f"{name}_error"]
@@ -117,12 +115,6 @@ def _in_words(result: Result, ships: dict[str, Any], training: Training, out: Pa
     again = f" --model {shlex.quote(training.model)}" if ":" in training.model else ""  # code is named again
     lines["run"] = f"{out}; to ship it: espalier compact {shlex.quote(str(out))}{again} --to DIR --onnx"
     return "\n".join(f"{name:<11} {text}" for name, text in lines.items())
-
-
-def _asked(share: float, training: Training) -> str:
-    if isinstance(training.target, str):
-        return f"{training.target}, {share:.2%} of the full cost"
-    return f"{share:.2%} of the {'MACs' if training.cost == 'macs' else training.cost}"
 
 
 def compact(
@@ -158,10 +150,8 @@ def _say(shipped: Shipped, to: Path) -> None:
             sizes = ", ".join(map(str, checks[name]["batches"]))
             typer.echo(f"checked: {what} differs by {checks[name]['difference']:.1g} at most, batches of {sizes}")
     for batch, times in speed.items():
-        faster = times["full"] / times["small"]
-        typer.echo(
-            f"{batch} at once: {times['small']:.3f} ms, uncut {times['full']:.3f} ms: {faster:.2f} times as fast"
-        )
+        small, full = times["small"], times["full"]
+        typer.echo(f"{batch} at once: {small:.3f} ms, uncut {full:.3f} ms: {full / small:.2f} times as fast")
 
 
 def report(

@@ -35,9 +35,8 @@ FIRST = "# espalier "  # a saved file begins with the command it is of, and only
 OURS = ("config", "save_config")
 OLD = "old_names"  # the attribute of a command that holds the names its flags had, and what they are now
 
-KINDS: dict[
-    Any, tuple[Any, Callable[[Any], Any], str]
-] = {  # of settings: what a TOML value may be, as its flag, in words
+Kind = tuple[Any, Callable[[Any], Any], str]  # what a TOML value may be, as its flag, in words
+KINDS: dict[Any, Kind] = {  # of settings, by their type
     bool: (bool, bool, "true or false"),
     int: (int, int, "a whole number"),
     float: ((int, float), float, "a number"),
@@ -146,9 +145,8 @@ def _warn(old: str, now: str) -> None:
 def _positional(parameter: inspect.Parameter) -> bool:
     """Whether typer makes an argument of it, not an option."""
     infos = [*getattr(parameter.annotation, "__metadata__", ()), parameter.default]
-    return any(isinstance(one, ArgumentInfo) for one in infos) or (
-        len(infos) == 1 and parameter.default is parameter.empty
-    )
+    plain = len(infos) == 1 and parameter.default is parameter.empty
+    return plain or any(isinstance(one, ArgumentInfo) for one in infos)
 
 
 def _read(ctx: typer.Context, value: Path | None) -> Path | None:
@@ -237,11 +235,8 @@ def _write(path: Path, ctx: typer.Context, settings: Mapping[str, Any]) -> None:
         there = ""
     if not there.startswith(FIRST):
         raise BadInput(f"{path} is not a file that --save-config wrote, and would be overwritten; name another")
-    option = (
-        ""
-        if ctx.command.params[0].name == "config" and not ctx.command.params[0].opts[0].startswith("-")
-        else "--config "
-    )
+    first = ctx.command.params[0]
+    option = "" if first.name == "config" and not first.opts[0].startswith("-") else "--config "
     lines = [f"{FIRST}{ctx.command_path.partition(' ')[2]}: {ctx.command_path} {option}{path.name} repeats this call"]
     for parameter in _parameters(ctx):
         value = settings.get(parameter.name)

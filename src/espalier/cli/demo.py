@@ -11,7 +11,7 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -108,7 +108,7 @@ def demo(
     try:
         with one_thread():
             rows = _sizes(console, out, epochs, range(seeds), quiet)
-            shipped = [_single(console, single, out, quiet) for single in _singles(epochs)]
+            shipped = [_single(console, i, single, out, quiet) for i, single in enumerate(_singles(epochs), 2)]
     except KeyboardInterrupt:
         typer.echo("espalier: stopped; the same command goes on from the last checkpoint", err=True)
         raise typer.Exit(130) from None
@@ -127,7 +127,7 @@ def demo(
         f"{led[0].seconds:.0f} s, {len(alone)} from scratch {alone[0].seconds:.0f} s."
     )
     page = _page(out)
-    write(out / STORY, (json.dumps({"settings": settings, "finished": True}) + "\n").encode())
+    _note(out, settings, finished=True)
     shutil.rmtree(out / STATE, ignore_errors=True)
     console.print(
         f"{count} networks; this took {time.perf_counter() - began:.0f} s. Runs and small networks are in {out}."
@@ -137,19 +137,11 @@ def demo(
 
 
 def _singles(epochs: int) -> list[Single]:
+    perceptron = Training("mlp", "digits", ("hidden=[256, 256]",), target=0.25, epochs=epochs, device="cpu")
+    images = Training("cnn", "digits", ("widths=[32, 64, 64]",), target=0.3, cost="macs", device="cpu")
     return [
-        Single(
-            "quarter",
-            "MLP 64-256-256-10",
-            Training("mlp", "digits", ("hidden=[256, 256]",), target=0.25, epochs=epochs, device="cpu"),
-        ),
-        Single(
-            "images",
-            "CNN 32-64-64, BatchNorm",
-            Training(
-                "cnn", "digits", ("widths=[32, 64, 64]",), target=0.3, cost="macs", epochs=-(-epochs // 3), device="cpu"
-            ),
-        ),
+        Single("quarter", "MLP 64-256-256-10", perceptron),
+        Single("images", "CNN 32-64-64, BatchNorm", replace(images, epochs=-(-epochs // 3))),
     ]
 
 
@@ -168,7 +160,11 @@ def _prepare(out: Path, settings: dict[str, Any]) -> None:
                 shutil.rmtree(out / name, ignore_errors=True)
     elif any((out / name).exists() for name in FOLDERS):
         raise BadInput(f"{out} holds folders that `espalier demo` did not write; name another by --out")
-    write(path, (json.dumps({"settings": settings, "finished": False}) + "\n").encode())
+    _note(out, settings, finished=False)
+
+
+def _note(out: Path, settings: dict[str, Any], finished: bool) -> None:
+    write(out / STORY, (json.dumps({"settings": settings, "finished": finished}) + "\n").encode())
 
 
 def _sizes(console: Console, out: Path, epochs: int, seeds: range, quiet: bool) -> list[Size]:
@@ -211,15 +207,14 @@ def _sizes(console: Console, out: Path, epochs: int, seeds: range, quiet: bool) 
 def _write(out: Path, cell: tuple[float, str], results: Sequence[Result], full: Units, epochs: int, many: int) -> None:
     """A run file for each network, below ``runs/digits``. cell: its target and method. many: runs in its batch."""
     target, method = cell
+    name = "size" if method == "scratch" else "target"
     settings = {"dataset": "digits", **full.describe(), "epochs": epochs, "cost": "weights"}
     led = {"batch_size": BATCH, "masks": MASKS, "signal": PRESETS["default"].signal}
     for result in results:
         assert result.run is not None
-        units = kept(result)
-        (share,) = full.counts(full.first(units).unsqueeze(0))
-        spec = RunSpec(method, method, result.run.seed, target=target)
-        if method == "scratch":
-            spec = RunSpec(method, method, result.run.seed, size=round(share["weight_share"], 6))
+        (share,) = full.counts(full.first(kept(result)).unsqueeze(0))
+        asked: dict[str, Any] = {name: round(share["weight_share"], 6) if name == "size" else target}
+        spec = RunSpec(method, method, result.run.seed, **asked)
         record = {
             "command": command_line(),
             "evaluated_on": "test set",
@@ -236,11 +231,12 @@ def _write(out: Path, cell: tuple[float, str], results: Sequence[Result], full: 
             "hardware": hardware(torch.device("cpu")),
             "versions": versions(),
         }
-        name = "size" if method == "scratch" else "target"
         run_files.save(out / "runs" / "digits" / method / f"{name}_{target:g}-seed_{spec.seed}.json", record)
 
 
-def _single(console: Console, single: Single, out: Path, quiet: bool) -> tuple[Single, dict[str, Any], Shipped]:
+def _single(
+    console: Console, number: int, single: Single, out: Path, quiet: bool
+) -> tuple[Single, dict[str, Any], Shipped]:
     """Train one network to one size and ship it, as the two commands do."""
     asked = single.training
     assert asked.target is not None
@@ -249,7 +245,6 @@ def _single(console: Console, single: Single, out: Path, quiet: bool) -> tuple[S
         f"espalier train --model {asked.model} --model-arg '{asked.model_arg[0]}' --target {asked.target:g} "
         f"--cost {asked.cost} --epochs {asked.epochs} --device cpu --out {place}"
     )
-    number = 2 + [one.run for one in _singles(asked.epochs)].index(single.run)
     console.print(f"{number}. {asked.target:.0%} of the {_told(asked.cost)} asked for, {single.what}:", highlight=False)
     console.print(f"   {command}", highlight=False, soft_wrap=True)
     result, ships = training.run(asked, place, command, time_limit=None, quiet=quiet)

@@ -10,11 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from espalier import schema
+from espalier import records, schema
 from espalier.cli.command import DataDir, command_line
 from espalier.data import names
 from espalier.files import below
-from espalier.report import packed
 from espalier.space import BadInput
 from espalier.study.settings import ConnectionSettings, GridSettings, PaperSettings, Settings
 from espalier.study.sources import as_dataset
@@ -78,6 +77,12 @@ class PaperRunning(StudyRunning):
         False,
         "Keep the last checkpoints of finished batches, and of connection selection each run's weights.",
         after="commit",
+    )
+    part_size: float | None = setting(
+        None,
+        "MiB of the largest file of a checkpoint, which is then in parts; default: one file.",
+        least=0,
+        after="keep_state",
     )
     reproduction: Path | None = setting(None, "A page whose generated part is to be replaced as well.", after="report")
 
@@ -189,6 +194,7 @@ def connection_selection(
 def _paper_study(settings: PaperSettings, out: Path, data_dir: Path | None, running: PaperRunning) -> None:
     stop, compute = Stop(running.time_limit), running.compute(settings.precision)
     kept: dict[str, Any] = {"keep_state": running.keep_state, "runs_at_once": running.runs_at_once}
+    kept["part_size"] = None if running.part_size is None else round(running.part_size * 2**20)
     study = PaperStudy(settings, out, data_dir=data_dir, compute=compute, **kept, **running.origin())
 
     def report() -> Written:
@@ -364,8 +370,8 @@ def _run(
     Exit code 130 where somebody pressed Ctrl-C; a time limit is no error. ending: of the names of the run files.
     """
     shown = progress.choose(running.quiet)
-    if (out / packed.NAME).is_file():  # runs that were packed are gone on with as files
-        packed.unpack(out)
+    if (out / records.PACKED).is_file():  # runs that were packed are gone on with as files
+        records.unpack(out)
     with stop.on_interrupt():
         complete = all(one.run(stop, shown, *elsewhere) for one in studies)
     files = {kind: list(out.glob(f"runs/*/*/*.{kind}")) for kind in ("json", "jsonl")}

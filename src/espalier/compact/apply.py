@@ -15,7 +15,6 @@ from espalier.compact.plan import Plan, from_runs
 from espalier.space import BadInput
 
 PLAN_OF = "espalier_plan"  # the attribute of a compact model that holds its plan as a dict
-INDEXED, SHAPED = ("index", "dim"), ("width", "dim", "reach")  # what a change of a layer needs
 TORCHS = (nn.TransformerEncoder, nn.TransformerDecoder)
 
 
@@ -66,7 +65,11 @@ def apply_plan(
         setattr(module, attribute, (value,) if isinstance(held, tuple) else value)  # a norm's shape
     chosen = [path for path, change in plan.layers.items() if change["kind"] == "option"]
     for path in [*(path for path in plan.layers if path not in chosen), *sorted(chosen, key=len, reverse=True)]:
-        layer = _layer(_module(small, path), plan.layers[path])  # options last: what is in them has changed by then
+        try:
+            layer = _layer(_module(small, path), plan.layers[path])  # options last: what is in them has changed by then
+        except KeyError as lacking:
+            kind = plan.layers[path]["kind"]
+            raise BadInput(f"the plan's change of kind {kind!r} has no {lacking.args[0]}") from None
         if path == "":
             small = layer
             continue
@@ -136,10 +139,6 @@ def _copied(tensor: Tensor, data: Tensor) -> Tensor:
 def _layer(module: nn.Module, change: Mapping[str, Any]) -> nn.Module:
     kind = change["kind"]
     layer: nn.Module
-    needs = {"select": INDEXED, "fill": INDEXED, "zeros": (*SHAPED, "lookup"), "bias": SHAPED, "option": ("option",)}
-    needs["attention"] = ("heads",)
-    if lacking := [part for part in needs.get(kind, ()) if part not in change]:
-        raise BadInput(f"the plan's change of kind {kind!r} has no {lacking[0]}")
     if kind == "identity":
         layer = nn.Identity()
     elif kind == "select":

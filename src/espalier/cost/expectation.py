@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Terms = Sequence[tuple[float, "tuple[Form, ...]"]]
 Key = tuple[int, bytes, float]
 Array = np.ndarray
+COEFFICIENTS: dict[int, tuple[float, ...]] = {}  # see slope_coefficients
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,14 +175,21 @@ def _cumulant(n: int, theta: Tensor) -> Tensor:
 
 def _cumulant_slope(n: int, theta: Tensor) -> Tensor:
     """The derivative of the n-th cumulant."""
-    kappa = np.polynomial.Polynomial([0.0, 1.0])
-    for _ in range(n - 1):
-        kappa = np.polynomial.Polynomial([0.0, 1.0, -1.0]) * kappa.deriv()
-    *lower, highest = (float(c) for c in kappa.deriv().coef)
+    *lower, highest = slope_coefficients(n)
     slope = torch.full_like(theta, highest)
     for coefficient in reversed(lower):
         slope = slope * theta + coefficient
     return slope
+
+
+def slope_coefficients(n: int) -> tuple[float, ...]:
+    """Of the polynomial in theta that is the derivative of the n-th cumulant, the lowest first; kept."""
+    if n not in COEFFICIENTS:
+        kappa = np.polynomial.Polynomial([0.0, 1.0])
+        for _ in range(n - 1):
+            kappa = np.polynomial.Polynomial([0.0, 1.0, -1.0]) * kappa.deriv()
+        COEFFICIENTS[n] = tuple(float(c) for c in kappa.deriv().coef)
+    return COEFFICIENTS[n]
 
 
 def _segments(d: int, terms: Terms, space: Space | None) -> tuple[Array, Array]:

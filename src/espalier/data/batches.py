@@ -41,14 +41,14 @@ class Stream:
     """
 
     def __init__(self, seeds: int | Sequence[int], n: int, device: torch.device | str = "cpu") -> None:
-        _check_data(n)
-        several = isinstance(seeds, Sequence)
-        for seed in seeds if isinstance(seeds, Sequence) else (seeds,):
-            check_integer("the seed of a run", seed, 0)
-            if seed >= 2**63:
-                raise BadInput(f"the seed of a run is below 2^63, not {seed}")
-        if several and not seeds:
+        if check_integer("the number of examples", n, 0) == 0:
+            raise BadInput("the data are empty: there is nothing to read")
+        every = seeds if isinstance(seeds, Sequence) else (seeds,)
+        if not every:
             raise BadInput("no seeds, so no runs; give one seed for each run")
+        for seed in every:
+            if check_integer("the seed of a run", seed, 0) >= 2**63:
+                raise BadInput(f"the seed of a run is below 2^63, not {seed}")
         self.n = n
         self.seeds = torch.tensor(seeds, dtype=torch.int64, device=device)
         self.position = 0  # examples each run has read
@@ -67,7 +67,9 @@ class Stream:
         while start < stop:
             epoch, within = divmod(start, self.n)
             count = min(self.n - within, stop - start)
-            parts.append(self._order(epoch)[..., within : within + count])
+            if self._epoch_order is None or self._epoch_order[0] != epoch:
+                self._epoch_order = (epoch, epoch_orders(self.seeds, epoch, self.n))
+            parts.append(self._epoch_order[1][..., within : within + count])
             start += count
         self.position = stop
         return self._by_update(torch.cat(parts, -1), updates)
@@ -103,11 +105,6 @@ class Stream:
                 raise BadInput(f"a state of another stream: {name} {state[name]}, here {mine[name]}")
         check_integer("the position of a stream", state["position"], 0)
         self.position = state["position"]
-
-    def _order(self, epoch: int) -> Tensor:
-        if self._epoch_order is None or self._epoch_order[0] != epoch:
-            self._epoch_order = (epoch, epoch_orders(self.seeds, epoch, self.n))
-        return self._epoch_order[1]
 
     def _by_update(self, values: Tensor, updates: int) -> Tensor:
         """values ``(*B, updates * batch)`` as ``(updates, *B, batch)``."""
@@ -149,12 +146,6 @@ def _signed(word: int) -> int:
     """A word of 64 bits as the signed integer with the same bits."""
     word &= (1 << 64) - 1
     return word - (1 << 64) if word >> 63 else word
-
-
-def _check_data(n: int) -> None:
-    check_integer("the number of examples", n, 0)
-    if n == 0:
-        raise BadInput("the data are empty: there is nothing to read")
 
 
 def check_integer(what: str, value: object, least: int) -> int:

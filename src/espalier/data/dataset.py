@@ -63,9 +63,8 @@ class Dataset:
             try:
                 value.expand(self.shape)
             except RuntimeError:
-                raise BadInput(
-                    f"{name} of shape {tuple(value.shape)} does not spread over inputs {self.shape}"
-                ) from None
+                wrong = f"{name} of shape {tuple(value.shape)} does not spread over inputs {self.shape}"
+                raise BadInput(wrong) from None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -115,9 +114,8 @@ class Dataset:
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same data on a device."""
-        moved: dict[str, Any] = {
-            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
-        }
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in tensors.items()}
         return replace(self, **moved)
 
     def standardised(self) -> Dataset:
@@ -135,17 +133,11 @@ class Dataset:
 
     def take(self, train: Sequence[int] | np.ndarray | Tensor, test: Sequence[int] | np.ndarray | Tensor) -> Dataset:
         """A dataset made of this one's training part: both parts are given as indices into it, ``(n,)`` each."""
-        device = self.train_labels.device
-        here = torch.as_tensor(np.asarray(train), dtype=torch.int64).to(device)
-        there = torch.as_tensor(np.asarray(test), dtype=torch.int64).to(device)
-        return replace(
-            self,
-            train_inputs=self.train_inputs[here],
-            train_labels=self.train_labels[here],
-            test_inputs=self.train_inputs[there],
-            test_labels=self.train_labels[there],
-            standard=False,
-        )
+        parts: dict[str, Any] = {"standard": False}
+        for name, indices in (("train", train), ("test", test)):
+            index = torch.as_tensor(np.asarray(indices), dtype=torch.int64).to(self.train_labels.device)
+            parts |= {f"{name}_inputs": self.train_inputs[index], f"{name}_labels": self.train_labels[index]}
+        return replace(self, **parts)
 
     def hold_out(self, count: int = 10_000, seed: int = 0) -> Dataset:
         """The training part alone, cut in two: ``count`` of its examples, by class, become the test part.
@@ -197,11 +189,8 @@ def from_arrays(
     named = tuple(classes) if classes is not None else tuple(str(k) for k in range(most + 1))
     if most >= len(named):
         raise BadInput(f"there is a label {most}, but {len(named)} classes; labels are 0 to {len(named) - 1}")
-    (train_inputs, train_labels), (test_inputs, test_labels) = parts
-    mean = torch.zeros((1,) * (train_inputs.ndim - 1), dtype=torch.float64)
-    return Dataset(
-        name, train_inputs, train_labels, test_inputs, test_labels, named, float(scale), mean, torch.ones_like(mean)
-    )
+    mean = torch.zeros((1,) * (parts[0][0].ndim - 1), dtype=torch.float64)
+    return Dataset(name, *parts[0], *parts[1], named, float(scale), mean, torch.ones_like(mean))
 
 
 def _part(part: str, inputs: Array, labels: Array) -> tuple[Tensor, Tensor]:

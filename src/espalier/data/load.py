@@ -1,16 +1,22 @@
-"""A dataset by name: found or downloaded, checked and loaded; and what is here, for `espalier data`.
+"""A dataset by name: embedded, found or downloaded, checked and loaded; and what is here, for `espalier data`.
 
-A download takes each file from the first address that has it, and checks it before it gets its name.
+The embedded set are scikit-learn's digits, the test part of E. Alpaydin and C. Kaynak's "Optical Recognition of
+Handwritten Digits" (UCI, CC BY 4.0). ``digits.npz`` holds `load_digits().images` and `.target` as unsigned bytes,
+compressed. A download takes each file from the first address that has it, and checks it before it gets its name.
 """
 
 from __future__ import annotations
 
+import io
 import logging
-import os
 import sys
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -18,29 +24,28 @@ from urllib.parse import urlsplit
 import numpy as np
 import torch
 
-from espalier.data.catalogue import DIGITS, Download, Known, known, names
-from espalier.data.dataset import Dataset
-from espalier.data.digits import digits
+from espalier.data import known_files
+from espalier.data.dataset import Dataset, from_arrays, held_out
 from espalier.data.known_files import (
+    DIGITS,
     VARIABLE,
-    Bytes,
+    Download,
+    Folder,
+    Known,
     Place,
     candidates,
     data_folders,
     find,
-    images_and_labels,
-    published,
-    read,
-    records,
-    remedy,
+    known,
+    names,
 )
 from espalier.space import BadInput, Corrupt
 
 State = Literal["embedded", "here", "incomplete", "missing", "verified", "other", "corrupt"]
-Folder = str | os.PathLike[str]
-Part = tuple[Bytes, Bytes]
 Progress = Callable[[str, int, int], None]  # file, bytes so far, bytes in all (0: not known)
 TIMEOUT = (10.0, 60.0)  # seconds to connect, and between two pieces
+COUNT, LEVELS = 1797, 16  # of the digits: images; the darkest pixel
+TEST, SPLIT_SEED = 450, 0  # a quarter of them is held out, by class, always the same quarter
 
 
 def show(file: str, done: int, total: int) -> None:
@@ -83,23 +88,20 @@ def load(
     source = known(name)
     if source is None:
         return digits()
-    place = find(source, data_dir)
-    if place is None or place.lacks(source):
+    if find(source, data_dir).lacks:
         if not download:
             raise BadInput(missing(source, data_dir, f"`espalier data get {name}` downloads it"))
         fetch(source, data_dir, progress)
-        place = find(source, data_dir)
-        if place is None or place.lacks(source):
-            raise BadInput(missing(source, data_dir, "the download went, and is not there"))
-    return _decode(source, place)
+    place = find(source, data_dir)
+    if place.lacks:
+        raise BadInput(missing(source, data_dir, "the download went, and is not there"))
+    return _decoded(place)
 
 
 def get(name: str, data_dir: Folder | None = None, *, progress: Progress = show) -> Status:
     """Fetch a set: verify it, and download it where it is missing or incomplete."""
-    status = verify(name, data_dir)
-    if status.state in ("missing", "incomplete"):
-        source = known(name)
-        assert source is not None
+    status, source = verify(name, data_dir), known(name)
+    if source is not None and not status.usable and status.state != "corrupt":
         fetch(source, data_dir, progress)
         status = verify(name, data_dir)
     if status.state == "corrupt":
@@ -114,23 +116,19 @@ def available(data_dir: Folder | None = None) -> tuple[Status, ...]:
 
 def verify(name: str, data_dir: Folder | None = None) -> Status:
     """The state of a set, with every byte checked. A bad file is a state, not an error."""
-    status = _status(name, data_dir)
-    source = known(name)
+    status, source = _status(name, data_dir), known(name)
     if source is None:
         digits()
+    if source is None or status.state != "here":
         return status
-    if status.state != "here":
-        return status
-    place = find(source, data_dir)
-    assert place is not None
     try:
-        data = _decode(source, place)
+        data = _decoded(find(source, data_dir))
     except Corrupt as error:
-        return Status(name, source.title, "corrupt", place.folder, str(error))
-    count = f"{len(data.train_labels)} + {len(data.test_labels)} examples in {place.folder}"
+        return replace(status, state="corrupt", detail=str(error))
+    count = f"{len(data.train_labels)} + {len(data.test_labels)} examples in {status.folder}"
     if data.standard:
-        return Status(name, source.title, "verified", place.folder, f"{count}, as published")
-    return Status(name, source.title, "other", place.folder, f"{count}: sound files, but not the published data")
+        return replace(status, state="verified", detail=f"{count}, as published")
+    return replace(status, state="other", detail=f"{count}: sound files, but not the published data")
 
 
 def _status(name: str, data_dir: Folder | None) -> Status:
@@ -139,98 +137,80 @@ def _status(name: str, data_dir: Folder | None) -> Status:
         title = "digits: 1,347 + 450 handwritten digits, 8 x 8 grey (scikit-learn's; UCI, CC BY 4.0)"
         return Status(name, title, "embedded", None, "in the package")
     place = find(source, data_dir)
-    if place is None:
+    if not place.files:
         return Status(name, source.title, "missing", None, f"`espalier data get {name}` downloads it")
-    if lacks := place.lacks(source):
-        return Status(name, source.title, "incomplete", place.folder, f"{place.folder} lacks {', '.join(lacks)}")
+    if place.lacks:
+        detail = f"{place.folder} lacks {', '.join(place.lacks)}"
+        return Status(name, source.title, "incomplete", place.folder, detail)
     return Status(name, source.title, "here", place.folder, f"in {place.archive or place.folder}")
 
 
-def _decode(source: Known, place: Place) -> Dataset:
+def _decoded(place: Place) -> Dataset:
     """The dataset in a place that holds the whole set; whatever is wrong with a file is said with its path."""
-    data = read(source, place)
-    standard = published(source, place, data)
+    source, (train, test, standard) = place.known, known_files.read(place)
+    data = from_arrays(_part(train), _part(test), name=source.name, classes=source.classes, scale=source.scale)
+    mean, std = (torch.tensor(one, dtype=torch.float64).reshape(-1, 1, 1) for one in (source.mean, source.std))
+    return replace(data, mean=mean, std=std, standard=standard)
+
+
+def _part(stored: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels, these as int64."""
+    return stored[0], stored[1].astype(np.int64)
+
+
+# ---- the embedded set ------------------------------------------------------------------------------------------------
+
+
+@cache
+def _arrays() -> tuple[np.ndarray, np.ndarray]:
+    """Images ``(1797, 1, 8, 8)`` and labels ``(1797,)``, uint8."""
+    source = files("espalier.data") / "digits.npz"
     try:
-        train, test = _records(source, place, data) if source.archive else _idx(source, place, data)
-    except Corrupt as error:
-        raise Corrupt(f"{error}. {remedy(source)}") from None
-    channels = (-1, *[1] * (len(source.shape) - 1))
-    return Dataset(
-        source.name,
-        torch.tensor(train[0]),
-        torch.tensor(train[1], dtype=torch.int64),
-        torch.tensor(test[0]),
-        torch.tensor(test[1], dtype=torch.int64),
-        source.classes,
-        source.scale,
-        torch.tensor(source.mean, dtype=torch.float64).reshape(channels),
-        torch.tensor(source.std, dtype=torch.float64).reshape(channels),
-        standard,
-    )
+        with np.load(io.BytesIO(source.read_bytes()), allow_pickle=False) as stored:
+            images, labels = stored["images"], stored["labels"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise Corrupt(f"{source} cannot be read ({error}); install espalier again") from error
+    if images.shape != (COUNT, 8, 8) or labels.shape != (COUNT,) or images.max() != LEVELS or labels.max() != 9:
+        raise Corrupt(f"{source} does not hold the {COUNT} digits; install espalier again")
+    return images[:, None], labels
 
 
-def _idx(source: Known, place: Place, data: dict[str, bytes]) -> tuple[Part, Part]:
-    def pair(images: str, labels: str) -> Part:
-        return images_and_labels(
-            (str(place.files[images]), data[images]),
-            (str(place.files[labels]), data[labels]),
-            source.shape,
-            len(source.classes),
-        )
-
-    first, second, third, fourth = (file.name for file in source.files)
-    return pair(first, second), pair(third, fourth)
+def digits() -> Dataset:
+    """1,347 training and 450 test images ``(1, 8, 8)``, pixels from 0 to 16, read as 0 to 1."""
+    images, labels = _part(_arrays())
+    train, test = held_out(labels, TEST, SPLIT_SEED)
+    parts = [(images[some], labels[some]) for some in (train, test)]
+    return replace(from_arrays(*parts, name=DIGITS, classes=tuple("0123456789"), scale=1 / LEVELS), standard=True)
 
 
-def _records(source: Known, place: Place, data: dict[str, bytes]) -> tuple[Part, Part]:
-    sizes = {file.name: len(data[file.name]) for file in source.files}
-    *batches, test = sizes
-    # A batch has no header that says how long it is: the others tell when it was cut between two images.
-    longest = max(sizes[name] for name in batches)
-    for file in source.files:
-        full = longest if file.name in batches else file.size if longest == file.size else sizes[test]
-        if sizes[file.name] != full:
-            raise Corrupt(
-                f"{_where(place, file.name)}: {sizes[file.name]} bytes where its like have {full}: "
-                "the file is cut short, or the files are of two different sets"
-            )
-    parts = {name: records(data[name], _where(place, name), len(source.classes)) for name in sizes}
-    images = np.concatenate([parts[name][0] for name in batches])
-    labels = np.concatenate([parts[name][1] for name in batches])
-    return (images, labels), parts[test]
-
-
-def _where(place: Place, name: str) -> str:
-    return f"{place.archive} ({name})" if place.archive else str(place.files[name])
+def all_digits() -> tuple[torch.Tensor, torch.Tensor]:
+    """All 1,797 images ``(1797, 1, 8, 8)`` uint8 in their stored order, and labels ``(1797,)`` int64: for folds."""
+    images, labels = _part(_arrays())
+    return torch.tensor(images), torch.tensor(labels)
 
 
 # ---- downloading -----------------------------------------------------------------------------------------------------
 
 
-def fetch(known: Known, data_dir: str | os.PathLike[str] | None = None, progress: Progress = show) -> Path:
+def fetch(known: Known, data_dir: Folder | None = None, progress: Progress = show) -> Path:
     """Download what is missing of a set below the first data folder. Returns the folder it lies in."""
     folder = data_folders(data_dir)[0] / known.folders[0]
     try:
         import pooch
     except ImportError:
-        raise BadInput(
-            missing(
-                known, data_dir, "it is not downloaded because pooch is not installed: pip install 'espalier[data]'"
-            )
-        ) from None
+        why = "it is not downloaded because pooch is not installed: pip install 'espalier[data]'"
+        raise BadInput(missing(known, data_dir, why)) from None
     with _quiet(pooch.get_logger()):
         for file in known.downloads:
             _download(pooch, known, file, folder, data_dir, progress)
     return folder
 
 
-def missing(known: Known, data_dir: str | os.PathLike[str] | None, why: str) -> str:
+def missing(known: Known, data_dir: Folder | None, why: str) -> str:
     """The message for a set that is not here: what is missing, where it was looked for, and how to get it."""
     place = find(known, data_dir)
-    if place is None:
-        lacks = "none of its files is here: " + ", ".join(file.name for file in known.files)
-    else:
-        lacks = f"{place.folder} lacks {', '.join(place.lacks(known))}"
+    lacks = f"{place.folder} lacks" if place.files else "none of its files is here:"
+    lacks += f" {', '.join(place.lacks)}"
     looked = " and ".join(str(folder) for folder in data_folders(data_dir))
     # The addresses of a set's files differ in the last part alone: one folder says it all.
     base, _, only = known.downloads[0].urls[0].rpartition("/")
@@ -242,21 +222,17 @@ def missing(known: Known, data_dir: str | os.PathLike[str] | None, why: str) -> 
     )
 
 
-def _pickled(known: Known, data_dir: str | os.PathLike[str] | None) -> str:
+def _pickled(known: Known, data_dir: Folder | None) -> str:
     """Many people have CIFAR-10 in the form that is loaded by pickle; say why it does not count."""
-    if known.archive is None:
-        return ""
-    for folder in candidates(known, data_dir):
-        for name in ("cifar-10-batches-py", "cifar-10-python.tar.gz"):
-            if (folder / name).exists():
-                return (
-                    f". {folder / name} is the Python version, which needs pickle and is not read: get the binary one"
-                )
+    others = ("cifar-10-batches-py", "cifar-10-python.tar.gz") if known.archive else ()
+    for path in (folder / name for folder in candidates(known, data_dir) for name in others):
+        if path.exists():
+            return f". {path} is the Python version, which needs pickle and is not read: get the binary one"
     return ""
 
 
 def _download(
-    pooch: Any, known: Known, file: Download, folder: Path, data_dir: str | os.PathLike[str] | None, progress: Progress
+    pooch: Any, known: Known, file: Download, folder: Path, data_dir: Folder | None, progress: Progress
 ) -> None:
     import requests  # pooch needs it, so it is there
 
@@ -277,7 +253,9 @@ def _download(
             pooch.retrieve(url, known_hash=file.checksum, fname=file.name, path=folder, downloader=downloader)
             return
         except requests.RequestException as error:
-            failures.append(_reason(url, error))
+            answer = getattr(error, "response", None)
+            lost = f"no connection to {urlsplit(url).netloc} ({type(error).__name__})"
+            failures.append(lost if answer is None else f"{url} answers {answer.status_code}")
         except ValueError:
             altered = True
             failures.append(f"{url} gives a file with another checksum than {file.checksum}")
@@ -290,13 +268,6 @@ def _download(
     if altered:
         raise Corrupt(f"{why}. Nothing was kept; try again later, or through another network")
     raise BadInput(missing(known, data_dir, why))
-
-
-def _reason(url: str, error: Exception) -> str:
-    response = getattr(error, "response", None)
-    if response is not None:
-        return f"{url} answers {response.status_code}"
-    return f"no connection to {urlsplit(url).netloc} ({type(error).__name__})"
 
 
 class _Bar:

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from espalier.gates.blocks import Blocks, RoundTo, rounded
-from espalier.gates.canonical import connected
 from espalier.gates.find import KINDS, choice_groups, find_groups, structure_of
 from espalier.gates.gate import Gate, Mixed
 from espalier.gates.gated import Gated
@@ -19,7 +18,7 @@ from espalier.gates.masking import strip
 from espalier.gates.norms import norm_of
 from espalier.gates.one_pass import STATE
 from espalier.gates.placed import attach_placed
-from espalier.gates.structure import GateGroup, Learned, Structure, finish
+from espalier.gates.structure import GateGroup, Learned, Structure, connected, finish
 from espalier.gates.trace import Example, Trace, trace
 from espalier.gates.verify import Trial, approved, isolated_random
 from espalier.space import BadInput, BadType, NoGates

@@ -1,4 +1,4 @@
-"""Making the plan: from a structure and a canonical mask to what stays."""
+"""Making the plan: from a structure and a canonical mask to what stays, and what stands in for what does not."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import numpy as np
 from torch import nn
 
 from espalier.compact.plan import Plan, Runs, to_runs
-from espalier.gates.canonical import all_closed
+from espalier.gates.norms import norm_of
 from espalier.gates.order import Order
-from espalier.gates.standins import branch_layer, emptied_layers, phantom_layers
-from espalier.gates.structure import Adapted, Layer, Structure, is_inside, join
+from espalier.gates.structure import Adapted, GateGroup, Layer, Structure, all_closed, is_inside, join
 from espalier.gates.trace import Array
+
+ZERO_WIDE_FAILS = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
+POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 
 
 class Keeping:
@@ -83,10 +85,9 @@ def build_plan(structure: Structure, mask: Array, adapted: Sequence[Adapted] = (
             for path, name in info.places:
                 shapes.setdefault(path, {})[name] = tuple(shape)
     layers: dict[str, Mapping[str, Any]] = {}
-    _placed(structure, keep, order, layers)
-    _selected(structure, keep, order, layers)
+    _boundaries(structure, keep, order, layers)
     _attention(structure, keep, shapes, layers)
-    emptied_layers(structure, keep, layers)
+    _emptied_layers(structure, keep, layers)
     for group in structure.groups:
         if group.name in learned.phantoms and not keep.opened[structure.where(group)].any():
             layers.update(phantom_layers(structure, group, shapes) or {})
@@ -141,32 +142,24 @@ def _order(structure: Structure, keep: Keeping) -> Callable[[Array], Array]:
     return Order(structure.segments, trace.atoms.roots, readers)
 
 
-def _placed(
+def _boundaries(
     structure: Structure, keep: Keeping, order: Callable[[Array], Array], layers: dict[str, Mapping[str, Any]]
 ) -> None:
-    """Hand-placed gates vanish; where what follows stays wide, zeros fill in, where what precedes does, it is cut."""
-    for use in structure.trace.gates:
-        row = order(use.before)
+    """What a module leaves out is cut before it. Hand-placed gates vanish; where what follows stays wide, zeros fill
+    in, where what precedes does, it is cut."""
+    for use in (*structure.trace.gates, *structure.trace.copies):
+        row, is_gate = order(use.before), use.module in structure.placed
         before, after = keep(use.before)[row], keep(use.after)[row]
-        opened = keep.opened[structure.placed[use.module]][row]
+        opened = keep.opened[structure.placed[use.module]][row] if is_gate else np.ones_like(after)
         if (after & ~opened).any():  # closed, but the slice's place stays
             index = np.where(before & opened, np.cumsum(before) - 1, int(before.sum()))[after]
-            change: dict[str, Any] = {"kind": "fill", "dim": use.dim, "index": index.tolist()}
+            layers[use.module] = {"kind": "fill", "dim": use.dim, "index": index.tolist()}
         elif (before & ~after).any():
-            change = {"kind": "select", "alone": True, "dim": use.dim, "index": np.flatnonzero(after[before]).tolist()}
-        else:
-            change = {"kind": "identity"}
-        layers[use.module] = change
-
-
-def _selected(
-    structure: Structure, keep: Keeping, order: Callable[[Array], Array], layers: dict[str, Mapping[str, Any]]
-) -> None:
-    for copy in structure.trace.copies:
-        row = order(copy.before)
-        before, after = keep(copy.before)[row], keep(copy.after)[row]
-        if (before & ~after).any():
-            layers[copy.module] = {"kind": "select", "dim": copy.dim, "index": np.flatnonzero(after[before]).tolist()}
+            alone = {"alone": True} if is_gate else {}
+            index = np.flatnonzero(after[before])
+            layers[use.module] = {"kind": "select", **alone, "dim": use.dim, "index": index.tolist()}
+        elif is_gate:
+            layers[use.module] = {"kind": "identity"}
 
 
 def _attention(
@@ -220,3 +213,99 @@ def _norm_attributes(module: nn.Module, channels: int) -> dict[str, int]:
     if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
         return {"normalized_shape": channels}
     return {"num_features": channels} if isinstance(module, nn.modules.instancenorm._InstanceNorm) else {}
+
+
+# ---- stand-ins: plain layers for those that a cut leaves without input or output, or in a closed branch --------------
+
+
+def _emptied_layers(structure: Structure, keep: Keeping, layers: dict[str, Mapping[str, Any]]) -> None:
+    """Layers left without a single channel to write or to read, which torch would refuse to run."""
+    for info in structure.trace.tensors:
+        path, name = info.places[0]
+        module = structure.modules[path]
+        if name != "weight" or not isinstance(module, nn.modules.conv._ConvNd) or module.groups > 1:
+            continue
+        out, read = (keep(info.atoms[dim]) for dim in ((1, 0) if module.transposed else (0, 1)))
+        if out.any() and not read.any():
+            layers[path] = {"kind": "bias", "width": int(out.sum()), "dim": 1, "reach": _reach(module)}
+    for path, layouts in structure.trace.exits.items():
+        module = structure.modules[path]
+        if not isinstance(module, ZERO_WIDE_FAILS + POOLS) or len(layouts[0].shape) < 3:
+            continue
+        blocks = [layout.at(1) for layout in layouts]
+        if all(block is not None and not keep(block.atoms).any() for block in blocks):
+            layers[path] = _zeros(0, 1, _reach(module))
+
+
+def _zeros(width: int, dim: int = -1, reach: Sequence[list[int]] = (), lookup: bool = False) -> dict[str, Any]:
+    """Zeros of this width in place of a layer; see :class:`espalier.compact.layers.Zeros`."""
+    return {"kind": "zeros", "width": width, "dim": dim, "reach": list(reach), "lookup": lookup}
+
+
+def _reach(module: nn.Module) -> list[list[int]]:
+    if isinstance(module, nn.modules.conv._ConvNd):
+        n = len(module.kernel_size)
+        padding = [0] * n if isinstance(module.padding, str) else list(module.padding)
+        if module.padding == "same":  # as wide as before: a kernel of one
+            return [[1, 1, 0, 1]] * n
+        rows = [list(r) for r in zip(module.kernel_size, module.stride, padding, module.dilation)]
+        extra = module.output_padding if module.transposed else ()
+        return [[*row, more] for row, more in zip(rows, extra)] if module.transposed else rows
+    if isinstance(module, POOLS):
+        n = next(k for k in (1, 2, 3) if type(module).__name__.endswith(f"{k}d"))
+
+        def each(value: Any) -> list[int]:
+            return [int(v) for v in value] if isinstance(value, (tuple, list)) else [int(value)] * n
+
+        dilation = each(getattr(module, "dilation", 1))
+        return [list(r) for r in zip(each(module.kernel_size), each(module.stride), each(module.padding), dilation)]
+    return []
+
+
+def branch_layer(
+    module: nn.Module, shapes: Mapping[str, tuple[int, ...]], planned: Mapping[str, Any] | None = None
+) -> Mapping[str, Any] | None:
+    """What stands for a layer of a closed residual branch: zeros without weights. None: there is nothing that could."""
+    if planned is not None and planned["kind"] == "zeros":
+        return planned
+    weight = getattr(module, "weight", None)
+    if isinstance(
+        module, (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU)
+    ) or norm_of(module):
+        return {"kind": "identity"}
+    shape = shapes.get("weight", () if weight is None else tuple(weight.shape))
+    if isinstance(module, nn.modules.conv._ConvNd) and not module.transposed:
+        reach = _reach(module)
+        return _zeros(shape[0], -1 - len(reach), reach)
+    buffers = [name for name in module._buffers if not name.startswith("espalier_")]
+    if len(shape) == 2 and set(module._parameters) <= {"weight", "bias"} and not buffers:
+        out = 0 if isinstance(module, nn.Linear) else 1
+        return _zeros(shape[out], lookup=isinstance(module, nn.Embedding))
+    return None
+
+
+def phantom_layers(
+    structure: Structure, group: GateGroup, shapes: Mapping[str, Mapping[str, tuple[int, ...]]]
+) -> dict[str, Mapping[str, Any]] | None:
+    """An emptied group whose code does not run on width zero: one unit of zeros, without weights, stands in.
+
+    Layers that write the group give zeros of one unit's width, layers that read it give their bias. None where one of
+    them does more than that.
+    """
+    layers: dict[str, Mapping[str, Any]] = {}
+    for axis, inside in structure.along(group):
+        tensor, (path, name) = axis.info.tensor, axis.info.places[0]
+        module = structure.modules[path]
+        if not inside.all() or any(True for _ in module.children()) or len(axis.info.places) > 1:
+            return None
+        if axis.is_read and tensor.ndim == 2 and name == "weight":
+            changed = shapes.get(path, {}).get("weight", tuple(tensor.shape))
+            layers[path] = {"kind": "bias", "width": int(changed[1 - axis.dim]), "dim": -1, "reach": []}
+        elif not axis.is_read and name in ("weight", "bias") and tensor.ndim <= 2:
+            norms = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.PReLU)
+            if layers.get(path, {}).get("kind") == "bias" or isinstance(module, norms):
+                return None
+            layers[path] = _zeros(len(inside) // int(group.widths.sum()), lookup=isinstance(module, nn.Embedding))
+        else:
+            return None
+    return layers

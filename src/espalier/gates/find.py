@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 from torch import nn
 
+from espalier.gates.build_plan import branch_layer
 from espalier.gates.gate import Mixed
-from espalier.gates.standins import branch_layer
 from espalier.gates.structure import GateGroup, Learned, Structure, is_inside, join
 from espalier.gates.trace import Array, Trace
 from espalier.gates.trace.layout import Layout
@@ -27,7 +27,7 @@ def register(name: str, finder: Finder) -> None:
     """Add a kind of gates: afterwards ``attach(.., kinds=(name,))`` knows it.
 
     finder: given what the trace of a model shows and the model's modules by path, returns groups whose ``kind`` is this
-    name. Each unit of a group is an array of the classes of atoms (see ``gates/trace/atoms.py``) that one gate opens
+    name. Each unit of a group is an array of the classes of atoms (see ``gates/trace/layout.py``) that one gate opens
     and closes; groups of another kind, regrouped, are the shortest way to some. Every group is tried out before it is
     offered.
     """
@@ -198,21 +198,15 @@ def named(groups: Sequence[GateGroup]) -> list[GateGroup]:
 
 
 def _input_classes(trace: Trace) -> dict[int, set[int]]:
-    """Classes of input features, each with the classes its copies enter."""
-    atoms = trace.atoms
-    classes_of: dict[int, set[int]] = {}
-    if not trace.inputs:
-        return classes_of
-    own = {int(r) for flat in trace.inputs for r in atoms.roots(flat)}
-    for root in own:
-        classes_of[root] = {root}
-    for copy in trace.copies:
-        for a, b in zip(atoms.roots(copy.before), atoms.roots(copy.after)):
-            for root in own:
-                if int(a) in classes_of[root]:
-                    classes_of[root].add(int(b))
-                    break
-    return {member: classes for root, classes in classes_of.items() for member in classes}
+    """By class: the input feature that it is of, with the classes which its copies enter."""
+    roots = trace.atoms.roots
+    classes = {root: {root} for own in trace.inputs for root in roots(own).tolist()}
+    for copy in trace.copies if classes else ():
+        for a, b in zip(roots(copy.before).tolist(), roots(copy.after).tolist()):
+            if a in classes:
+                classes[a].add(b)
+                classes.setdefault(b, classes[a])
+    return classes
 
 
 def _input_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateGroup]:

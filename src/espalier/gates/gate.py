@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.gates.one_pass import STATE, product
-from espalier.space import BadInput, BadType
+from espalier.space import BadInput, BadType, whole_number
 
 # The mask's buffer of a choice: of one dimension where it is installed, of two where a call brings it.
 MIXED = "espalier_mask_mixed"
@@ -43,9 +43,7 @@ class Gate(nn.Module):
         if not isinstance(dim, int) or isinstance(dim, bool):
             raise BadType(f"Gate dim is an integer, not {dim!r}")
         self.sizes = tuple(sizes)
-        if least is not None and (isinstance(least, bool) or not isinstance(least, int)):
-            raise BadType(f"Gate least is an integer or None, not {least!r}")
-        if least is not None and not 0 <= least <= len(self.sizes):
+        if least is not None and whole_number(least, "Gate least", 0) > len(self.sizes):
             raise BadInput(f"Gate least is a number of its {len(self.sizes)} bits, not {least}")
         self.dim, self.least = dim, least
         self.register_buffer("espalier_mask", torch.ones(sum(self.sizes)), persistent=False)

@@ -17,15 +17,14 @@ from espalier.compact.plan import Plan
 from espalier.cost import Cost
 from espalier.gates.blocks import Blocks
 from espalier.gates.build_plan import build_plan
-from espalier.gates.canonical import canonical
 from espalier.gates.costs import cost_of, held
 from espalier.gates.explain import explain
 from espalier.gates.latency import Latency, latency_of
-from espalier.gates.masking import install, opened_afterwards, set_mask, slopes_of, strip, with_mask
-from espalier.gates.one_pass import Together, Unfit, apart, count
-from espalier.gates.one_pass_trial import Verdict, enlarged, forbidden, tried
-from espalier.gates.structure import Structure, as_array, device_of, join
+from espalier.gates.masking import install, opened_afterwards, set_mask, sizes_of, slopes_of, strip, with_mask
+from espalier.gates.one_pass import Together, Unfit, apart, examples_of
+from espalier.gates.structure import Structure, as_array, canonical, device_of, join
 from espalier.gates.trace import Example
+from espalier.gates.verify import Verdict, enlarged, forbidden, tried
 from espalier.space import BadInput, BadMask, Space
 
 
@@ -103,7 +102,7 @@ class Gated:
     # ---- using a mask ----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def masked(self, mask: Tensor, *, slopes: bool = False) -> Iterator[Callable[[], Tensor]]:
+    def masked(self, mask: Tensor, *, slopes: bool = False) -> Iterator[Callable[..., Tensor]]:
         """While inside, the model runs under this mask ``(d)``; outside it is as before. May be nested.
 
         So does a ``deepcopy`` of it: made inside, the copy runs under this mask too, and without one afterwards.
@@ -111,6 +110,7 @@ class Gated:
         slopes: the context then yields a function that returns, after a backward pass, the slopes ``(d)``: the
         derivative of the loss by each entry of the mask, closed gates included. Go backwards inside:
         ``with gated.masked(mask, slopes=True) as slopes: loss(model(x), y).backward(); gradient = slopes()``.
+        ``slopes(channels=True)`` is for :meth:`slope_sizes`.
 
         Masks ``(samples, d)`` run in one pass: example n of the batch runs under mask ``n % samples``, and BatchNorm
         takes the statistics of each mask's examples alone. Each mask's outputs are ``outputs[s::samples]``. The loss is
@@ -126,13 +126,21 @@ class Gated:
         try:
             with opened_afterwards(self._installed.together):
 
-                def read() -> Tensor:
-                    found = slopes_of(self._installed, self.d)
+                def read(channels: bool = False) -> Tensor:
+                    found = slopes_of(self._installed, self.d, channels)
                     return found.unsqueeze(0) if alone else found
 
                 yield read
         finally:
             self._set(*previous)
+
+    def slope_sizes(self, slopes: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What ``search.tell`` takes as slopes and spreads ``(*B, d)``, of what ``slopes(channels=True)`` reads.
+
+        The slope of a branch or block is the sum of those by the channels of its output, which cancel. Its size is the
+        sum of their sizes. None where every size is that of the slope: there are no such gates.
+        """
+        return sizes_of(self._installed, self.d, slopes)
 
     def _set(self, mask: Tensor | None, slopes: bool = False) -> None:
         if not self._is_attached:  # detached inside
@@ -176,7 +184,7 @@ class Gated:
 
     def _verdict(self, args: Sequence[Any], kwargs: Mapping[str, Any], samples: int) -> Verdict:
         self._attached()
-        key = self._key(count((args, kwargs)), samples)
+        key = self._key(examples_of((args, kwargs)), samples)
         if key not in self._verdicts:
             why = self._forbidden
             self._verdicts[key] = Verdict(why) if why else tried(self.model, self.structure, args, kwargs, samples)

@@ -51,6 +51,9 @@ EXAMPLES = 32  # an update reads at least so many, where it matters whether weig
 class Spot:
     """One mask buffer: its module, its name, its shape, and which entry each of its values is (-1: always one).
 
+    channels: of a buffer of one entry, how many values are this entry, one for each channel that the gate multiplies;
+    0 where every value has its entry.
+
     All that :meth:`value` needs is laid out here as plain integers and a tensor, so that ``gated.call`` traces under
     ``torch.compile`` without a look at NumPy.
     """
@@ -64,11 +67,12 @@ class Spot:
         entries: Array,
         raw: tuple[tuple[str, str], ...] = (),
         weight: tuple[str, tuple[int, ...]] | None = None,
+        channels: int = 0,
     ) -> None:
         self.module, self.path, self.buffer, self.shape = model.get_submodule(path), path, buffer, shape
         self.weight = weight  # the module's own parameter that may be masked instead, and the mask's shape there
         self.name = join(path, buffer)
-        self.width = len(entries)
+        self.channels, self.width = channels, channels or len(entries)
         self.raw = raw  # for a masked weight: the places that hold it
         self.raw_names = tuple(join(owner, name) for owner, name in raw)
         first = int(entries[0])
@@ -76,15 +80,24 @@ class Spot:
         self.run = (first, first + len(entries)) if is_run else None  # a stretch of the mask needs no index
         self.index = torch.as_tensor(np.ascontiguousarray(entries), dtype=torch.int64)
         self.index_buffer = f"{buffer}_index"
+        self.ones: Tensor | None = None  # see ones_like
         self.aside: Tensor | None = None  # the buffer of one mask, while that of several is in its place
 
     def value(self, mask: Tensor) -> Tensor:
         """mask: ``(*S, d)``, on the device of the module, which holds this buffer. Returns the buffer's value."""
         several = mask.shape[:-1]
         if self.run is not None:
-            return mask[..., self.run[0] : self.run[1]].reshape((*several, *self.shape))
+            own = mask[..., self.run[0] : self.run[1]]
+            own = own.expand(*several, self.channels) if self.channels else own
+            return own if len(self.shape) == 1 else own.reshape((*several, *self.shape))
         extended = torch.cat([mask, torch.ones_like(mask[..., :1])], -1)  # entry -1, the last, is always one
         return extended[..., self.module._buffers[self.index_buffer]].reshape((*several, *self.shape))
+
+    def ones_like(self, buffer: Tensor) -> Tensor:
+        """Ones to open the buffer with; kept, as every update needs them."""
+        if self.ones is None or self.ones.device != buffer.device or self.ones.dtype != buffer.dtype:
+            self.ones = torch.ones_like(buffer, requires_grad=False)
+        return self.ones
 
     @property
     def held(self) -> Tensor:
@@ -114,6 +127,7 @@ class Installed:
     states: list[nn.Module]  # modules with a State
     together: Together
     tables: dict[torch.device, Tensor] = field(default_factory=dict)  # see readings
+    in_order: bool | None = None  # see side_by_side
 
     def readings(self, d: int, device: torch.device) -> Tensor:
         """Where the gradients of an entry lie among those of all buffers side by side ``(d, K)``, K for the entry that
@@ -127,6 +141,13 @@ class Installed:
             table[entries[order], np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)] = order
             self.tables[device] = torch.as_tensor(table, device=device)
         return self.tables[device]
+
+    def side_by_side(self, d: int) -> bool:
+        """Whether the buffers, one after the other, are the mask: each entry is read once, and all in their order."""
+        if self.in_order is None:
+            entries = torch.cat([spot.index for spot in self.spots])
+            self.in_order = torch.equal(entries, torch.arange(d)) and not any(spot.channels for spot in self.spots)
+        return self.in_order
 
     def remove(self) -> None:
         for module in self.states:
@@ -144,8 +165,10 @@ def spots_of(model: nn.Module, structure: Structure) -> list[Spot]:
     spots = [spot(path, BUFFER, (len(entries),), entries) for path, entries in structure.placed.items()]
     if structure.placed:
         return spots
-    spots += [spot(path, BRANCH, (), np.array([entry])) for path, entry in structure.branches.items()]
-    spots += [spot(path, PASS, (), np.array([entry])) for path, entry in structure.blocks.items()]
+    for buffer, gates in ((BRANCH, structure.branches), (PASS, structure.blocks)):
+        for path, entry in gates.items():
+            shape = _output_channels(structure, path)
+            spots.append(spot(path, buffer, shape, np.array([entry]), channels=math.prod(shape) if shape else 0))
     for group in structure.groups:
         if group.kind == "choices":
             path = group.reads[0].rpartition("options.")[0].removesuffix(".")
@@ -190,6 +213,17 @@ def _input_axis(structure: Structure, reader: Axis) -> int | None:
         ]
         axes.add(fits[0] if len(fits) == 1 else None)
     return axes.pop() if len(axes) == 1 else None
+
+
+def _output_channels(structure: Structure, path: str) -> tuple[int, ...]:
+    """The shape of one value for each channel of what a module gives; of a single one where channels are not known."""
+    shapes = [
+        (layout.shape[block.dims[0]], *(1,) * (len(layout.shape) - 1 - block.dims[0]))
+        for layout in structure.trace.exits.get(path, [])
+        for block in layout.blocks
+        if len(block.dims) == 1
+    ]
+    return shapes[0] if len(shapes) == 1 else ()
 
 
 def install(model: nn.Module, structure: Structure) -> Installed:
@@ -262,10 +296,15 @@ def _product(module: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
 
 
 def _mask_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    mask = mask_of(module)
+    if not torch.compiler.is_compiling():
+        together = module.__dict__[STATE].together
+        if together.open.get(id(mask)) is mask and not together.active:  # ones, and no other that a call has brought
+            return None
     if args:
-        return (_product(module, args[0], mask_of(module)), *args[1:]), kwargs
+        return (_product(module, args[0], mask), *args[1:]), kwargs
     name = next(iter(kwargs))
-    return args, {**kwargs, name: _product(module, kwargs[name], mask_of(module))}
+    return args, {**kwargs, name: _product(module, kwargs[name], mask)}
 
 
 def _mask_smaller(
@@ -378,35 +417,39 @@ def set_mask(installed: Installed, mask: Tensor | None, slopes: bool = False) ->
     for spot in installed.spots:
         buffer = spot.put_back()
         buffer.grad = None
-        buffer.requires_grad_(False)
+        if buffer.requires_grad:
+            buffer.requires_grad_(False)
+        buffers.append(buffer)
         if mask is None:
-            value = torch.ones((), device=buffer.device).expand_as(buffer)
-        else:
-            if buffer.device not in own:
-                own[buffer.device] = mask.detach().to(buffer.device)
-            value = spot.value(own[buffer.device])
+            values.append(spot.ones_like(buffer))
+            continue
+        if buffer.device not in own:
+            own[buffer.device] = mask.detach().to(buffer.device)
+        value = spot.value(own[buffer.device])
         if samples:
             spot.aside = buffer
             spot.module._buffers[spot.buffer] = value.to(buffer.dtype).detach().requires_grad_(slopes)
         else:
-            buffers.append(buffer)
-            values.append(value.reshape(buffer.shape))
-    if buffers:
+            values.append(value if value.shape == buffer.shape else value.reshape(buffer.shape))
+    if values:
         torch._foreach_copy_(buffers, values)
-    for buffer in buffers:
-        buffer.requires_grad_(slopes)
+        if slopes:
+            for buffer in buffers:
+                buffer.requires_grad_(True)
     together.samples, together.examples, together.check = samples, 0, None
     # All open: the weights themselves, since a fresh copy of equal numbers may be multiplied in another order. A mask
     # on a GPU is not looked at, which would wait for it. Of several masks inputs are masked, not weights.
     is_open = mask is None or (not slopes and mask.device.type == "cpu" and not bool((mask != 1).any()))
     together.masked, together.slopes = not is_open and not samples, slopes
+    together.open = {id(buffer): buffer for buffer in buffers} if is_open else {}
 
 
-def slopes_of(installed: Installed, d: int) -> Tensor:
+def slopes_of(installed: Installed, d: int, channels: bool = False) -> Tensor:
     """The slopes ``(d)`` that backward passes have left at the buffers since the mask was set.
 
     Of several masks ``(samples, d)``: samples times the derivative of the loss, which is the mean over the masks.
     A gate that several layers read has a slope from each; those of all gates are gathered and added at once.
+    channels: behind them also those by the channels of each branch and block, ``(.., d + channels)``.
     """
     samples = installed.together.samples
     gradients = [spot.held.grad for spot in installed.spots]
@@ -416,13 +459,36 @@ def slopes_of(installed: Installed, d: int) -> Tensor:
             "no backward pass has reached a gate under this mask, so there are no slopes: call backward() on a loss of "
             "the masked model before they are read"
         )
-    zeros = torch.zeros(samples or 1, 1, dtype=torch.promote_types(first.dtype, torch.float32), device=first.device)
+    reached = [g for g in gradients if g is not None and g.device == first.device]
+    if not samples and len(reached) == len(gradients) and installed.side_by_side(d):
+        alone = torch.cat([gradient.reshape(-1) for gradient in reached])
+        return alone.float() if alone.dtype in (torch.float16, torch.bfloat16) else alone
+    dtype = torch.promote_types(first.dtype, torch.float32)
+    zeros = torch.zeros(samples or 1, 1, dtype=dtype, device=first.device)
     parts = [
         zeros.expand(-1, spot.width) if gradient is None else gradient.reshape(len(zeros), -1).to(zeros)
         for spot, gradient in zip(installed.spots, gradients)
     ]
-    total = torch.cat([*parts, zeros], 1)[:, installed.readings(d, first.device)].sum(-1)
+    apart = [part for spot, part in zip(installed.spots, parts) if spot.channels and channels]
+    parts = [part.sum(-1, keepdim=True) if spot.channels else part for spot, part in zip(installed.spots, parts)]
+    table = installed.readings(d, first.device)
+    read = torch.cat([*parts, zeros], 1).index_select(1, table.flatten())
+    total = read.view(len(zeros), *table.shape).sum(-1)
+    total = torch.cat([total, *apart], 1) if apart else total
     return total * samples if samples else total[0]
+
+
+def sizes_of(installed: Installed, d: int, slopes: Tensor) -> tuple[Tensor, Tensor | None]:
+    """slopes: ``(*B, d + channels)``, see :func:`slopes_of`. Returns those by the gates ``(*B, d)``, and their sizes of
+    that shape: of a branch or block the sum over its channels. None where all sizes are those of the slopes."""
+    wide = [spot for spot in installed.spots if spot.channels]
+    if not wide:
+        return slopes, None
+    slopes, *channels = torch.split(slopes, [d, *(spot.channels for spot in wide)], -1)
+    sizes = slopes.abs()
+    for spot, own in zip(wide, channels):
+        sizes[..., int(spot.index)] = own.abs().sum(-1)
+    return slopes, sizes
 
 
 def with_mask(installed: Installed, tensors: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:

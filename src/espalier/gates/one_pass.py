@@ -30,13 +30,15 @@ class Together:
     """What the modules of one gated model know of its masks and of the pass under way; a copy of the model has its own.
 
     masked: one mask is set. slopes: gradients reach it. samples: masks in one pass, 0 for one mask at a time.
-    examples: in the pass. dims: by module, which dimension of its input holds the examples; 0 where nothing is
-    said. copies: the states of copies made under each mask that is set, which all copies share.
+    open: by id, the buffers of ones where no gate is closed; what they would multiply is left as it is. examples: in
+    the pass. dims: by module, which dimension of its input holds the examples; 0 where nothing is said. copies: the
+    states of copies made under each mask that is set, which all copies share.
     """
 
     def __init__(self) -> None:
         self.masked = self.slopes = False
         self.samples = self.examples = 0
+        self.open: dict[int, Tensor] = {}
         self.copies: list[list[Any]] = []
         self.dims: dict[str, int] = {}
         self.check: Callable[[Together, Any, Any], None] | None = None  # raises where a call must not run in one pass
@@ -56,7 +58,7 @@ class Together:
 
     def begin(self, args: Any, kwargs: Any) -> None:
         """A forward pass of the whole model begins: count its examples."""
-        self.examples = count((args, kwargs))
+        self.examples = examples_of((args, kwargs))
         if self.samples and (not self.examples or self.examples % self.samples):
             raise Unfit(
                 f"{self.samples} masks in one pass need a multiple of {self.samples} examples, not {self.examples}"
@@ -95,7 +97,7 @@ class Together:
         return rows if size == self.examples else (*rows, size // self.examples)
 
 
-def count(inputs: Any) -> int:
+def examples_of(inputs: Any) -> int:
     """The number of examples: the length of the first tensor."""
     leaves = _pytree.tree_leaves(inputs)
     first = next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim), None)

@@ -12,11 +12,10 @@ from dataclasses import replace
 import numpy as np
 from torch import nn
 
-from espalier.gates.canonical import connected
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
 from espalier.gates.order import positional, segments_of
-from espalier.gates.structure import GateGroup, Structure, finish, leads
+from espalier.gates.structure import GateGroup, Structure, connected, finish, leads
 from espalier.gates.trace import Array, Example, Trace, trace
 from espalier.gates.verify import Trial, random_masks
 from espalier.space import BadInput

@@ -1,15 +1,18 @@
-"""Recalibration: BatchNorm's running statistics estimated anew, for the structure that will be used."""
+"""Recalibration: BatchNorm's running statistics estimated anew for the structure that will be used; what is frozen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from espalier.gates.trace.watch import eval_mode
+from espalier.gates.trace import eval_mode, modes_kept, values_kept
 from espalier.space import BadInput, BadType, whole_number
+
+Norm = nn.modules.batchnorm._BatchNorm
 
 
 def recalibrate(model: nn.Module, data: Any, *, batch_size: int = 256) -> None:
@@ -21,15 +24,56 @@ def recalibrate(model: nn.Module, data: Any, *, batch_size: int = 256) -> None:
     ``gated.masked(mask)`` the statistics are the mask's. If it fails, the statistics are as before.
     """
     whole_number(batch_size, "batch_size", 1)
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
-    momenta = {norm: norm.momentum for norm in norms}
+    _estimate(model, _tracking(model), data, batch_size)
+
+
+def recalibrate_under(gated: Any, mask: Tensor, batches: Iterable[Any]) -> None:
+    """The same under the canonical form of a mask ``(d)``, but for BatchNorm in eval mode, which is frozen: it is used
+    as it is, and left so."""
+    with gated.masked(gated.canonical(mask)):
+        _estimate(gated.model, [norm for norm in _tracking(gated.model) if norm.training], batches)
+
+
+@contextmanager
+def calibrated(gated: Any, mask: Tensor, batches: Iterable[Any]) -> Iterator[None]:
+    """Inside, the statistics of this mask over these batches; afterwards, the ones of before."""
+    with values_kept(_statistics(_tracking(gated.model))):
+        recalibrate_under(gated, mask, batches)
+        yield
+
+
+@contextmanager
+def training(model: nn.Module) -> Iterator[None]:
+    """Train mode, as a run has it; afterwards every module is in the mode it was in.
+
+    Modules in eval mode inside a model in train mode are frozen, and stay so, as do those that the model's own
+    ``train()`` keeps in eval mode. A model that is in eval mode as a whole was only used before: all of it is trained.
+    """
+    frozen = [module for module in model.modules() if not module.training] if model.training else []
+    with modes_kept(model):
+        model.train()
+        for module in frozen:
+            module.training = False
+        yield
+
+
+def _tracking(model: nn.Module) -> list[Norm]:
+    """BatchNorm that keeps running statistics."""
+    return [module for module in model.modules() if isinstance(module, Norm) and module.track_running_stats]
+
+
+def _statistics(norms: Sequence[Norm]) -> list[Tensor]:
+    return [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
+
+
+def _estimate(model: nn.Module, norms: Sequence[Norm], data: Any, batch_size: int = 1) -> None:
     if not norms:
         return
+    momenta = [norm.momentum for norm in norms]
     device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    held = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers(recurse=False)]
     seen = 0
     try:
-        with eval_mode(model), torch.no_grad():
+        with values_kept(_statistics(norms), on_failure=True), eval_mode(model), torch.no_grad():
             for norm in norms:
                 norm.reset_running_stats()
                 norm.momentum = None  # a cumulative mean
@@ -42,15 +86,10 @@ def recalibrate(model: nn.Module, data: Any, *, batch_size: int = 256) -> None:
                     parts = batch if isinstance(batch, tuple) else (batch,)
                     model(*(v.to(device) if isinstance(v, Tensor) else v for v in parts))
                 seen += 1
-        if not seen:
-            raise BadInput("recalibrate needs data: there was no batch")
-    except BaseException:
-        with torch.no_grad():
-            for buffer, value in held:
-                buffer.copy_(value)
-        raise
+            if not seen:
+                raise BadInput("recalibrate needs data: there was no batch")
     finally:
-        for norm, momentum in momenta.items():
+        for norm, momentum in zip(norms, momenta):
             norm.momentum = momentum
 
 

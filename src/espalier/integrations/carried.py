@@ -15,11 +15,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from espalier.files import clean
 from espalier.space import BadInput
 from espalier.train import feed
-from espalier.train.metrics import Row, Shares, clean, rows, structure
 from espalier.train.optimizer import StructureOptimizer
-from espalier.train.result import Result
+from espalier.train.result import Result, Row, Shares, rows, structure
 from espalier.train.shaping import result_of
 
 HELD = (
@@ -121,7 +121,8 @@ class Carried:
             **rows(columns)[0],
             "learning_rate": float(self.shaping.param_groups[0]["lr"]),
         }
-        return clean(about | more | {"seconds": round(time.monotonic() - self.began, 3)})
+        row: Row = clean(about | more | {"seconds": round(time.monotonic() - self.began, 3)})
+        return row
 
     def finish(self) -> Result:
         """The result. From here on a model that ran the compact network in place is the one that ships."""

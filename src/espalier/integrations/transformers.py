@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
+from types import MethodType
 from typing import Any
 
 import torch
@@ -107,7 +108,9 @@ class ShapingTrainer(Trainer):  # type: ignore[misc]
             example = pytree.each(lambda tensor: tensor.to(self.args.device), reading.example())
             shaping = shape(self.model, example, inner, updates=self.state.max_steps, **self._settings)
             self._carried = Carried(shaping, reading)
-            self.optimizer = Made(shaping)
+            # The Trainer's own call of step finds nothing to do: training_step makes the whole update.
+            shaping.step = MethodType(lambda *_: None, shaping)  # type: ignore[method-assign]
+            self.optimizer = shaping
         return self.optimizer
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -126,7 +129,7 @@ class ShapingTrainer(Trainer):  # type: ignore[misc]
             return loss
 
         self._carried.before_update()
-        return self._carried.shaping.step(closure)
+        return StructureOptimizer.step(self._carried.shaping, closure)
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor | None:
         return self._norm  # clipped before the weights moved
@@ -143,33 +146,6 @@ class ShapingTrainer(Trainer):  # type: ignore[misc]
             return
         with self._carried.whole():
             super()._save(*args, **kwargs)
-
-
-class Made(torch.optim.Optimizer):
-    """The optimiser as the Trainer sees it. ``step`` has nothing to do: ``training_step`` makes the whole update."""
-
-    def __init__(self, shaping: StructureOptimizer) -> None:
-        self.shaping, self.defaults = shaping, shaping.defaults
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        return self.shaping.param_groups
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        return self.shaping.state
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        pass
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.shaping.zero_grad(set_to_none)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.shaping.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.shaping.load_state_dict(state_dict)
 
 
 def _everything(item: Any) -> feed.Batch:

@@ -24,7 +24,16 @@ from espalier.paper.paper_tables import (
 )
 from espalier.picture import power
 from espalier.report.run_reader import Run
-from espalier.report.significance import at_least, difference_interval, falling, holm, kendall, median, smaller
+from espalier.report.significance import (
+    at_least,
+    difference_interval,
+    falling,
+    holm,
+    kendall,
+    median,
+    smaller,
+    smaller_together,
+)
 from espalier.report.study_reader import Section, middle, numbers
 
 LEVEL = 0.05
@@ -136,7 +145,7 @@ def fixed(section: Section) -> Verdict:
     full = numbers(section.of("fixed", 1.0), "error")
     at = {p: runs for p, runs in searches(section).items() if middle(runs, "unit_share") >= FROM_SHARE}
     n = sum(map(len, at.values())) + len(section.of("fixed"))
-    if not at or not full or len(section.settings("fixed")) < 2:
+    if not at or not full or len(section.of_each(["fixed"])) < 2:
         return lacking("C2", words, test, "such penalties, and fixed networks of two sizes or more", n)
     pairs, parts = list[Errors](), list[str]()
     for p, runs in at.items():
@@ -291,10 +300,12 @@ def once(section: Section) -> Verdict:
 def random(section: Section) -> Verdict:
     words = "Connection selection beats random selection at 15 to 40% of the weights, and is level above 60%."
     test = (
-        f"penalties with a median weight share of {LOW[0]:.0%} to {LOW[1]:.0%}: exact one-sided Mann-Whitney tests "
-        "that errors are below those of random selection of equal weight share (each trial's errors interpolated "
-        f"between shares), p < 0.05 after Holm's correction; above {HIGH[0]:.0%}: the 95% bootstrap interval of the "
-        f"difference of medians within {100 * ALIKE:g} points; {FEW} trials or more of each, else undecided"
+        f"penalties with a median weight share of {LOW[0]:.0%} to {LOW[1]:.0%}: the median error is below that of "
+        "random selection of equal weight share (each trial's errors interpolated between shares) at each of them, and "
+        "an exact one-sided rank test over all of them, each ranked by itself and taken as independent, has p < 0.05; "
+        f"above {HIGH[0]:.0%}: the 95% bootstrap interval of the difference of medians within {100 * ALIKE:g} points; "
+        f"penalties with {FEW} trials or more of each, else undecided; refuted where this test, or one penalty's "
+        "after Holm's correction, says the opposite, or an interval lies outside"
     )
     shares = {p: middle(runs, "weight_share") for p, runs in searches(section).items()}
     low, high = ([p for p, share in shares.items() if a <= share <= b] for a, b in (LOW, HIGH))
@@ -306,16 +317,23 @@ def random(section: Section) -> Verdict:
     parts = [f"{power(p)} ({shares[p]:.0%}) {_gap(ours[p], theirs[p])}" for p in ours]
     evidence = "error of the search minus random selection's, points: " + "; ".join(parts)
     evidence += _shipped(section, ours)
-    if min(min(len(ours[p]), len(theirs[p])) for p in ours) < FEW:
+    low, high = ([p for p in some if min(len(ours[p]), len(theirs[p])) >= FEW] for some in (low, high))
+    if not low or not high:
         return Verdict("C6", words, UNDECIDED, test, f"{TOO_FEW}. {evidence}", n)
     errors = {p: numbers(runs, "error") for p, runs in ours.items()}
-    better, worse = both_ways((errors[p], theirs[p]) for p in low)
+    below = [median(errors[p]) < median(theirs[p]) for p in low]
+    better = smaller_together([(errors[p], theirs[p]) for p in low])
+    worse = [
+        smaller_together([(theirs[p], errors[p]) for p in low]),
+        *both_ways((errors[p], theirs[p]) for p in low)[1],
+    ]
     gaps = [difference_interval(errors[p], theirs[p]) for p in high]
     alike = all(a >= -ALIKE and b <= ALIKE for a, b in gaps)
     apart = any(a > ALIKE or b < -ALIKE for a, b in gaps)
-    verdict = decided(max(better) < LEVEL and alike, min(worse) < LEVEL or apart)
-    evidence += f". Better at {sum(p < LEVEL for p in better)} of {len(low)} below 50%, worse at "
-    evidence += f"{sum(p < LEVEL for p in worse)}; {'level' if alike else 'not shown to be level'} above 60%"
+    verdict = decided(all(below) and better < LEVEL and alike, min(worse) < LEVEL or apart)
+    evidence += f". Below 50%: better at {sum(below)} of {len(low)} penalties with {FEW} trials, p = {better:.2g}; "
+    level = "level" if alike else "not level" if apart else "not shown to be level"
+    evidence += f"above 60%: {level} at {' and '.join(map(power, high))}"
     return Verdict("C6", words, verdict, test, evidence, n)
 
 

@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from espalier.paper.paper_tables import MACS, dataset, note, points_of, searches, trials
+from espalier.paper.paper_tables import MACS, dataset, note, searches, trials
 from espalier.picture import power
-from espalier.report.charts import over_updates
+from espalier.report.charts import error_ticks, over_updates
 from espalier.report.figures import RULES, arms, band, bars, crosses, shades, shares_along_x, titled
 from espalier.report.run_reader import Run
 from espalier.report.significance import median, quartiles
@@ -202,7 +202,7 @@ def _style(section: Section, variant: str) -> tuple[str, str, str]:
 
 def _series(axes: Axes, section: Section, variant: str, share: str, label: str) -> None:
     """The errors of one variant against a share of the runs: medians with quartiles both ways."""
-    points = points_of(section, [variant])
+    points = section.of_each([variant])
     x, y = (np.array([quartiles(numbers(p.runs, name)) for p in points]) for name in (share, "error"))
     y = np.maximum(y, 1e-5)  # no error at all has no place on a logarithmic axis
     xerr, yerr = (ends if ends.any() else None for ends in (arms(x), arms(y)))  # the legend would show empty ones
@@ -211,7 +211,7 @@ def _series(axes: Axes, section: Section, variant: str, share: str, label: str) 
 
 def _penalties(section: Section, variant: str, share: str) -> list[tuple[float, float, str]]:
     """Share, error and penalty of each point of a search."""
-    return [(p.median(share), p.median("error"), _formula(p.value)) for p in points_of(section, [variant])]
+    return [(p.median(share), p.median("error"), _formula(p.value)) for p in section.of_each([variant])]
 
 
 def _label_penalties(axes: Axes, section: Section, share: str) -> None:
@@ -266,12 +266,7 @@ def _logarithmic(axes: Axes) -> None:
     axes.set_yscale("log")
     axes.set_ylim(bottom=axes.get_ylim()[0] * 0.96)  # room for labels below the lowest point
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
-    low, high = axes.get_ylim()
-    steps = [s * 10.0**k for k in range(-5, 1) for s in (1, 1.2, 1.5, 2, 3, 5, 7)]
-    inside = [s for s in steps if low <= s <= high]
-    if high / low > 8:
-        inside = [s for s in inside if round(s / 10 ** np.floor(np.log10(s)), 3) in (1, 2, 5)]
-    axes.set_yticks(inside)
+    axes.set_yticks(error_ticks(*axes.get_ylim()))
     axes.set_yticks([], minor=True)
 
 

@@ -61,7 +61,7 @@ def sections_of(study: Study) -> list[Section]:
     """By data, the longest training first; what differs in more than its tables show is refused."""
     sections = [section for section in study.sections if section.folder]
     for section in sections:
-        check_same(section.members, SHARED)
+        check_same([run for run in section.members if run.method != "recipe"], SHARED)
         check_alike(section.members, FREE)
     return sorted(sections, key=lambda s: (dataset(s), s.error_of, -epochs(s), network(s)))
 
@@ -117,14 +117,9 @@ def trials(section: Section) -> str:
     return f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
 
 
-def points_of(section: Section, variants: Iterable[str]) -> list[Point]:
-    """Variant by variant, from the smallest structures to the largest."""
-    return [point for variant in variants for point in section.points if point.variant == variant and point.setting]
-
-
 def searches(section: Section) -> dict[float, list[Run]]:
     """The runs of the paper's form of the search, by penalty, the strongest first."""
-    return {point.value: list(point.runs) for point in points_of(section, ["search"])}
+    return {point.value: list(point.runs) for point in section.of_each(["search"])}
 
 
 def compared(section: Section) -> bool:
@@ -183,6 +178,8 @@ def median_of(heading: str, name: str, form: str = SHARE) -> Column:
 
 
 def setting_label(point: Point) -> str:
+    if point.setting is not None and point.setting.kind == "target":
+        return f"target {point.value:.1%}"
     words = {
         "fixed": f"{point.value:.1%} of the units", "random": f"{point.value:.1%} of the weights",
         "full": "all connections", "dropout": f"rate {point.value:g}",
@@ -275,7 +272,7 @@ def units(section: Section) -> Table:
         columns.insert(3, beside(printed, "unit share, paper", SHARE, lambda _, row: row.share))
         columns.append(("further than 15% and 12 units", "", lambda p: ", ".join(far_cells(p.runs, p.value, "units"))))
     caption = "Table 1. Units kept by the search (medians over trials)"
-    return table(section, "table-1", caption, columns, points_of(section, ["search"]))
+    return table(section, "table-1", caption, columns, section.of_each(["search"]))
 
 
 def connections(section: Section) -> Table:
@@ -298,7 +295,7 @@ def connections(section: Section) -> Table:
     columns += [SHIPPED_WEIGHTS, ("shipped connections", "", blocks), DEPTH]
     columns.append(("dead layers", COUNT, lambda p: median([len(dead) for dead in shipped(p, "dead_layers")])))
     caption = f"Table 2. Connections kept by the search ({over(section)})"
-    points = points_of(section, ["search"])
+    points = section.of_each(["search"])
     return table(section, "table-2", caption, columns, points, f"{SHIPPED} (the canonical mask)")
 
 
@@ -309,14 +306,14 @@ def unit_trade_off(section: Section) -> Table:
 
     columns = [VARIANT, SETTING, RUNS, UNITS, WEIGHTS, *QUARTILES, ("error, stochastic", ERROR, stochastic)]
     caption = "Size against error (Fig. 2a in numbers; shares are medians)"
-    return table(section, "trade-off", caption, columns, points_of(section, section.variants))
+    return table(section, "trade-off", caption, columns, section.of_each(section.variants))
 
 
 def connection_trade_off(section: Section) -> Table:
     errors = [median_of("error", "error", ERROR)] if single(section) else QUARTILES
     columns = [VARIANT, SETTING, RUNS, WEIGHTS, SHIPPED_WEIGHTS, SHIPPED_MACS, DEPTH, *errors]
     caption = f"Size against error (Fig. 2b in numbers; {over(section, 'shares are medians')})"
-    return table(section, "trade-off", caption, columns, points_of(section, section.variants), SHIPPED)
+    return table(section, "trade-off", caption, columns, section.of_each(section.variants), SHIPPED)
 
 
 def variants(section: Section) -> Table:
@@ -327,7 +324,7 @@ def variants(section: Section) -> Table:
         ("p, two-sided", ".3f"),
     )  # fmt: skip
     rows = list[tuple[Any, ...]]()
-    for point in points_of(section, [v for v in section.variants if v.startswith("search+")]):
+    for point in section.of_each([v for v in section.variants if v.startswith("search+")]):
         plain = section.of("search", point.value)
         errors, theirs = numbers(point.runs, "error"), numbers(plain, "error")
         row: list[Any] = [point.variant, power(point.value), len(errors), point.median("weight_share")]
@@ -378,7 +375,7 @@ def draws(section: Section) -> Table:
         SHIPPED_WEIGHTS,
     ]
     caption = "Random selections: what was drawn, and what it ships"
-    return table(section, "random", caption, columns, points_of(section, ["random"]))
+    return table(section, "random", caption, columns, section.of_each(["random"]))
 
 
 def macs(section: Section) -> Table:
@@ -388,10 +385,10 @@ def macs(section: Section) -> Table:
         ("error", ERROR), ("error with weights as the cost", ERROR), ("at a shipped MAC share of", SHARE),
         ("difference", "+.2%"), ("standard error by the test images", ERROR),
     )  # fmt: skip
-    others = [p for p in points_of(section, ["search"]) if p.median("canonical.depth")]  # 0: no path is left
+    others = [p for p in section.of_each(["search"]) if p.median("canonical.depth")]  # 0: no path is left
     line = sorted((p.median("canonical.mac_share"), p.median("error")) for p in others)
     rows = list[tuple[Any, ...]]()
-    for point in points_of(section, [MACS]):
+    for point in section.of_each([MACS]):
         share, error = point.median("canonical.mac_share"), point.median("error")
         row = (power(point.value), len(point.runs), share, point.median("canonical.weight_share"), error)
         if line and share <= line[-1][0]:

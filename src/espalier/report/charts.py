@@ -319,10 +319,8 @@ def _heat(theta: Theta, label: str) -> View:
     }
     last = theta.values[-1]
     decided = float(((last < 0.1) | (last > 0.9)).mean())
-    words = (
-        f"{label}: {counted(total, 'gate')}. At the end {percent(decided)} have a theta below 0.1 or above 0.9, and "
-    )
-    words += f"{percent(float((last >= 0.5).mean()))} are more likely open than closed."
+    words = f"{label}: {counted(total, 'gate')}. At the end {percent(decided)} have a theta below 0.1 or above 0.9, "
+    words += f"and {percent(float((last >= 0.5).mean()))} are more likely open than closed."
     return View([trace], layout, [], words)
 
 
@@ -348,10 +346,9 @@ def _kept(one: Series, section: Section, styles: Mapping[str, int]) -> View | No
     names = list(dict.fromkeys(name for point in points for run in point.done for name in run.kept))
     if not points:
         return None
-    totals = dict[str, int | None]()  # gates of each group, as the first run of any method says that knows
-    for name in names:
-        known = (run.kept[name][1] for other in section.points for run in other.done if name in run.kept)
-        totals[name] = next((total for total in known if total), None)
+    every = [run for other in section.points for run in other.done]
+    # gates of each group, as the first run of any method says that knows
+    totals = {name: next((r.kept[name][1] for r in every if r.kept.get(name, (0, 0))[1]), None) for name in names}
     shares = all(totals.values())
     bars = len(points) * len(names) <= BARS
     labels = {name: layer(i, name) for i, name in enumerate(names, 1)}
@@ -374,10 +371,8 @@ def _kept(one: Series, section: Section, styles: Mapping[str, int]) -> View | No
         if bars and len(point.done) > 1:
             trace["arms"] = {"y": [[_short(q[0] * scale[n]), _short(q[2] * scale[n])] for n, q in quarters.items()]}
         elif not bars:
-            trace |= {
-                "line": {"color": colour, "width": 1.5},
-                "marker": {"symbol": "circle", "size": 6, "color": colour},
-            }
+            trace["line"] = {"color": colour, "width": 1.5}
+            trace["marker"] = {"symbol": "circle", "size": 6, "color": colour}
         traces.append(trace)
         legend.append(_entry(point.label, colour, "bar", k))
         few = ", ".join(f"{q[1]:g}" for q in list(quarters.values())[:6])
@@ -416,7 +411,7 @@ def over_updates(runs: Sequence[Run], name: str, *, common: bool = False) -> Cur
 
 
 def error_axis(values: Sequence[float]) -> dict[str, Any]:
-    """Logarithmic where errors span much; ticks that a person would choose."""
+    """Logarithmic where errors span much."""
     positive = [v for v in values if v > 0]
     if not positive or len(positive) < len(values):
         return {"format": "percent", "zero": True}
@@ -425,9 +420,14 @@ def error_axis(values: Sequence[float]) -> dict[str, Any]:
     if max(positive) / min(positive) < 2.5:
         return {"format": "percent"}
     low, high = min(positive) * 0.9, max(positive) * 1.12
-    fine = [s * 10.0**k for k in range(-6, 1) for s in ((1, 1.2, 1.5, 2, 3, 5, 7) if high / low < 8 else (1, 2, 5))]
-    ticks = [s for s in fine if low <= s <= high]
-    return {"type": "log", "ticks": [[tick, f"{100 * tick:.3g}%"] for tick in ticks], "range": [low, high]}
+    ticks = [[tick, f"{100 * tick:.3g}%"] for tick in error_ticks(low, high)]
+    return {"type": "log", "ticks": ticks, "range": [low, high]}
+
+
+def error_ticks(low: float, high: float) -> list[float]:
+    """Of a logarithmic axis, such as a person would choose."""
+    steps = (1, 1.2, 1.5, 2, 3, 5, 7) if high / low < 8 else (1, 2, 5)
+    return [s * 10.0**k for k in range(-6, 1) for s in steps if low <= s * 10.0**k <= high]
 
 
 def loss_axis(values: Sequence[float]) -> dict[str, Any]:

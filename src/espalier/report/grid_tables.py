@@ -174,14 +174,14 @@ def _penalties(section: Section) -> Table:
         ("median", ".2f"), ("ours minus plain [95%]", ""),
     )  # fmt: skip
     rows = list[tuple[Any, ...]]()
-    for penalty in section.settings("penalty"):
-        runs = section.of("penalty", penalty)
+    for point in section.of_each(["penalty"]):
+        runs = list(point.runs)
         shares = _percents(runs, "weight_share")
         size = max(median(shares), 1e-3) / 100
         near = min(targets(section), key=lambda t: abs(np.log(t) - np.log(size)), default=None)
         ours = [] if near is None else section.of("search", near)
         cell = compare(by_pair(ours), by_pair(runs))
-        row = (power(penalty), len(runs), median(shares), min(shares), max(shares), _mean(runs), _median(runs))
+        row = (power(point.value), len(runs), median(shares), min(shares), max(shares), _mean(runs), _median(runs))
         beside = (None if near is None else 100 * near, _mean(ours), _median(ours), cell.label if cell else None)
         rows.append((*row, *beside))
     return _table(section, "penalty", "The plain method, fixed penalties", columns, rows)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
 from importlib import resources
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ def render(study: Study, files: Iterable[Path] = ()) -> str:
         made=[
             {
                 "title": section.title,
-                "settings": [(name, _by_method(section.runs, name)) for name in _names(section.runs)],
+                "settings": _settings(section.runs),
                 "commands": made_by(run.command for run in section.runs),
             }
             for section in study.sections
@@ -159,17 +158,15 @@ def _facts(study: Study) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
-    """Settings that tell of all runs of a method; that of one run stands in the table of runs."""
-    hidden = {"seed", "target", "penalty", "mask", "model"}
-    return [name for name in dict.fromkeys(name for run in runs for name in run.settings) if name not in hidden]
-
-
-def _by_method(runs: Sequence[Run], name: str) -> list[tuple[str, str]]:
-    """A value for all, or each value with the methods that have it."""
-    values = grouped(runs, lambda run: _plain(run.settings.get(name)))
-    methods = {v: listed(list(dict.fromkeys(r.called for r in some))) for v, some in values.items()}
-    return [("" if len(methods) == 1 else words, value) for value, words in methods.items()]
+def _settings(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Name and value for all, or each value with the methods that have it. Not what tells runs of a method apart, which
+    stands in the table of runs."""
+    hidden, settings = {"seed", "target", "penalty", "mask", "model"}, list[tuple[str, list[tuple[str, str]]]]()
+    for name in dict.fromkeys(name for run in runs for name in run.settings if name not in hidden):
+        values = grouped(((_plain(run.settings.get(name)), run.called) for run in runs), itemgetter(0))
+        methods = {value: listed(list(dict.fromkeys(called for _, called in some))) for value, some in values.items()}
+        settings.append((name, [("" if len(methods) == 1 else words, value) for value, words in methods.items()]))
+    return settings
 
 
 def _alike(descriptions: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -188,29 +185,18 @@ def _plain(value: Any) -> str:
     return "not set" if value is None else json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
 
 
-@dataclass(frozen=True)
-class Picture:
-    """svg: whole and safe to put into a page: every text of a run in it is escaped. alt: what it shows, in words.
-    wide: it takes a row of its own, and scrolls where the page is too narrow."""
-
-    title: str
-    alt: str
-    svg: str
-    wide: bool = False
-
-
-def pictures(runs: Sequence[Run]) -> list[Picture]:
+def pictures(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """A picture of each run whose structure is told: its graph where gates are connections, else its layers."""
     drawn = [graph(run) or layers(run) for run in runs]
-    return [one for one in drawn if one is not None]
+    return [{"title": _title(run)} | one for run, one in zip(runs, drawn) if one is not None]
 
 
-def graph(run: Run) -> Picture | None:
-    """The found network as layers and connections; None where its gates are units."""
+def graph(run: Run) -> dict[str, Any] | None:
+    """The found network as layers and connections, in SVG that is whole and safe to put into a page: every text of a
+    run in it is escaped. None where its gates are units."""
     if run.settings.get("network") != "DenseNet" or not run.result.get("mask"):
         return None
-    drawing = picture.of_run(run.record)
-    return Picture(_title(run), ". ".join([drawing["title"], *drawing["facts"]]), picture.draw(drawing), wide=True)
+    return {"svg": picture.draw(picture.of_run(run.record))}
 
 
 def theme() -> str:
@@ -226,7 +212,7 @@ def _title(run: Run) -> str:
     return raised(", ".join(word for word in (run.called, run.label) if word))
 
 
-def layers(run: Run) -> Picture | None:
+def layers(run: Run) -> dict[str, Any] | None:
     """The groups of gates from input to output: a column each, as high as its gates, filled as far as they are kept.
 
     None where it is not known how many there are.
@@ -237,37 +223,20 @@ def layers(run: Run) -> Picture | None:
     groups = [(layer(i, name), count, total or count) for i, (name, (count, total)) in kept]
     most = max(total for _, _, total in groups) or 1
     step = WIDTH / len(groups)
-    thick = min(0.62 * step, 44.0)
     floor = HEIGHT - ROOM
-    parts = list[str]()
+    columns = list[dict[str, Any]]()
     for i, (name, count, total) in enumerate(groups):
-        x, full, high = (i + 0.5) * step - thick / 2, (floor - 20) * total / most, (floor - 20) * count / most
-        hover = escape(f"{name}: {count:,} of {total:,} kept")
-        parts.append(f"<g><title>{hover}</title>")
-        parts.append(_bar("whole", x, floor - full, thick, full))
-        if count:
-            parts.append(_bar("kept", x, floor - high, thick, high))
+        column = {"middle": (i + 0.5) * step, "hover": f"{name}: {count:,} of {total:,} kept"}
+        column |= {"full": (floor - 20) * total / most, "kept": (floor - 20) * count / most}
         if step >= 38:
-            middle = (i + 0.5) * step
             short = name.partition(" · ")[0]
-            label = next((text for text in (name, short) if len(text) * 6.4 <= step), short.partition(" ")[2])
-            counts = f"{count:,} of {total:,}" if step >= 76 else f"{count:,}"
-            parts += [_text(middle, floor - full - 6, counts, "count"), _text(middle, floor + 17, label, "name")]
-        parts.append("</g>")
-    title = _title(run)
+            names = (text for text in (name, short) if len(text) * 6.4 <= step)
+            column["name"] = next(names, short.partition(" ")[2])
+            column["count"] = f"{count:,} of {total:,}" if step >= 76 else f"{count:,}"
+        columns.append(column)
     words = "; ".join(f"{name} keeps {count:,} of {total:,}" for name, count, total in groups[:12])
     shares = ", ".join(f"{percent(share)} of the {name}" for name, share in run.shares.items())
-    alt = f"{title}: {words}{' and so on' if len(groups) > 12 else ''}." + (f" That is {shares}." if shares else "")
-    svg = (
-        f'<svg class="layers" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(alt)}" '
-        f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
-    )
-    return Picture(title, alt, svg)
-
-
-def _bar(kind: str, x: float, y: float, width: float, height: float) -> str:
-    return f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{max(height, 1):.1f}" rx="3"/>'
-
-
-def _text(x: float, y: float, text: str, kind: str) -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{escape(text)}</text>'
+    alt = f"{_title(run)}: {words}{' and so on' if len(groups) > 12 else ''}."
+    alt += f" That is {shares}." if shares else ""
+    size = {"width": WIDTH, "height": HEIGHT, "floor": floor, "thick": min(0.62 * step, 44.0)}
+    return {"alt": alt, "columns": columns, **size}

@@ -42,6 +42,7 @@ SHARES = {
 LIVE = "live "  # a share of the canonical mask, without its dead parts, where that is another than the mask's
 DEAD = 5e-4  # less than a digit of what is shown
 AXES = (*SHARES.values(), *(f"{LIVE}{name}" for name in SHARES.values()))
+GROUPS = {"units": "layer", "connections": "block"}  # of gates, as the paper's studies count them
 COSTS = {"weights": "weights", "macs": "MACs", "units": "units", "parameters": "parameters"}
 # Columns of a curve by one name. A run directory's plain "loss" and "error" are those of the training.
 COLUMNS = {
@@ -161,10 +162,9 @@ class Run:
         if at is None and share:
             at = round((1 - share) * (self.updates or 0))
         if at is None:
-            rows = self.record.get("curve")
-            steps = [mapping(row) for row in rows] if isinstance(rows, list) else []
-            before = [integer(row.get("update")) for row in steps if row.get("settled") is False]
-            at = before[-1] if before and len(before) < len(steps) else None
+            rows = self.record.get("curve", [])
+            before = [integer(row.get("update")) for row in rows if row.get("settled") is False]
+            at = before[-1] if before and len(before) < len(rows) else None
         return at if at is not None and 0 < at < (self.updates or 0) else None
 
     def score(self, measure: str) -> float | None:
@@ -190,34 +190,29 @@ class Run:
         """Read when asked for: of a run directory it is a file of its own."""
         if self.path.is_dir():
             return _theta_of_snapshots(self.path / "theta.safetensors", self.settings.get("space"), list(self.kept))
-        rows = self.record["curve"]
-        return _theta_of_histograms(rows if isinstance(rows, list) else [], list(self.kept))
+        return _theta_of_histograms(self.record["curve"], list(self.kept))
 
 
 # ---- run files -------------------------------------------------------------------------------------------------------
 
 
 def from_file(path: Path, root: Path, parts: list[Any] | None = None) -> list[Run]:
-    """The runs of ``runs/<section>/<variant>/<setting>-seed_N.json``, or of the ``.jsonl`` of a whole batch.
+    """The runs of ``runs/<section>/<variant>/<setting>-seed_N.json``, or of the ``.jsonl`` of a whole batch: what its
+    runs share stands in the first line, their own in one line each.
 
     parts: its JSON, where that was packed with others.
     """
     place = path.relative_to(root / "runs")
     try:
-        if path.suffix == ".jsonl":
-            names = ("fold", *SETTINGS, "seed")  # what tells a run of a batch from its others, as run files are called
-            runs = [(mapping(record["run"]), record) for record in _records(path, parts)]
-            stems = ["-".join(f"{key}_{run[key]}" for key in names if run.get(key) is not None) for run, _ in runs]
-            return [_of_record(path, place.parent / stem, record) for stem, (_, record) in zip(stems, runs)]
-        return [_of_record(path, place.with_suffix(""), record) for record in _records(path, parts)]
+        head, *own = records.runs_of(path, parts)
+        if path.suffix != ".jsonl":
+            return [_of_record(path, place.with_suffix(""), head)]
+        names = ("fold", *SETTINGS, "seed")  # what tells a run of a batch from its others, as run files are called
+        asked = [{key: one["run"][key] for key in names if one["run"].get(key) is not None} for one in own]
+        stems = ["-".join(f"{key}_{value}" for key, value in one.items()) for one in asked]
+        return [_of_record(path, place.parent / stem, head | one) for stem, one in zip(stems, own)]
     except (TypeError, AttributeError, LookupError) as error:
         raise Corrupt(f"{path} is not a run file: {error}. Take it out of the folder") from None
-
-
-def _records(path: Path, parts: list[Any] | None) -> list[dict[str, Any]]:
-    """Of a run file, or of a batch: what its runs share stands in the first line, their own in one line each."""
-    head, *own = records.runs_of(path, parts)
-    return [head | one for one in own] if path.suffix == ".jsonl" else [head]
 
 
 def _of_record(path: Path, name: Path, record: dict[str, Any]) -> Run:
@@ -269,9 +264,16 @@ def _setting(run: Mapping[str, Any]) -> Setting | None:
 def from_folder(folder: Path, root: Path) -> Run:
     """The run of a run directory; without a whole ``result.json`` it is unfinished, and its last row speaks."""
     head, notes = records.settings_of(folder), list[str]()
-    settings, rows, result = head["settings"], _metrics(folder, notes), _result(folder, notes)
+    try:
+        rows, damage = records.metrics_of(folder)  # as far as they are whole; the last may have been cut off by a kill
+    except OSError:
+        rows, damage = [], "metrics.jsonl cannot be read, so there is no learning curve"
+    notes += [damage] if damage else []
+    settings, result = head["settings"], _result(folder, notes)
     last = rows[-1] if rows else {}
     outcome = (result or last | {"updates": last.get("update")}) | {"diverged_at": result.get("diverged")}
+    if outcome.get("test_error") is None:  # `espalier train` writes None where the test part was the one to judge by
+        outcome = {name: value for name, value in outcome.items() if name not in ("test_error", "test_loss")}
     scores = [outcome.get("validation_loss"), *(last.get(f"validation_{name}") for name in ("error", "loss"))]
     scored = any(number(score) is not None for score in scores)
     if not scored:
@@ -280,32 +282,18 @@ def from_folder(folder: Path, root: Path) -> Run:
     method, asked = _asked(settings, result)
     run = {"method": method, "variant": method if rate is None else f"{method}, learning rate {rate}"} | asked
     model = " ".join(str(settings.get("model", "network")).split()[:2])  # the rest is a hash of the initial weights
+    # As run files of a study call the same data; ``espalier train`` says which part it judged by.
+    judged_on = "test set" if str(result.get("judged_on") or "").startswith("the test part") else "validation data"
     more: dict[str, Any] = {
         "name": folder.relative_to(root).as_posix() if folder != root else folder.resolve().name,
         "place": (model, *(json.dumps(settings.get(key)) for key in ("space", "data", "epochs"))),
         "finished": bool(result.get("finished")),
-        "error_of": _judged_on(result) if scored else "training data",
+        "error_of": judged_on if scored else "training data",
         "notes": tuple(notes),
     }
     record = head | {"run": run | {key: settings.get(key) for key in ("seed", "fold")}, "result": result}
     record |= {"seconds": outcome.get("seconds")}
     return _run(record, outcome, _named(rows, DIRECTORY_COLUMNS, "seconds"), path=folder, **more)
-
-
-def _judged_on(result: Mapping[str, Any]) -> str:
-    """As run files of a study call the same data; ``espalier train`` says which part it judged by."""
-    told = str(result.get("judged_on") or "")
-    return "test set" if told.startswith("the test part") else "validation data"
-
-
-def _metrics(folder: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """Rows as far as they are whole; the last may have been cut off by a kill."""
-    try:
-        rows, damage = records.metrics_of(folder)
-    except OSError:
-        rows, damage = [], "metrics.jsonl cannot be read, so there is no learning curve"
-    notes += [damage] if damage else []
-    return rows
 
 
 def _result(folder: Path, notes: list[str]) -> dict[str, Any]:
@@ -348,34 +336,24 @@ def _shares(result: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
 
 def _kept(result: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, tuple[int, int | None]]:
     """Groups of gates: those under ``kept``, or the lists that the paper's studies write."""
-    groups, kept = result.get("kept"), dict[str, tuple[int, int | None]]()
-    if isinstance(groups, Mapping):
-        for name, pair in groups.items():
-            count, total, *_ = [*(integer(value) for value in (pair if isinstance(pair, list) else [pair])), None, None]
-            if count is not None:
-                kept[str(name)] = (count, total)
-        return kept
-    for key, word in (("units", "layer"), ("connections", "block")):
-        counts = result.get(key)
-        if isinstance(counts, list) and all(isinstance(count, int) for count in counts):
-            totals = _totals(len(counts), result, settings)
-            return {f"{word} {i}": (count, total) for i, (count, total) in enumerate(zip(counts, totals), 1)}
-    return {}
+    if isinstance(groups := result.get("kept"), Mapping):
+        return {name: (count, total) for name, (count, total) in groups.items()}
+    key = next((key for key in GROUPS if isinstance(result.get(key), list)), None)
+    if key is None:
+        return {}
+    counts, widths, histogram = result[key], settings.get("widths", [])[1:-1], result.get("theta_histogram", [])
+    totals: list[int | None] = [None] * len(counts)
+    if len(widths) == len(counts):
+        totals = widths
+    elif len(histogram) == len(counts):
+        totals = [sum(bins) for bins in histogram]
+    return {f"{GROUPS[key]} {i}": (count, total) for i, (count, total) in enumerate(zip(counts, totals), 1)}
 
 
-def _totals(groups: int, result: Mapping[str, Any], settings: Mapping[str, Any]) -> list[int | None]:
-    widths, histogram = settings.get("widths"), result.get("theta_histogram")
-    if isinstance(widths, list) and len(widths) == groups + 2:
-        return [integer(width) for width in widths[1:-1]]
-    if isinstance(histogram, list) and len(histogram) == groups and all(isinstance(bins, list) for bins in histogram):
-        return [int(sum(count for count in bins if isinstance(count, int))) for bins in histogram]
-    return [None] * groups
-
-
-def _named(rows: object, names: Mapping[str, str], *keep: str) -> list[dict[str, float]]:
+def _named(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str], *keep: str) -> list[dict[str, float]]:
     """The numbers of a curve by their names, with the times they are of. keep: other columns, as they are called."""
     curve = list[dict[str, float]]()
-    for row in (mapping(row) for row in rows) if isinstance(rows, list) else ():
+    for row in rows:
         columns = {names[key]: value for key in row if key in names and (value := number(row[key])) is not None}
         times = {key: value for key in ("update", "epoch", *keep) if (value := number(row.get(key))) is not None}
         if "update" not in times and "epoch" in times:
@@ -409,7 +387,7 @@ def _theta_of_snapshots(path: Path, space: Any, order: Sequence[str]) -> Theta |
 
 def _theta_of_histograms(curve: Sequence[Any], names: Sequence[str]) -> Theta | None:
     """Ranks, from counts of theta in equal bins: the k-th smallest theta of a group, as the middle of its bin."""
-    rows = [row for row in curve if isinstance(row, Mapping) and row.get("theta_histogram")]
+    rows = [row for row in curve if row.get("theta_histogram")]
     try:
         counts = np.array([row["theta_histogram"] for row in rows], dtype=np.int64)  # (snapshots, groups, bins)
         updates = [int(row["update"]) for row in rows]

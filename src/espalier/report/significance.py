@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 
@@ -35,16 +36,42 @@ def smaller(x: Numbers, y: Numbers) -> float:
     >>> smaller([1, 2, 3, 4, 5], [6, 7, 8, 9, 10]) == 1 / 252
     True
     """
-    values = np.concatenate([np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)])
-    _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[where]
+    ranks = _ranks(x, y)
     n, seen = len(x), ranks[: len(x)].sum()
-    if math.comb(len(values), n) <= ENUMERATED:
-        sums = np.array([ranks[list(chosen)].sum() for chosen in combinations(range(len(values)), n)])
+    if math.comb(len(ranks), n) <= ENUMERATED:
+        sums = np.array([ranks[list(chosen)].sum() for chosen in combinations(range(len(ranks)), n)])
         return float((sums <= seen + 1e-9).mean())
     rng = np.random.default_rng(SEED)
     sums = np.array([rng.permutation(ranks)[:n].sum() for _ in range(DRAWS)])
     return float((1 + (sums <= seen + 1e-9).sum()) / (1 + DRAWS))
+
+
+def _ranks(x: Numbers, y: Numbers) -> np.ndarray:
+    """Of all values together, x's first; ties have their mean."""
+    values = np.concatenate([np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)])
+    _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: np.ndarray = (np.cumsum(counts) - (counts - 1) / 2)[where]
+    return ranks
+
+
+def smaller_together(pairs: Sequence[tuple[Numbers, Numbers]]) -> float:
+    """The same over several pairs of samples, each ranked by itself: exact, of the sum of their rank sums.
+
+    Where no single pair has enough values to say so, all of them together may.
+
+    >>> smaller_together([([1, 2, 3], [4, 5, 6])]), smaller_together([([1, 2, 3], [4, 5, 6])] * 2)
+    (0.05, 0.0025)
+    """
+    ways, seen = Counter({0: 1}), 0
+    for x, y in pairs:
+        doubled = [round(2 * rank) for rank in _ranks(x, y)]
+        own = Counter(sum(chosen) for chosen in combinations(doubled, len(x)))
+        further = Counter[int]()
+        for before, count in ways.items():
+            for here, more in own.items():
+                further[before + here] += count * more
+        ways, seen = further, seen + sum(doubled[: len(x)])
+    return sum(count for total, count in ways.items() if total <= seen) / sum(ways.values())
 
 
 def falling(groups: Sequence[Numbers]) -> float:

@@ -11,8 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from espalier import schema
-from espalier.report import packed
+from espalier import records, schema
 from espalier.report.run_reader import AXES, LABELS, Run, Setting, from_file, from_folder, number
 from espalier.report.significance import Quartiles, median, quartiles
 from espalier.space import BadInput, BadType, Corrupt
@@ -130,9 +129,10 @@ class Section:
         asked = [run for run in self.members if run.variant == variant]
         return asked if setting is None else [r for r in asked if r.setting is not None and r.setting.value == setting]
 
-    def settings(self, variant: str) -> list[float]:
-        """From the smallest structures to the largest: strongest penalty first, smallest share first."""
-        return [point.setting.value for point in self.points if point.variant == variant and point.setting is not None]
+    def of_each(self, variants: Iterable[str]) -> list[Point]:
+        """The settings of these variants, from the smallest structures to the largest: strongest penalty first,
+        smallest share first."""
+        return [point for variant in variants for point in self.points if point.variant == variant and point.setting]
 
     @cached_property
     def axes(self) -> list[str]:
@@ -222,8 +222,8 @@ def read(folder: str | os.PathLike[str]) -> Study:
         raise BadInput(f"{root} is not a folder; give the folder of a study or of a run")
     notes = list[str]()
     files = dict[Path, "list[Any] | None"]()
-    if (root / packed.NAME).is_file():
-        files = {root / "runs" / name: parts for name, parts in packed.read(root / packed.NAME)}
+    if (root / records.PACKED).is_file():
+        files = {root / "runs" / name: parts for name, parts in records.packed(root / records.PACKED).items()}
     files |= {path: None for kind in ("json", "jsonl") for path in (root / "runs").glob(f"*/*/*.{kind}")}
     runs = [run for path in sorted(files) for run in from_file(path, root, files[path])]
     for place in _run_directories(root):

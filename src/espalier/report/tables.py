@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import html
 import io
 import os
 import re
@@ -70,9 +71,7 @@ class Table:
 
 def escaped(text: str) -> str:
     """Text that Markdown and HTML leave alone, whatever a run is called."""
-    for sign, word in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "&#124;")):
-        text = text.replace(sign, word)
-    return text
+    return html.escape(text, quote=False).replace("|", "&#124;")
 
 
 def _plain(value: Any) -> Any:
@@ -115,9 +114,8 @@ def put_between(page: Path, parts: Iterable[tuple[Marks, str]]) -> Path:
         raise BadInput(f"{page} cannot be read: {error.strerror}") from None
     for (begin, end), part in parts:
         if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-            raise BadInput(
-                f"{page} has no place for generated text: it needs the lines {begin!r} and {end!r} once each"
-            )
+            lines = f"it needs the lines {begin!r} and {end!r} once each"
+            raise BadInput(f"{page} has no place for generated text: {lines}")
         head, rest = text.split(begin)
         text = f"{head}{begin}\n\n{part.strip()}\n\n{end}{rest.split(end)[1]}"
     return files.write(page, text)

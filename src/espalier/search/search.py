@@ -13,6 +13,7 @@ from espalier.cost import Cost
 from espalier.search import arguments, selection
 from espalier.search.adapt import Adaptation
 from espalier.search.distribution import Distribution
+from espalier.search.one_run import OneRun
 from espalier.search.penalty import FLATTEST, Penalty
 from espalier.search.recorded import Recorded
 from espalier.search.signal import Signal, of_losses
@@ -101,6 +102,7 @@ class Search:
         if self.device.type == "cpu" and self.space.is_bits:
             width = max(CACHED // (runs * self.samples), 1024)
         self._parts = [slice(a, min(a + width, self.space.d)) for a in range(0, self.space.d, width)]
+        self._one_run = OneRun.of(self)
 
     # What the run has come to
 
@@ -168,14 +170,14 @@ class Search:
     def tighten(self, name: str, factor: float) -> bool:
         """Make ``select`` stay below a target or limit by a further factor, after a measurement above the prediction.
 
-        name: of the target or limit, as in :meth:`budgets`. Returns whether a structure that small exists; if not,
-        nothing changes."""
-        one = self._limits.get(name, self._controlled)
-        tighter = self._tightened.get(name, 1.0) * factor
-        if one.target is None or not bool((one.target * tighter * one.full_cost >= one.smallest_cost).all()):
+        name: of the target or limit, as in :meth:`budgets`. Goes down to the smallest structure, and returns whether
+        there was anything left to go."""
+        one, before = self._limits.get(name, self._controlled), self._tightened.get(name, 1.0)
+        if one.target is None:
             return False
-        self._tightened[name] = tighter
-        return True
+        least = float((one.smallest_cost / (one.target * one.full_cost)).max())
+        self._tightened[name] = max(before * factor, min(before, least * (1 + 1e-12)))  # not missed by a last digit
+        return self._tightened[name] < before
 
     def whole(self, noise: Tensor | None = None) -> Tensor:
         """A mask ``(*batch, d)`` with every bit open, to train under before the search begins. Choices are drawn, from
@@ -270,6 +272,8 @@ class Search:
         if self._recorded is not None and losses.is_cuda:
             alive: Tensor = self._recorded(self._learn, masks, losses, slopes, spreads)
             return alive
+        if self._one_run is not None and slopes is not None and spreads is None:
+            return torch.tensor(self._one_run(losses.item(), slopes))
         return self._learn(masks, losses, slopes, spreads)
 
     def record(self) -> None:
@@ -281,6 +285,7 @@ class Search:
     def compile(self) -> None:
         """Compile :meth:`draw` and :meth:`learn`. It takes seconds, once. On a GPU a search over many gates then takes
         one pass over theta instead of many. Not needed inside a step that is compiled as a whole."""
+        self._one_run = None
         self._draw = torch.compile(self._distribution.draw, fullgraph=True, dynamic=False)
         self._learn = torch.compile(self._update, fullgraph=True, dynamic=False)
 
@@ -400,8 +405,14 @@ class Search:
         return state
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the memory of what was asked last and what was recorded, which cannot be copied."""
-        return self.__dict__ | {"_asked": None, "_recorded": None if self._recorded is None else Recorded()}
+        """Without the memory of what was asked last and what was recorded, which cannot be copied, and without what
+        holds the tensors of this search."""
+        recorded = None if self._recorded is None else Recorded()
+        return self.__dict__ | {"_asked": None, "_recorded": recorded, "_one_run": self._one_run is not None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._one_run = OneRun.of(self) if state["_one_run"] else None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of a search of the same space, batch and kind; refused whole if it is of another."""

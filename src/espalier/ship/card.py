@@ -93,7 +93,10 @@ def _latency(numbers: Mapping[str, Any]) -> str:
     told = numbers.get("latency")
     if told is None:
         return ""
-    missed = "" if told["compared"] <= told["most"] else f" It misses the {told['most']:.3g} ms that were asked for."
+    missed = ""
+    if told["compared"] > told["most"]:
+        least = f" The smallest network takes {told['smallest']:.3g} ms." if "smallest" in told else ""
+        missed = f" It misses the {told['most']:.3g} ms that were asked for.{least}"
     return (
         f"The run was led by the latency in {told['runtime']} of {told['batch']} at once: {told['predicted']:.3g} ms "
         f"predicted, {told['measured']:.3g} ms measured at its end, {told['full']:.3g} ms uncut.{missed}"

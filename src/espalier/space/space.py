@@ -150,9 +150,9 @@ class Space:
     def check_mask(self, mask: Tensor) -> None:
         """Refuse what is not a 0/1 tensor ``(*, d)`` with exactly one option open in every choice."""
         self.check_mask_form(mask)
-        wrong = mask[(mask != 0) & (mask != 1)]
-        if wrong.numel():
-            raise BadMask(f"a mask holds 0 and 1 only, not {wrong[0].item()!r}")
+        right = (mask == 0).logical_or_(mask == 1)
+        if not bool(right.all()):
+            raise BadMask(f"a mask holds 0 and 1 only, not {mask[~right][0].item()!r}")
         for group, where in self.choices:
             taken = mask[..., where].sum(-1)
             if bool((taken != 1).any()):

@@ -261,7 +261,7 @@ class Connections(Selection):
             from espalier.models.densenet_fast import FastDenseNet
 
             network = FastDenseNet(**self.sizes, precision=precision)
-            self.options["gradient"] = Own(network.gradients, network.pack, network.unpack)
+            self.options["gradient"] = Own(network.gradients, network.pack, network.unpack, network.sloped)
 
     @cached_property
     def gated(self) -> Gated:

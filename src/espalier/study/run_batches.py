@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -27,7 +26,6 @@ from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.loop import Loop
 from espalier.train.progress import Progress
-from espalier.train.recipes import PAPER
 from espalier.train.stop import Stop
 
 BINS = 20  # of a histogram of theta
@@ -96,13 +94,13 @@ def train(loop: Loop, label: str, which: str, progress: Progress) -> bool:
     return finished
 
 
-def budget(settings: StudySettings, data: Dataset, specs: Sequence[RunSpec]) -> Row:
-    """What the plan of every study's batch has: with so many masks an update, as many examples as with two."""
+def budget(settings: StudySettings, data: Dataset, specs: Sequence[RunSpec], samples: int) -> Row:
+    """What the plan of every study's batch has. samples: masks in an update of a search, of as many examples as two."""
     updates = settings.updates(len(data.train_labels))
     if not updates:
         size = f"{len(data.train_labels)} examples in {settings.epochs} epochs"
         raise BadInput(f"batch_size={settings.batch_size} leaves no update of {size}")
-    samples = settings.samples if specs[0].searches else PAIR
+    samples = samples if specs[0].searches else PAIR
     parts = {"epochs": settings.epochs, "updates": updates, "points": settings.points, "loss": cross_entropy}
     return parts | {"batch_size": PAIR * settings.batch_size // samples, "samples": samples}
 
@@ -123,16 +121,19 @@ class PaperBatch(Callback):
         self.settings, self.network, self.data, self.specs = settings, network, data, list(specs)
         self.masks, self.drawn = zip(*(network.given(spec) for spec in specs))
         if specs[0].searches:
-            runs = [Run(spec.seed, spec.penalty or 0.0, permuted=settings.permuted) for spec in specs]
+            runs = [
+                Run(s.seed, None if s.target else s.penalty or 0.0, target=s.target, permuted=settings.permuted)
+                for s in specs
+            ]
         else:
             canonical = network.gated.canonical(torch.stack(self.masks))
             runs = [Run(s.seed, mask=mask, dropout=s.rate) for s, mask in zip(specs, canonical, strict=True)]
-        own = {name: getattr(settings, name) for name in ("settle", "initial", "adaptive", "momentum", "weight_decay")}
+        recipe, rate = settings.recipe_of(specs[0].method), None if specs[0].target else settings.theta_rate
         plan = Plan(
-            **budget(settings, data, specs),
+            **budget(settings, data, specs, recipe.samples),
             cost=network.cost(settings.cost),
-            recipe=replace(PAPER, weights_learning_rate=settings.learning_rate, **own),
-            search=None if settings.theta_rate is None else {"learning_rate": settings.theta_rate},
+            recipe=recipe,
+            search=None if rate is None else {"learning_rate": rate},
             pad=settings.pad,
             seeded_by=[spec.describe() for spec in specs],
             **network.options,
@@ -140,15 +141,15 @@ class PaperBatch(Callback):
         compute = compute or Compute(precision=cast(Precision, settings.precision))
         self.engine = BatchEngine(network.build, data, None, runs, plan, device, compute)
 
-    def loop(self, folder: Path | None, stop: Stop, progress: Progress, anyway: bool = False) -> Loop:
-        """folder: of the checkpoints, None for none. The same settings and folder go on where the last call stopped;
-        others too with anyway, see Checkpoint."""
+    def loop(self, folder: Path | None, stop: Stop, progress: Progress, **kept: Any) -> Loop:
+        """folder: of the checkpoints, None for none. The same settings and folder go on where the last call stopped.
+        kept: see Checkpoint."""
         methods = dict.fromkeys(spec.method for spec in self.specs)
         together: Row = {method: self.settings.describe(method) for method in methods}
         together |= {"runs": [spec.describe() for spec in self.specs], "data": self.data.fingerprint()}
         together |= self.network.describe() | self.network.layout() | {"device": self.engine.device.type}
         names = [spec.label for spec in self.specs]
-        store = None if folder is None else Checkpoint(folder, together, anyway)
+        store = None if folder is None else Checkpoint(folder, together, **kept)
         return Loop(self.engine, stop, [self, Lines(progress, names, self.network.share)], store)
 
     def selected(self) -> Tensor:
@@ -246,7 +247,7 @@ class GridBatch:
         each = [spec.units for spec in specs if spec.units is not None]
         self.network = Units(holding(full.widths, each, ALIGNED if device.type == "cuda" else 1), full.least)
         plan = Plan(
-            **budget(settings, data, specs),
+            **budget(settings, data, specs, settings.samples),
             cost=settings.cost,
             recipe=settings.recipe_of(self.method),
             seeded_by=[[spec.describe() for spec in specs], settings.describe(self.method)],
@@ -262,13 +263,13 @@ class GridBatch:
         price = {"penalty": spec.penalty} if spec.target is None else {"target": spec.target}
         return Run(spec.seed, permuted=self.method == "permuted", **price)
 
-    def loop(self, folder: Path | None, stop: Stop, progress: Progress, anyway: bool = False) -> Loop:
-        """folder: of the checkpoints, None for none. anyway: see Checkpoint."""
+    def loop(self, folder: Path | None, stop: Stop, progress: Progress, **kept: Any) -> Loop:
+        """folder: of the checkpoints, None for none. kept: see Checkpoint."""
         together = self.settings.describe(self.method) | self.full.describe()
         together |= {"runs": [spec.describe() for spec in self.specs], "data": self.data.fingerprint()}
         together["device"] = self.engine.device.type
         names = [spec.label for spec in self.specs]
-        store = None if folder is None else Checkpoint(folder, together, anyway)
+        store = None if folder is None else Checkpoint(folder, together, **kept)
         return Loop(self.engine, stop, [Lines(progress, names, "expected_share")], store)
 
     def results(self, loop: Loop) -> list[Row]:

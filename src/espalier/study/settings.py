@@ -14,11 +14,12 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from espalier.space import BadInput
-from espalier.train.recipes import PAPER, Recipe
+from espalier.train.recipes import PAPER, SLOPES, Recipe
 from espalier.train.setting import changed, check, declared, setting, share
 
 UNIT_METHODS = ("search", "fixed", "dropout")
 CONNECTION_METHODS = ("search", "random", "full")
+RECIPE = "recipe"  # the method that asks for a target instead of a penalty
 GRID_METHODS = ("search", "scratch", "found", "permuted", "penalty")
 COSTS = ("weights", "macs", "units", "parameters")
 BATCH_SIZE = 32
@@ -195,6 +196,11 @@ class PaperSettings(StudySettings, ABC):
         """What a run of this method depends on, JSON-able: equal for runs that may stand in one table."""
         return self.recorded("always") | (self.recorded("search") if method == "search" else {})
 
+    def recipe_of(self, method: str) -> Recipe:
+        """How structure and weights are trained: the paper's way, with these settings in place of its own."""
+        own = {name: getattr(self, name) for name in ("settle", "initial", "adaptive", "momentum", "weight_decay")}
+        return replace(PAPER, weights_learning_rate=self.learning_rate, samples=self.samples, **own)
+
     @abstractmethod
     def rivals(self, method: str) -> list[dict[str, Any]]:
         """The size or rate of each setting of a method that does not search."""
@@ -250,13 +256,19 @@ class Settings(PaperSettings):
 @dataclass(frozen=True)
 class ConnectionSettings(PaperSettings):
     """Of connection selection, the paper's by default. step: "readable", the network as it is defined, or "fast", the
-    same function computed for many runs at once; it is no part of the record."""
+    same function computed for many runs at once; it is no part of the record.
+
+    The method "recipe" is not the paper's: it searches for every target by the default recipe of :func:`espalier.fit`,
+    with as many updates of as many examples as the others and with the recipe's own numbers for the weights.
+    """
 
     study = "connection-selection"
-    sharing = (("search",), ("random", "full"))
+    sharing = (("search",), (RECIPE,), ("random", "full"))
     dataset: str = changed(StudySettings, "dataset", "cifar10", help="A set of images; the paper's is cifar10.")
     methods: tuple[str, ...] = setting(
-        CONNECTION_METHODS, f"Some of {', '.join(CONNECTION_METHODS)}.", choices=CONNECTION_METHODS
+        CONNECTION_METHODS,
+        f"Some of {', '.join(CONNECTION_METHODS)}; and {RECIPE}: the default recipe of train.",
+        choices=(*CONNECTION_METHODS, RECIPE),
     )
     penalties: tuple[float, ...] = changed(
         StudySettings, "penalties", (2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 0.0, -(2**-3), -1.0)
@@ -282,6 +294,12 @@ class ConnectionSettings(PaperSettings):
         "Of the weights, of random selections.",
         after="penalties",
     )
+    targets: tuple[float, ...] = setting(
+        (0.25, 0.5),
+        f"Shares of the cost, as 0.25,0.5, of the method {RECIPE!r}.",
+        read=partial(share, name="a target"),
+        after="shares",
+    )
     layers: int = setting(12, "Layers of each of the three blocks.", least=1, after="batch_size")
     growth: int = setting(12, "Channels that a layer adds.", least=1, after="layers")
     pad: int = setting(
@@ -303,6 +321,8 @@ class ConnectionSettings(PaperSettings):
         super().__post_init__()
         if bad := [s for s in self.shares if not 0 < s < 1]:
             raise BadInput(f"a share of random selection is in (0, 1), not {bad[0]}; the whole network is 'full'")
+        if bad := [t for t in self.targets if not 0 < t <= 1]:
+            raise BadInput(f"a target is a share of the full cost in (0, 1], not {bad[0]}")
 
     @property
     def depth(self) -> int:
@@ -315,8 +335,24 @@ class ConnectionSettings(PaperSettings):
         usual = (self.layers, self.growth) == (12, 12)
         return super().folder + ("" if usual else f"-depth_{self.depth}-growth_{self.growth}")
 
+    def recipe_of(self, method: str) -> Recipe:
+        return SLOPES if method == RECIPE else super().recipe_of(method)
+
+    def describe(self, method: str) -> dict[str, Any]:
+        if method != RECIPE:
+            return super().describe(method)
+        own = asdict(self.recipe_of(method))
+        weights = {"learning_rate": own["weights_learning_rate"]} | {k: own[k] for k in ("momentum", "weight_decay")}
+        return self.recorded("always") | weights | {"cost": self.cost, "permuted": self.permuted, RECIPE: own}
+
     def rivals(self, method: str) -> list[dict[str, Any]]:
         return [{"size": size} for size in (self.shares if method == "random" else (1.0,))]
+
+    def runs(self, method: str) -> list[RunSpec]:
+        if method != RECIPE:
+            return super().runs(method)
+        parts = [f"cost_{self.cost}"] * (self.cost != type(self).cost) + ["permuted"] * self.permuted
+        return [RunSpec(method, "+".join([method, *parts]), s, target=t) for t in self.targets for s in self.seeds]
 
 
 @dataclass(frozen=True)

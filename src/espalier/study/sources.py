@@ -141,7 +141,8 @@ def _judged(train: Any, test: Any, validation: str) -> Source:
     if validation == "test":
         if test is None:
             raise BadInput("--validation test: these data have no test part; give a share to hold out, such as 0.1")
-        return Source(train, test, f"the test part{_counted(test)}")
+        labels = test.test_labels if isinstance(test, Dataset) else test[1] if _is_pair(test) else None
+        return Source(train, test, "the test part" + ("" if labels is None else f", {len(labels)} examples"))
     try:
         share = float(validation)
     except ValueError:
@@ -156,12 +157,6 @@ def _judged(train: Any, test: Any, validation: str) -> Source:
         raise BadInput(f"--validation {validation}: that is {count} of {examples} examples; hold out some, not all")
     kept, out = feed.split_off(train, share, SPLIT)
     return Source(kept, out, f"{count} examples held out of the training part", test)
-
-
-def _counted(part: Any) -> str:
-    if isinstance(part, Dataset):
-        return f", {len(part.test_labels)} examples"
-    return f", {len(part[1])} examples" if _is_pair(part) else ""
 
 
 def _arrays(path: Path, scale: float | None) -> tuple[PART, PART | None, float]:
@@ -209,29 +204,24 @@ def _check_size(path: Path) -> None:
 
 
 def _inputs(array: Any, path: Path, scale: float | None) -> Tensor:
-    _finite(array, "inputs", path)
-    if scale is not None and array.dtype.kind in "iuf":
-        return torch.from_numpy(array.astype(np.float32) * np.float32(scale))
-    if array.dtype.kind in "iu":
-        return torch.from_numpy(array.astype(np.int64))
-    if array.dtype.kind != "f" or not array.ndim:
-        raise BadInput(f"{path}: inputs are numbers, examples first, not {array.dtype} of shape {array.shape}")
-    return torch.from_numpy(array.astype(np.float32))
-
-
-def _finite(array: Any, what: str, path: Path) -> None:
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise BadInput(f"{path}: some {what} are not finite; fill or drop such examples first")
+    inputs = _tensor(array, path, "inputs", "numbers, examples first")
+    return inputs if scale is None else inputs.float() * np.float32(scale).item()
 
 
 def _targets(array: Any, path: Path) -> Tensor:
-    _finite(array, "targets", path)
-    if array.dtype.kind in "iu":
-        labels = torch.from_numpy(array.astype(np.int64))
-        return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels  # a column of classes
-    if array.dtype.kind != "f" or not array.ndim:
-        raise BadInput(f"{path}: targets are classes or numbers, not {array.dtype} of shape {array.shape}")
-    return torch.from_numpy(array.astype(np.float32))
+    targets = _tensor(array, path, "targets", "classes or numbers")
+    column = not targets.is_floating_point() and targets.ndim == 2 and targets.shape[1] == 1
+    return targets[:, 0] if column else targets
+
+
+def _tensor(array: Any, path: Path, what: str, are: str) -> Tensor:
+    """Whole numbers as int64, others as float32."""
+    whole = array.dtype.kind in "iu"
+    if not whole and (array.dtype.kind != "f" or not array.ndim):
+        raise BadInput(f"{path}: {what} are {are}, not {array.dtype} of shape {array.shape}")
+    if not np.isfinite(array).all():
+        raise BadInput(f"{path}: some {what} are not finite; fill or drop such examples first")
+    return torch.from_numpy(array.astype(np.int64 if whole else np.float32))
 
 
 def _parts(given: Any, reference: str) -> tuple[Any, Any]:
@@ -259,12 +249,9 @@ def _readable(part: Any) -> bool:
     if isinstance(part, Dataset) or _is_pair(part):
         return True
     if isinstance(part, (list, tuple)):
-        return bool(part) and all(isinstance(one, (tuple, list)) and len(one) == 2 for one in part) and _holds(part[0])
+        pairs = bool(part) and all(isinstance(one, (tuple, list)) and len(one) == 2 for one in part)
+        return pairs and any(isinstance(one, Tensor) for one in part[0])
     return not isinstance(part, (Tensor, str, dict)) and (hasattr(part, "__iter__") or hasattr(part, "__getitem__"))
-
-
-def _holds(pair: Any) -> bool:
-    return isinstance(pair[1], Tensor) or isinstance(pair[0], Tensor)
 
 
 def _shown(given: Any) -> str:

@@ -31,10 +31,10 @@ from espalier.study.settings import GRID_METHODS, GridSettings, PaperSettings, R
 from espalier.train import checks
 from espalier.train.batched.batch import Compute
 from espalier.train.checkpoint import write
-from espalier.train.lock import locked
 from espalier.train.loop import Loop
 from espalier.train.on_ray import Ray
 from espalier.train.progress import Progress, choose
+from espalier.train.run_directory import locked
 from espalier.train.stop import Stop
 
 RUNS = "runs.json"  # in the folder of a batch's state: which runs it is made of
@@ -58,7 +58,7 @@ class Study(ABC):
     """All runs of the settings under one folder: ``runs/`` for what is finished, ``state/`` for what is not.
 
     data: instead of a set by name, arrays of one's own as a Dataset. runs_at_once: how many runs at most are one batch;
-    None: as many as have one shape.
+    None: as many as have one shape. part_size: bytes of the largest file of a checkpoint; None: it is one file.
     """
 
     settings: Any
@@ -76,11 +76,12 @@ class Study(ABC):
         command: str = "",
         force: bool = False,
         runs_at_once: int | None = None,
+        part_size: int | None = None,
     ) -> None:
         if runs_at_once is not None and runs_at_once < 1:
             raise BadInput(f"runs_at_once is at least 1, not {runs_at_once}")
         self.settings, self.out, self.compute, self.runs_at_once = settings, Path(out), compute, runs_at_once
-        self.device = checks.device(device)
+        self.device, self.part_size = checks.device(device), part_size
         self.commit, self.command, self.force = commit or run_files.revision(), command, force
         self.given = self.read(load(settings.dataset, data_dir) if data is None else data)
         self.ours = run_files.Ours(self.given.fingerprint(), force)
@@ -126,7 +127,7 @@ class Study(ABC):
         with locked(part.state, self.force):
             began = time.monotonic()
             batch = self.batch(part)
-            loop = batch.loop(part.state, stop, progress, self.force)
+            loop = batch.loop(part.state, stop, progress, anyway=self.force, part_size=self.part_size)
             loop.seconds["setup"] += time.monotonic() - began
             if not train(loop, part.label, part.which, progress):
                 return False

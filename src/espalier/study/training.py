@@ -35,7 +35,6 @@ from espalier.study.sources import Source
 from espalier.train import Recipe, Result, checks, evaluate, feed, fit, pytree, recipes, sweep
 from espalier.train.batched import Compute, Run
 from espalier.train.batched.batch import Precision
-from espalier.train.checks import evaluating
 from espalier.train.descent import SGD
 from espalier.train.on_ray import Ray
 from espalier.train.ranks import Ranks
@@ -261,9 +260,7 @@ def prepared(task: Task, seed: int, device: torch.device, weights: str = "") -> 
     model.to(device)
     reading = feed.read(source.train, task.batch_size, seed, pytree.dtype(model))
     example = pytree.each(lambda t: t.to(device), reading.example())
-    checks.readable(model, example)
-    with torch.no_grad(), evaluating(model):
-        outputs = pytree.call(model, example)
+    outputs = checks.readable(model, example)
     loss = _loss(task.loss, reading)
     if loss is F.cross_entropy and isinstance(outputs, Tensor) and outputs.ndim == 2:
         sources.checked(source, outputs.shape[1])

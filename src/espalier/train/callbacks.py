@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espalier.space import BadInput, BadType
-from espalier.train.measures import LARGER
-from espalier.train.metrics import Row
+from espalier.space import BadInput, BadType, whole_number
+from espalier.train.result import Result, Row
+from espalier.train.scoring import LARGER
 
 if TYPE_CHECKING:
     from espalier.train.loop import Loop
-    from espalier.train.result import Result
 
 
 class Callback:
@@ -79,8 +78,8 @@ class EarlyStopping(Callback):
         largest: bool | None = None,
         best: bool = False,
     ) -> None:
-        if patience is not None and (isinstance(patience, bool) or not isinstance(patience, int) or patience < 1):
-            raise BadInput(f"patience is a number of measurements, at least 1, not {patience!r}")
+        if patience is not None:
+            whole_number(patience, "patience, a number of measurements,", 1)
         if not isinstance(monitor, str):
             raise BadType(f"monitor names a number of the rows, such as 'validation_loss', not {monitor!r}")
         largest = monitor.removeprefix("validation_") in LARGER if largest is None else largest
@@ -153,7 +152,7 @@ class TensorBoard(Callback):
             if run not in self.writers:
                 place = self.folder if len(rows) == 1 else self.folder / f"run-{run:03d}"
                 self.writers[run] = SummaryWriter(str(place))
-            for name, value in _numbers(row).items():
+            for name, value in _numbers([row]).items():
                 self.writers[run].add_scalar(name, value, row["update"])
 
     def on_leave(self, loop: Loop) -> None:
@@ -167,9 +166,7 @@ class MLflow(Callback):
     once = True
 
     def on_epoch(self, loop: Loop, rows: list[Row]) -> None:
-        mlflow = _tracker("mlflow")
-        for run, row in enumerate(rows):
-            mlflow.log_metrics(_numbers(row, run if len(rows) > 1 else None), step=row["update"])
+        _tracker("mlflow").log_metrics(_numbers(rows), step=rows[0]["update"])
 
 
 class WandB(Callback):
@@ -185,20 +182,21 @@ class WandB(Callback):
         wandb = _tracker("wandb")
         if wandb.run is None:
             self._own["run"] = wandb.init(**self.settings)
-        numbers = dict[str, float]()
-        for run, row in enumerate(rows):
-            numbers |= _numbers(row, run if len(rows) > 1 else None)
-        wandb.log(numbers, step=rows[0]["update"])
+        wandb.log(_numbers(rows), step=rows[0]["update"])
 
     def on_leave(self, loop: Loop) -> None:
         if self._own:
             self._own.pop("run").finish()
 
 
-def _numbers(row: Row, run: int | None = None) -> dict[str, float]:
-    """The numbers of a row; run: by the name of this run."""
-    before = "" if run is None else f"run-{run:03d}/"
-    return {before + name: float(value) for name, value in row.items() if isinstance(value, (int, float))}
+def _numbers(rows: list[Row]) -> dict[str, float]:
+    """The numbers of a row; of several, with the name of the run before them."""
+    return {
+        (f"run-{run:03d}/" if len(rows) > 1 else "") + name: float(value)
+        for run, row in enumerate(rows)
+        for name, value in row.items()
+        if isinstance(value, (int, float))
+    }
 
 
 def _tracker(name: str) -> Any:

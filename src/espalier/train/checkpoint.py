@@ -3,6 +3,9 @@
 A checkpoint is a safetensors file; its header carries the JSON part of the state, the settings of the run, and the
 SHA-256 of everything else in the file. It is written under another name, flushed to the disk and then renamed, so that
 a file under its final name is whole; the last two are kept, in case the disk itself damages one.
+
+Where files have to be small, the same bytes are cut: the file of the usual name has the first ones, those named after
+its checksum the others, in their order. It is put in place last, so that the others are there when it is.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ _HEADER = schema.record(
 )
 KEPT = 2
 NAME = re.compile(r"checkpoint-(\d{12})\.safetensors")
+FURTHER = re.compile(r"(checkpoint-\d{12}-[0-9a-f]{16})\.part\d+")  # what follows, of a checkpoint in parts
+SUM = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 BLANK = "0" * 64  # stands where the checksum will be, so that the checksum covers the header too
 
 
@@ -49,7 +54,8 @@ class Checkpoint:
 
     settings: JSON-able; a checkpoint written under others is refused, with both shown. Leave out what may change
     between the calls of one run (a time limit, the folder itself). anyway: it is not refused, but what differs is kept
-    in ``forced``, and in every later checkpoint.
+    in ``forced``, and in every later checkpoint. part_size: bytes that no file exceeds, unless what is not tensors
+    already does; None: a checkpoint is one file.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -59,8 +65,16 @@ class Checkpoint:
     {'update': 7}
     """
 
-    def __init__(self, folder: str | os.PathLike[str], settings: Mapping[str, Any], anyway: bool = False) -> None:
-        self.folder, self.anyway = Path(folder), anyway
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        settings: Mapping[str, Any],
+        anyway: bool = False,
+        part_size: int | None = None,
+    ) -> None:
+        self.folder, self.anyway, self.part_size = Path(folder), anyway, part_size
+        if part_size is not None and part_size < 1:
+            raise BadInput(f"part_size is a number of bytes from 1 up, not {part_size}")
         self.forced: list[str] = []
         try:
             self.settings = json.loads(json.dumps(dict(settings), allow_nan=False))
@@ -81,8 +95,11 @@ class Checkpoint:
         structure, tensors = state_codec.split(state)
         header = {"format": FORMAT, "step": step, "settings": self.settings, "state": structure}
         header |= {"forced": self.forced} if self.forced else {}
-        path = self.folder / f"checkpoint-{step:012d}.safetensors"
-        write(path, pack(header, tensors))
+        path, data = self.folder / f"checkpoint-{step:012d}.safetensors", pack(header, tensors)
+        size = max(self.part_size or len(data), _header_end(data))
+        for number, start in enumerate(range(size, len(data), size), 1):
+            write(_further(path, data, number), data[start : start + size])
+        write(path, data[:size])
         kept = self.files()[:KEPT]
         for old in self.files():
             # Checkpoints of later updates are left from a run that fell back to an earlier one: damaged, or overtaken.
@@ -90,14 +107,24 @@ class Checkpoint:
                 old.unlink(missing_ok=True)
         for left in self.folder.glob(f"checkpoint-*{PARTIAL}"):  # of a run that was killed while it wrote
             left.unlink(missing_ok=True)
+        further = self._further()
+        whole = {_further(one, _content(one), 1).stem for one in kept} if further else set()
+        for left in further:
+            if left.stem not in whole:
+                left.unlink(missing_ok=True)
         return path
+
+    def _further(self) -> list[Path]:
+        """What follows the first parts of checkpoints, or has been left by a run that was killed before these."""
+        there = self.folder.iterdir() if self.folder.is_dir() else ()
+        return [path for path in there if FURTHER.fullmatch(path.name)]
 
     def load(self) -> dict[str, Any] | None:
         """The newest state that is whole, tensors on the CPU; None where the folder holds no checkpoint."""
         files, damage = self.files(), list[str]()
         for path in files:
             try:
-                header, tensors = unpack(_content(path))
+                header, tensors = unpack(_joined(path))
                 self.forced = header.get("forced", [])
                 self._check_settings(path, header.get("settings", {}))
                 state: dict[str, Any] = state_codec.join(header["state"], tensors)
@@ -114,6 +141,12 @@ class Checkpoint:
         if damage:
             raise Corrupt(
                 f"no checkpoint in {self.folder} is whole: {'; '.join(damage)}. Remove the folder to start again"
+            )
+        if self._further():  # killed while the first was written; or forgotten where files were copied
+            warnings.warn(
+                f"{self.folder} holds parts of a checkpoint without the first of them, checkpoint-*.safetensors: they "
+                "are of no use. Starting anew",
+                stacklevel=2,
             )
         return None
 
@@ -142,7 +175,7 @@ def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
     """A safetensors file of the tensors, with the header as JSON and the checksum of all the rest in its metadata."""
     text = json.dumps(header, allow_nan=False, separators=(",", ":"))
     data = safetensors.torch.save(dict(tensors), metadata={"espalier": text, "sha256": BLANK})
-    end = 8 + int.from_bytes(data[:8], "little")
+    end = _header_end(data)
     digest = hashlib.sha256(data).hexdigest()
     blank, whole = f'"sha256":"{BLANK}"'.encode(), f'"sha256":"{digest}"'.encode()
     front = data[:end]
@@ -153,16 +186,16 @@ def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The header and tensors of what :func:`pack` made; :class:`Damaged` if a single bit differs."""
-    end = 8 + int.from_bytes(data[:8], "little")
+    end = _header_end(data)
     if len(data) < 8 or end > len(data):
         raise Damaged(f"it is cut off, {len(data)} bytes are left")
-    found = re.findall(rb'"sha256":"([0-9a-f]{64})"', data[:end])
+    found = SUM.findall(data[:end])
     if len(found) != 1:
         raise Damaged("its header is not that of a checkpoint")
     check = hashlib.sha256(data[:end].replace(found[0], BLANK.encode()))
     check.update(memoryview(data)[end:])
     if check.hexdigest() != found[0].decode():
-        raise Damaged("its checksum does not match its contents")
+        raise Damaged("its checksum does not match its contents; where it is in parts, one may be missing")
     try:
         header = schema.parse(schema.parse(data[8:end], _FRONT)["__metadata__"]["espalier"].encode(), _HEADER)
         if header.get("format") != FORMAT:
@@ -170,6 +203,25 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return header, safetensors.torch.load(data)
     except (schema.Mismatch, safetensors.SafetensorError, RuntimeError, OverflowError, RecursionError) as error:
         raise Damaged(str(error)) from None
+
+
+def _further(path: Path, data: bytes, number: int) -> Path:
+    """Where what follows the first part of a checkpoint lies. It is named by its checksum, so that another state of the
+    same update is written beside it and not over it. data: its first bytes at least."""
+    (digest,) = SUM.findall(data[: _header_end(data)])[:1] or [b"0" * 64]
+    return path.with_name(f"{path.stem}-{digest[:16].decode()}.part{number}")
+
+
+def _joined(path: Path) -> bytes:
+    """A checkpoint with what follows its first part."""
+    parts = [_content(path)]
+    while (part := _further(path, parts[0], len(parts))).is_file():
+        parts.append(_content(part))
+    return b"".join(parts)
+
+
+def _header_end(data: bytes) -> int:
+    return 8 + int.from_bytes(data[:8], "little")
 
 
 def _content(path: Path) -> bytes:

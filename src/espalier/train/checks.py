@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.gates.blocks import RoundTo
+from espalier.gates.trace import eval_mode
 from espalier.space import BadInput, BadType, Unreachable
 from espalier.train import pytree
 from espalier.train.pytree import Nested
@@ -89,27 +90,15 @@ def folder(given: object) -> Path:
     return Path(given)
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode; afterwards every module is in the mode it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-def readable(model: nn.Module, inputs: Nested) -> None:
-    """The model takes such inputs: it is called on a few of them, in eval mode and without a trace.
+def readable(model: nn.Module, inputs: Nested) -> Any:
+    """The model takes such inputs: it is called on a few of them, in eval mode and without a trace; its outputs.
 
     Nothing is converted on the way: what bytes mean (pixels, tokens) only who made them knows.
     """
     cuda = sorted({t.device.index or 0 for t in pytree.tensors(inputs) if t.device.type == "cuda"})
     try:
-        with evaluating(model), torch.random.fork_rng(devices=cuda), torch.no_grad():
-            pytree.call(model, inputs)
+        with eval_mode(model), torch.random.fork_rng(devices=cuda), torch.no_grad():
+            return pytree.call(model, inputs)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a forward of the user's own may raise anything

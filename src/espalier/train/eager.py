@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from espalier.files import clean
+from espalier.gates.recalibrate import calibrated
 from espalier.space import BadInput, Diverged
 from espalier.train import checks, fingerprint, pytree, scoring
-from espalier.train.batchnorm import calibrated
 from espalier.train.compiling import Compiling, Recording, as_it_is
 from espalier.train.feed import Batch, Feed
 from espalier.train.gradients import OnePass, scalar
 from espalier.train.loop import Loop
-from espalier.train.metrics import Row, Shares, clean, rows, structure
 from espalier.train.optimizer import StructureOptimizer
-from espalier.train.result import Result
+from espalier.train.result import Result, Row, Shares, rows, structure
 from espalier.train.scoring import Loss
 from espalier.train.shaping import result_of
 from espalier.train.stop import Stop
@@ -229,7 +229,7 @@ class EagerEngine:
         }
         validation_loss = loss / updates
         if self.validation is not None:
-            with calibrated(self.gated, mask, self.feed, CALIBRATED):
+            with calibrated(self.gated, mask, self.feed.once(CALIBRATED)):
                 held_out = scoring.deterministic(
                     self.gated, mask, self.validation, loss=self.loss, metrics=self.metrics
                 )

@@ -76,7 +76,7 @@ class Tensors(Feed):
 
     def __post_init__(self) -> None:
         self.n = pytree.count(self.inputs, "the inputs")
-        if not self.n:
+        if not self.n or not all(tensor.numel() for tensor in pytree.tensors(self.inputs)):
             raise BadInput("the data are empty: there is nothing to learn from")
         if self.n != pytree.count(self.targets, "the targets"):
             raise BadInput(f"{self.n} inputs, but {pytree.count(self.targets, 'the targets')} targets")
@@ -210,18 +210,18 @@ def pair(item: Any) -> Batch:
 
 def adapter(given: Adapter | None, own_loss: bool) -> Adapter | None:
     """How a call reads batches. own_loss: whether the model computes its loss, of the labels among its inputs."""
-    if given is not None and not callable(given):
+    if given is None:
+        return _with_labels if own_loss else None
+    if not callable(given):
         raise BadType(f"batch is a function that makes (inputs, targets) of what the loader gives, not {given!r}")
-    if given is not None:
 
-        def checked(item: Any) -> Batch:
-            parts = given(item)
-            if not isinstance(parts, tuple) or len(parts) != 2:
-                raise BadType(f"batch gives a tuple (inputs, targets), not {type(parts).__name__}")
-            return parts
+    def checked(item: Any) -> Batch:
+        parts = given(item)
+        if not isinstance(parts, tuple) or len(parts) != 2:
+            raise BadType(f"batch gives a tuple (inputs, targets), not {type(parts).__name__}")
+        return parts
 
-        return checked
-    return _with_labels if own_loss else None
+    return checked
 
 
 def _with_labels(item: Any) -> Batch:

@@ -18,16 +18,15 @@ from torch.nn import functional as F
 from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.gates.blocks import RoundTo
+from espalier.gates.recalibrate import training
 from espalier.search import Search
 from espalier.space import BadInput, BadType, Diverged, EspalierError, RankLost
 from espalier.space import whole_number as whole
 from espalier.train import (
-    batchnorm,
     checks,
     descent,
     feed,
     fingerprint,
-    measures,
     progress,
     pytree,
     ranks,
@@ -44,12 +43,11 @@ from espalier.train.eager import EagerEngine, Scheduler
 from espalier.train.feed import Adapter
 from espalier.train.fingerprint import Hashes
 from espalier.train.gradients import Gated
-from espalier.train.lock import locked
 from espalier.train.loop import Loop, OutOfMemory
 from espalier.train.ranks import Ranks
 from espalier.train.recipes import OptimizerFactory, Recipe, SchedulerFactory
 from espalier.train.result import Result
-from espalier.train.run_directory import Records, RunDirectory
+from espalier.train.run_directory import Records, RunDirectory, locked
 from espalier.train.scoring import Loss
 from espalier.train.shaping import shape
 from espalier.train.stop import Stop
@@ -83,7 +81,7 @@ def fit(
     channels_last: bool = False,
     compile: bool | None = False,
     validation: Any = None,
-    metrics: measures.Given = None,
+    metrics: scoring.Metrics = None,
     monitor: str | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     resume: str = "same",
@@ -151,7 +149,7 @@ def fit(
         makes the same call with the same data. What comes out is that of one process, to rounding; see docs/scale.md.
     """
     stop, watching = Stop(time_limit), callbacks_checked(callbacks, monitor)
-    measured = measures.read(metrics)
+    measured = scoring.read_metrics(metrics)
     anyway = checks.resume(resume)
     checks.loss(loss)
     folder = None if checkpoint is None else checks.folder(checkpoint)
@@ -276,7 +274,7 @@ def _carry_out(
     ranks = engine.ranks
     loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store, ranks)
     model, first = engine.gated.model, ranks is None or ranks.first
-    with _held(folder, anyway, ranks), batchnorm.training(model):
+    with _held(folder, anyway, ranks), training(model):
         if first:
             hashes.keep()
         try:

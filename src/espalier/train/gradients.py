@@ -8,6 +8,7 @@ that a closure may zero gradients. In one pass what the masks read is one batch,
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from espalier.gates.one_pass import Unfit, interleaved
 from espalier.space import BadInput, BadType, Space
 from espalier.train import pytree
 
-Gradient = tuple[Tensor, Tensor | None]  # losses (samples), slopes (samples, d)
+Gradient = tuple[Tensor, Tensor | None]  # losses (samples), slopes (samples, d), with those by channels behind
 
 
 class Gated(Protocol):
@@ -32,7 +33,7 @@ class Gated(Protocol):
     def model(self) -> nn.Module: ...
     @property
     def space(self) -> Space: ...
-    def masked(self, mask: Tensor, *, slopes: bool = False) -> AbstractContextManager[Callable[[], Tensor]]: ...
+    def masked(self, mask: Tensor, *, slopes: bool = False) -> AbstractContextManager[Callable[..., Tensor]]: ...
     def canonical(self, mask: Tensor) -> Tensor: ...
     def cost(self, kind: str) -> Cost: ...
     def compact(self, mask: Tensor) -> nn.Module: ...
@@ -61,23 +62,34 @@ class Update:
 
     def one_at_a_time(self, masks: Tensor | None = None, parts: Sequence[Any] | None = None) -> Gradient:
         """The gradient, one mask after the other; masks, parts: others of the same shapes."""
-        masks, inputs = self.masks if masks is None else masks, itertools.cycle(self.parts if parts is None else parts)
+        masks, parts = self.masks if masks is None else masks, self.parts if parts is None else parts
+        if len(masks) == 1:
+            losses, rows = self._alone(masks[0], parts[0])
+            return self.known(losses), rows
+        inputs = itertools.cycle(parts)
         total: list[Tensor | None] = [None] * len(self.parameters)
-        losses, rows = list[Tensor](), list[Tensor]()
+        each = list[Gradient]()
         for mask in masks:
-            self.forget()
-            with self._under(mask) as read, torch.enable_grad():
-                loss = scalar(self.closure(*next(inputs)))
-                if self.slopes:
-                    rows.append(read())
-            losses.append(loss)
+            each.append(self._alone(mask, next(inputs)))
             total = _added(total, [parameter.grad for parameter in self.parameters])
         counted = [part for part in total if part is not None]
-        if counted and len(losses) > 1:
-            torch._foreach_div_(counted, len(losses))
+        if counted:
+            torch._foreach_div_(counted, len(each))
         for parameter, part in zip(self.parameters, total):
             parameter.grad = part
-        return self.known(torch.stack(losses)), torch.stack(rows) if self.slopes else None
+        rows = torch.cat([row for _, row in each if row is not None]) if self.slopes else None
+        return self.known(torch.cat([loss for loss, _ in each])), rows
+
+    def _alone(self, mask: Tensor, part: Any) -> Gradient:
+        """The gradient of one mask ``(d)``, left in the parameters; its loss ``(1)`` and slopes ``(1, d)``."""
+        self.forget()
+        with self._under(mask) as read, torch.enable_grad():
+            loss = scalar(self.closure(*part))
+            return loss.unsqueeze(0), self.read(read).unsqueeze(0) if self.slopes else None
+
+    def read(self, slopes: Callable[..., Tensor]) -> Tensor:
+        """By channels, too, where the handle can tell sizes from them; one of one's own need not."""
+        return slopes(channels=True) if hasattr(self.gated, "slope_sizes") else slopes()
 
     def forget(self) -> None:
         for parameter in self.parameters:
@@ -116,16 +128,17 @@ def only_finite(parameters: Sequence[Tensor], losses: Tensor) -> None:
     nothing. On a GPU, which is not waited for, it is 0: momentum and weight decay still move the weights, unless the
     optimiser skips. An update of one mask is left as it is there: a loss that is not finite ends the run, and to look
     at every gradient takes time."""
-    if losses.is_cuda and len(losses) == 1:
+    if not losses.is_cuda:
+        if not all(map(math.isfinite, losses.tolist())):
+            for parameter in parameters:
+                parameter.grad = None
+        return
+    if len(losses) == 1:
         return
     spoilt = ~losses.isfinite().all()
-    if losses.is_cuda:
-        for gradient in (parameter.grad for parameter in parameters):
-            if gradient is not None:
-                (gradient._values() if gradient.is_sparse else gradient).masked_fill_(spoilt, 0.0)
-    elif bool(spoilt):
-        for parameter in parameters:
-            parameter.grad = None
+    for gradient in (parameter.grad for parameter in parameters):
+        if gradient is not None:
+            (gradient._values() if gradient.is_sparse else gradient).masked_fill_(spoilt, 0.0)
 
 
 class OnePass:
@@ -153,7 +166,7 @@ class OnePass:
                 outputs = gated.apart(self.forward(inputs), samples)
                 each = torch.stack([self.loss(o, part[1]).reshape(()) for o, part in zip(outputs, parts)])
                 each.mean().backward()  # type: ignore[no-untyped-call]
-                rows = read() if update.slopes else None
+                rows = update.read(read) if update.slopes else None
         except Unfit:  # a later batch of another form
             return update.one_at_a_time()
         self.seen = (_detached(outputs[0]), parts[0][1])

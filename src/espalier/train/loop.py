@@ -18,12 +18,11 @@ from espalier.space import BadInput, EspalierError
 from espalier.train import rng
 from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import Checkpoint
-from espalier.train.metrics import Row, Thinned
+from espalier.train.result import Result, Row, Thinned
 from espalier.train.stop import Stop
 
 if TYPE_CHECKING:
     from espalier.train.ranks import Ranks
-    from espalier.train.result import Result
 
 SAVING = 0.05  # of the time may go into checkpoints
 LOOK = 0.5  # seconds between two looks at the clock, about; four times that on a GPU, which is waited for then

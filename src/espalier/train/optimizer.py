@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,11 +21,11 @@ from espalier.train.ranks import Ranks, WholeBatch
 from espalier.train.recipes import Phases
 
 if TYPE_CHECKING:
-    from espalier.train.measures import Given
     from espalier.train.result import Result
-    from espalier.train.scoring import Loss
+    from espalier.train.scoring import Loss, Metrics
 
 
+NO_MASK = torch.ones(1, 1)  # of a compact network: one call of the closure, and no mask to draw
 LOOK = 100  # updates between two looks whether a run on a GPU has diverged
 
 
@@ -139,10 +140,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         rests = under is not None or self.search.settled
         if self.settled is not None and under is not None:
             raise BadInput("a compact network is trained now, which takes no mask: step(closure) without `under`")
-        if self.settled is not None:
-            masks = torch.ones(1, 1)  # one call of the closure; there is no mask to draw
-        else:
-            masks = self.search.ask() if under is None else under.unsqueeze(0)
+        masks = NO_MASK if self.settled is not None else self.search.ask() if under is None else under.unsqueeze(0)
         reads_slopes = self.search.reads_slopes and not rests
         parts = pytree.split(batch, self.search.samples) if reads_slopes and batch else [batch]
         masks_now, across = masks[:1] if rests else masks, self.across
@@ -156,7 +154,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         gated = self.gated if self.settled is None else None
         skipping = skips(self.inner)
         update = Update(gated, masks_now, parts, parameters, closure, reads_slopes, across, skipping)
-        with self._beside_others(apart is None):
+        with nullcontext() if self.ranks is None else self._beside_others(self.ranks, apart is None):
             losses, slopes = update.one_at_a_time() if together is None else together(update)
         if apart is not None:
             assert self.ranks is not None
@@ -166,11 +164,10 @@ class StructureOptimizer(torch.optim.Optimizer):
                 only_finite(parameters, losses)  # also where the masks of another rank are the cause
         elif across is not None and slopes is not None:
             slopes = across(slopes)
-        finite = losses.isfinite()
-        self._note(finite.any())
+        mean = self._noted(losses)
         if not rests:
             try:
-                self.search.tell(masks, losses, None if slopes is None else slopes.to(self.search.device))
+                self.search.tell(masks, losses, *self._told(slopes))
             except Diverged:
                 self.check()  # which names the update
                 raise
@@ -188,16 +185,13 @@ class StructureOptimizer(torch.optim.Optimizer):
         self.update += 1
         if self.scheduler is not None:
             self.scheduler.step()
-        return torch.where(finite, losses, 0.0).sum() / finite.sum()
+        return mean
 
     @contextmanager
-    def _beside_others(self, sharing: bool) -> Iterator[None]:
-        """Among several ranks: random numbers of this one's own; sharing: BatchNorm over what all of them read."""
-        with ExitStack() as stack:
-            if self.ranks is not None:
-                stack.enter_context(self.ranks.own_noise(self.search.generator.initial_seed(), self.update))
-                if sharing:
-                    stack.enter_context(WholeBatch(self.ranks))
+    def _beside_others(self, ranks: Ranks, sharing: bool) -> Iterator[None]:
+        """Random numbers of this rank's own; sharing: BatchNorm over what all of them read."""
+        noise = ranks.own_noise(self.search.generator.initial_seed(), self.update)
+        with noise, WholeBatch(ranks) if sharing else nullcontext():
             yield
 
     def compact(self) -> torch.nn.Module:
@@ -218,9 +212,24 @@ class StructureOptimizer(torch.optim.Optimizer):
         if self.settled is not None:
             self.settled.write_back()
 
-    def _note(self, alive: Tensor) -> None:
+    def _told(self, slopes: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Slopes and spreads as the search is told them."""
+        if slopes is None:
+            return None, None
+        slopes = slopes.to(self.search.device)
+        return self.gated.slope_sizes(slopes) if hasattr(self.gated, "slope_sizes") else (slopes, None)
+
+    def _noted(self, losses: Tensor) -> Tensor:
+        """The mean of the finite losses; where there is none, this update is noted for :meth:`check`."""
+        if not losses.is_cuda and len(losses) == 1:
+            if not math.isfinite(losses.item()):
+                self._lost = torch.tensor(self.update + 1)
+            return losses[0].clone()  # the closure may write over its own
+        finite = losses.isfinite()
+        alive = finite.any()
         lost = torch.zeros((), dtype=torch.int64, device=alive.device) if self._lost is None else self._lost
         self._lost = torch.where(alive | (lost > 0), lost, self.update + 1)
+        return torch.where(finite, losses, 0.0).sum() / finite.sum()
 
     def check(self) -> None:
         """Raise :class:`Diverged` if no loss of an update was finite. ``step`` does so by itself: on the CPU at once,
@@ -264,7 +273,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state_dict["scheduler"])
 
-    def finish(self, data: Any, *, loss: Loss | None = None, validation: Any = None, metrics: Given = None) -> Result:
+    def finish(self, data: Any, *, loss: Loss | None = None, validation: Any = None, metrics: Metrics = None) -> Result:
         """The result, as of ``fit``: the mask that ships, BatchNorm's statistics under it, and the compact model.
 
         data: to estimate those statistics on, in any form of ``fit``. loss, validation, metrics: to score it by.

@@ -10,19 +10,22 @@ from typing import Any, TextIO
 from espalier.space import BadType
 from espalier.train.callbacks import Callback
 from espalier.train.loop import Loop
-from espalier.train.metrics import Row
+from espalier.train.result import Row
 
 NARROW = 115  # columns: a bar, the time left and the numbers of an epoch
 
 
 class Progress:
-    """Told of every update and epoch; says what it wants."""
-
-    def __init__(self) -> None:
-        self.clock = Clock()
+    """Told of every update and epoch; knows how long the rest will take, and says nothing."""
 
     def start(self, done: int, total: int) -> None:
-        self.clock.start(done, total)
+        self.done = self.first = done
+        self.total, self.began = total, time.monotonic()
+
+    def left(self) -> str:
+        """The time left in words, from the updates done since the start of this call."""
+        done = self.done - self.first
+        return span((time.monotonic() - self.began) / done * (self.total - self.done) if done else None)
 
     def update(self, done: int, text: str = "") -> None:
         """text: how it goes, where there is more to say than how far it is."""
@@ -35,45 +38,40 @@ class Progress:
     def stop(self) -> None: ...
 
 
-class Silent(Progress):
-    """Says nothing."""
-
-
 class Lines(Progress):
     """Plain lines for logs: the first epoch's, the last's, and between them one about every ``every`` seconds; where
     epochs are long, also inside them. Runs of hours get them less often."""
 
     def __init__(self, stream: TextIO, every: float = 10.0) -> None:
-        super().__init__()
         self.stream, self.every = stream, every
-        self.shown, self.first = 0.0, True
+        self.shown, self.fresh = 0.0, True  # no epoch was told of yet
 
     def start(self, done: int, total: int) -> None:
         super().start(done, total)
-        self.shown = self.clock.began
+        self.shown = self.began
 
     def update(self, done: int, text: str = "") -> None:
-        self.clock.done = done
+        self.done = done
         if self._due():  # a line of an epoch is shown once
-            self._show(text or f"update {done:,} of {self.clock.total:,}")
+            self._show(text or f"update {done:,} of {self.total:,}")
 
     def epoch(self, text: str) -> None:
-        first, self.first = self.first, False
-        if first or self._due() or self.clock.done == self.clock.total:
+        first, self.fresh = self.fresh, False
+        if first or self._due() or self.done == self.total:
             self._show(text)
 
     def states(self, lines: list[str]) -> None:
-        if self.clock.done == self.clock.total:  # a log tells each run once, at its end
+        if self.done == self.total:  # a log tells each run once, at its end
             for line in lines:
                 self.say(f"      {line}")
 
     def _due(self) -> bool:
         now = time.monotonic()
-        return now - self.shown >= max(self.every, (now - self.clock.began) / 50)
+        return now - self.shown >= max(self.every, (now - self.began) / 50)
 
     def _show(self, text: str) -> None:
         self.shown = time.monotonic()
-        self.say(f"{self.clock.done / self.clock.total:4.0%}  {text}  {span(self.clock.left())} left")
+        self.say(f"{self.done / self.total:4.0%}  {text}  {self.left()} left")
 
     def say(self, text: str) -> None:
         print(text, file=self.stream, flush=True)
@@ -98,7 +96,6 @@ class Bar(Progress):
             console=console,
             refresh_per_second=4,
         )
-        super().__init__()
         self.drawn = 0.0
         self.task: Any = None
 
@@ -108,17 +105,17 @@ class Bar(Progress):
         self.bar.start()
 
     def update(self, done: int, text: str = "") -> None:
-        self.clock.done = done
+        self.done = done
         now = time.monotonic()
         if now - self.drawn > 0.1:  # updates may take microseconds
             self.drawn = now
             said: dict[str, Any] = {"text": text} if text else {}
-            self.bar.update(self.task, completed=done, left=span(self.clock.left()), **said)
+            self.bar.update(self.task, completed=done, left=self.left(), **said)
 
     def epoch(self, text: str) -> None:
         if self.narrow:
             text = text.replace("validation if cut now", "if cut now").replace("  ", " ")
-        self.bar.update(self.task, completed=self.clock.done, text=text, left=span(self.clock.left()))
+        self.bar.update(self.task, completed=self.done, text=text, left=self.left())
 
     def states(self, lines: list[str]) -> None:
         for line in lines:
@@ -129,19 +126,6 @@ class Bar(Progress):
 
     def stop(self) -> None:
         self.bar.stop()
-
-
-class Clock:
-    """The time left, from the updates done since the start of this call."""
-
-    def start(self, done: int, total: int) -> None:
-        self.done = self.first = done
-        self.total, self.began = total, time.monotonic()
-
-    def left(self) -> float | None:
-        """Seconds; None before the first update."""
-        done = self.done - self.first
-        return (time.monotonic() - self.began) / done * (self.total - self.done) if done else None
 
 
 def span(seconds: float | None) -> str:
@@ -217,11 +201,11 @@ def _median(rows: list[Row], key: str) -> float | None:
 
 
 def choose(quiet: bool) -> Progress:
-    """Silent, a bar on a terminal where rich is installed, or plain lines."""
+    """Nothing, a bar on a terminal where rich is installed, or plain lines."""
     if not isinstance(quiet, (bool, int)):
         raise BadType(f"quiet is True or False, not {type(quiet).__name__}")
     if quiet:
-        return Silent()
+        return Progress()
     if sys.stderr.isatty():
         try:
             return Bar()

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from espalier.space import BadInput, BadType
 
 Nested = Any  # a tensor, or tuples, lists and dicts of Nested
 
 
-def each(function: Callable[[Tensor], Tensor], value: Nested) -> Nested:
+def each(function: Callable[[Tensor], Any], value: Nested) -> Nested:
     """The same form with the function applied to every tensor."""
     if isinstance(value, Tensor):
         return function(value)
@@ -27,14 +28,9 @@ def each(function: Callable[[Tensor], Tensor], value: Nested) -> Nested:
 
 def tensors(value: Nested) -> list[Tensor]:
     """The tensors in it, in order."""
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    each(note, value)
-    return found
+    flat: list[Tensor] = []
+    each(flat.append, value)
+    return flat
 
 
 def count(value: Nested, name: str) -> int:
@@ -47,14 +43,7 @@ def count(value: Nested, name: str) -> int:
 
 def join(values: Sequence[Nested]) -> Nested:
     """Several batches of one form as one."""
-    first = values[0]
-    if len(values) == 1:
-        return first
-    if isinstance(first, Tensor):
-        return torch.cat(list(values))
-    if isinstance(first, dict):
-        return {key: join([value[key] for value in values]) for key in first}
-    return type(first)(join(items) for items in zip(*values, strict=True))
+    return values[0] if len(values) == 1 else tree_map(lambda *parts: torch.cat(parts), *values)
 
 
 def split(value: Nested, parts: int) -> list[Nested]:

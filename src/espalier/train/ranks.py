@@ -111,17 +111,11 @@ class Ranks:
         """Inside, torch's random numbers are this rank's own, as those of dropout should be; afterwards they go on as
         on all others. about: which numbers, so that a run that is resumed draws them again."""
         digest = hashlib.sha256(repr((*about, self.number)).encode()).digest()
-        generators = [torch.default_generator]
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
-        before = [generator.get_state() for generator in generators]
-        try:
-            for generator in generators:
+        devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+        with torch.random.fork_rng(devices):
+            for generator in (torch.default_generator, *(torch.cuda.default_generators[place] for place in devices)):
                 generator.manual_seed(int.from_bytes(digest[:8], "little"))
             yield
-        finally:
-            for generator, state in zip(generators, before):
-                generator.set_state(state)
 
     # ---- sums over the ranks -----------------------------------------------------------------------------------------
 

@@ -1,21 +1,29 @@
-"""What a run gives: the compact model, its mask, theta, and the history of how it came about."""
+"""What a run gives: rows of numbers and theta on its way; at its end the compact model, its mask, its history."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
+from espalier.cost import Cost
+from espalier.files import clean
 from espalier.search import Search
+from espalier.search.cost_bounds import most_expensive
 from espalier.space import Space
 from espalier.train.gradients import Gated
-from espalier.train.metrics import Row
 from espalier.train.scoring import Score
 
 if TYPE_CHECKING:
     from espalier.train.batched.runs import Run
+
+Row = dict[str, Any]
+Columns = dict[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -38,7 +46,8 @@ class Result:
     explanation: of ``fit``, what each layer keeps and what is coupled to what, as ``gated.explain`` says it.
     order: the groups of gates from the input to the output; empty: as in the space.
     latency: of a run with a measured cost, in milliseconds: predicted and measured of what ships, of the whole network
-        (full), and how often the target was lowered for what was measured (corrections).
+        (full) and of the smallest that there is, and how often the target was lowered for what was measured
+        (corrections).
     search: of ``fit``, the search as it ended. gated: the gates, where ``fit`` was given them; those it attached by
     itself it has taken off again.
     """
@@ -154,6 +163,7 @@ class Result:
             text += f"; {took} measured, {predicted} predicted, {full} uncut"
             if self.latency["compared"] > self.latency["most"]:
                 text += f": it misses its {self.latency['most']:.3g} ms"
+                text += f"; the smallest network takes {self.latency['smallest']:.3g} ms"
         if not bool(self.mask.any()):
             text += ". No gate is left: nothing leads from inputs to outputs; use a larger target, or train longer"
         return text
@@ -163,3 +173,86 @@ def order_of(gated: Any) -> tuple[str, ...]:
     """The groups of gates from the input to the output, where a gated model can tell."""
     structure = getattr(gated, "structure", None)
     return () if structure is None else structure.flow()
+
+
+# ---- on the way: one flat row of numbers for each run, read from the device at once ----------------------------------
+
+
+class Shares:
+    """Shares of the full network that masks keep: of its gates, of its weights, and of the cost searched against.
+
+    full_cost: what counts as all of that cost; None for that of all gates open and the dearest options.
+    """
+
+    def __init__(self, gated: Gated, cost: Cost, full_cost: Tensor | None, device: torch.device) -> None:
+        space = gated.space
+        self.costs = {"unit_share": gated.cost("units"), "weight_share": gated.cost("weights"), "cost_share": cost}
+        self.full = {
+            name: counted(most_expensive(space, counted, device).float()) for name, counted in self.costs.items()
+        }
+        if full_cost is not None:
+            self.full["cost_share"] = full_cost
+
+    def __call__(self, masks: Tensor) -> Columns:
+        """masks: ``(*batch, d)``; shares ``(*batch)``, NaN where there is nothing to share."""
+        return {name: cost(masks) / self.full[name] for name, cost in self.costs.items()}
+
+
+def structure(search: Search) -> Columns:
+    """What theta says, ``(*batch)`` each; the distance to a target is NaN where there is none."""
+    expected = search.expected_cost()
+    return {
+        "selected_share": search.usage(),
+        "expected_share": expected / search.full_cost,
+        "expected_cost": expected,
+        "penalty": search.penalty,
+        "entropy": entropy(search.space, search.theta),
+        "distance_to_target": expected * torch.nan if search.target is None else search.gap(),
+    }
+
+
+def entropy(space: Space, theta: Tensor) -> Tensor:
+    """The mean entropy of a variable in bits: 1 for bits at 0.5, 0 when the structure is decided. theta: ``(*, d)``."""
+    total: Tensor = torch.special.entr(theta).sum(-1)
+    for _, where in space.bits:
+        total = total + torch.special.entr(1 - theta[..., where]).sum(-1)
+    return total / math.log(2) / space.n
+
+
+def rows(columns: Mapping[str, Tensor]) -> list[Row]:
+    """columns: ``(R)`` each. A row for each run; what is not finite is None, as JSON has no word for it."""
+    table = torch.stack([column.to(torch.float64).reshape(-1) for column in columns.values()], -1).tolist()
+    return [dict(zip(columns, clean(row), strict=True)) for row in table]
+
+
+class Thinned:
+    """Theta over time: at most ``most`` snapshots, every second one dropped whenever they are too many."""
+
+    def __init__(self, most: int = 128) -> None:
+        self.most, self.stride = most, 1
+        self.updates: list[int] = []
+        self.snapshots: list[Tensor] = []
+        self.offered = 0
+
+    def offer(self, update: int, theta: Tensor) -> None:
+        """theta: ``(R, d)``; kept as float32 on the CPU."""
+        if self.offered % self.stride == 0:
+            self.updates.append(update)
+            self.snapshots.append(theta.detach().to("cpu", torch.float32, copy=True))
+        self.offered += 1
+        if len(self.updates) > self.most:
+            self.updates, self.snapshots, self.stride = self.updates[::2], self.snapshots[::2], 2 * self.stride
+
+    def table(self, run: int) -> dict[str, Tensor]:
+        """Of one run: ``theta`` ``(snapshots, d)`` float32 and ``updates`` ``(snapshots)`` int64."""
+        snapshots = [snapshot[run] for snapshot in self.snapshots]
+        theta = torch.stack(snapshots) if snapshots else torch.empty(0, 0)
+        return {"theta": theta, "updates": torch.tensor(self.updates, dtype=torch.int64)}
+
+    def state_dict(self) -> dict[str, Any]:
+        table = torch.stack(self.snapshots) if self.snapshots else torch.empty(0, 0, 0)
+        return {"stride": self.stride, "updates": self.updates, "offered": self.offered, "table": table}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.stride, self.updates, self.offered = state["stride"], list(state["updates"]), state["offered"]
+        self.snapshots = list(state["table"].unbind()) if self.updates else []

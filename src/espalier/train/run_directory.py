@@ -10,6 +10,7 @@
 ``checkpoint-*``   the last two checkpoints
 ``call.json``      of `espalier train` alone: the command, the network's factory, the settings
 ``manifest.json``  the SHA-256 of these files, written last; a run that is going on has none
+``lock``           who trains it now
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import contextlib
 import json
 import os
 import platform
-import sys
-from collections.abc import Mapping, Sequence
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import safetensors
 import safetensors.torch
@@ -31,24 +33,30 @@ from torch import Tensor
 
 from espalier import files, schema
 from espalier.compact import save
+from espalier.files import clean
 from espalier.records import COUNTED, METRICS, RESULT, SETTINGS, result_of, settings_of
 from espalier.records import DIRECTORY_FORMAT as FORMAT
 from espalier.space import BadInput, Corrupt, EspalierError
 from espalier.train import fingerprint, state_codec
 from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import NotSaved, pack, write
-from espalier.train.metrics import Row, clean
+from espalier.train.result import Result, Row
 from espalier.train.scoring import answers
+
+try:
+    import fcntl
+except ImportError:  # not posix: nothing is refused there
+    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from espalier.train.gradients import Gated
     from espalier.train.loop import Loop
-    from espalier.train.result import Result
 
 SMALL, PROBE, LEFT, CALL = "small", "probe.safetensors", "left.txt", "call.json"
 NAMES = (SETTINGS, METRICS, "theta.safetensors", RESULT)
 SEALED = (*NAMES, PROBE, CALL, *(f"{SMALL}/{name}" for name in ("plan.json", "model.safetensors")))
 PROBED = 64  # examples
+LOCK = "lock"
 
 
 class RunDirectory:
@@ -133,7 +141,8 @@ class RunDirectory:
 
     def add(self, numbers: Mapping[str, Any], origin: Mapping[str, str]) -> dict[str, Any]:
         """Add to what came out, and to the settings where it came from. Returns all that came out."""
-        settings, result = settings_of(self.folder), result_of(self.folder) | clean(numbers)
+        settings = settings_of(self.folder)
+        result: dict[str, Any] = result_of(self.folder) | clean(numbers)
         files.unseal(self.folder)
         write(self.folder / SETTINGS, _json({**settings, **origin}))
         write(self.folder / RESULT, _json(result))
@@ -215,13 +224,10 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 
 def _cpu_name() -> str:
-    if sys.platform == "linux":
-        try:
-            for line in Path("/proc/cpuinfo").read_text().splitlines():
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-        except OSError:
-            pass
+    with contextlib.suppress(OSError):  # there on Linux alone
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
     return platform.processor() or "unknown"
 
 
@@ -231,3 +237,61 @@ def _json(value: Mapping[str, Any]) -> bytes:
 
 def _line(row: Row) -> bytes:
     return (json.dumps(clean(row), allow_nan=False) + "\n").encode()
+
+
+# ---- one process at a time: what two at once would write over each other is refused to the second --------------------
+
+
+@contextlib.contextmanager
+def locked(folder: Path, force: bool = False) -> Iterator[None]:
+    """Hold a folder, which is made if need be. The system lets go of it when the process ends, however it ends.
+
+    Who holds it is in the file, and is taken out at the end: a process that was killed leaves its name. On this host it
+    is dead then; one of another host may live where locks do not reach this one, so it is passed over with ``force``
+    alone.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        file = open(os.open(folder / LOCK, flags, 0o666), "r+", encoding="utf-8", errors="replace")  # noqa: SIM115
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise NotSaved(
+            error.errno, f"{folder} could not be written: {why}. Choose a folder that can be made and written to"
+        ) from error
+    with file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                holder = file.read(200).strip()
+                raise BadInput(
+                    f"another process trains the same runs{f' ({holder})' if holder else ''}, and keeps their state in "
+                    f"{folder}; wait for it, or use another folder"
+                ) from None
+            except OSError:  # a file system without locks
+                pass
+        file.seek(0)
+        holder, host = file.read(200).strip(), platform.node()
+        named = re.fullmatch(r"process \d+ on (.*), since .*", holder)
+        if named and named[1] != host and not force:
+            raise BadInput(
+                f"{folder} is held by {holder}, on another host, where it may still train; when it does not, go on by "
+                '--force (resume="anyway"), or use another folder'
+            )
+        if holder and not holder.startswith("process "):
+            raise BadInput(f"{folder / LOCK} is not a lock of ours, and would be written over; use another folder")
+        _say(file, f"process {os.getpid()} on {host}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+        try:
+            yield
+        finally:
+            _say(file, "")
+
+
+def _say(file: TextIO, text: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk takes no name
+        file.seek(0)
+        file.truncate(0)
+        file.write(text)
+        file.flush()

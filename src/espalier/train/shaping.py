@@ -14,19 +14,18 @@ from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.gates.attach import attach
 from espalier.gates.blocks import RoundTo
+from espalier.gates.recalibrate import recalibrate_under
 from espalier.search import Search
 from espalier.space import BadInput, BadType
 from espalier.space import whole_number as whole
-from espalier.train import batchnorm, checks, descent, feed, pytree, ranks, recipes, scoring, targets
+from espalier.train import checks, descent, feed, pytree, ranks, recipes, scoring, targets
 from espalier.train.descent import SGD, Adam, Constant, Optimizer, Schedule
 from espalier.train.gradients import Gated
-from espalier.train.measures import Given
-from espalier.train.metrics import Shares, rows
 from espalier.train.optimizer import StructureOptimizer, check_parameters
 from espalier.train.ranks import Ranks
 from espalier.train.recipes import OptimizerFactory, Recipe
-from espalier.train.result import Result, order_of
-from espalier.train.scoring import Loss
+from espalier.train.result import Result, Shares, order_of, rows
+from espalier.train.scoring import Loss, Metrics
 from espalier.train.targets import Target
 
 
@@ -165,7 +164,7 @@ def result_of(
     *,
     loss: Loss | None = None,
     validation: Any = None,
-    metrics: Given = None,
+    metrics: Metrics = None,
     **about: Any,
 ) -> Result:
     """Select, recalibrate, cut, evaluate. The state of the run is not changed by it, but for the running statistics of
@@ -180,7 +179,7 @@ def result_of(
     reading = data if isinstance(data, feed.Feed) else feed.read(data, 1, 0, dtype)
     selected = search.select()
     mask = gated.canonical(selected)
-    batchnorm.recalibrate(gated, mask, reading)
+    recalibrate_under(gated, mask, reading.once())
     model = gated.compact(mask).eval()
     score = None
     if validation is not None:

@@ -25,7 +25,7 @@ UNITS = {
     "units": ("units", 1.0), "gates": ("units", 1.0), "macs": ("macs", 1.0),
     "b": ("bytes", 1.0), "bytes": ("bytes", 1.0), **{name: ("bytes", size) for name, size in BINARY.items()},
 }  # fmt: skip
-ROUNDS = 5  # selections that are tried where a cost is measured
+UNIFORM = "uniform"  # a limit: what the cost is of a network of one share of all widths that meets the target
 EXAMPLES = '"250k parameters", "30 MMACs", "10 MB" or "3 ms"'
 
 
@@ -57,7 +57,8 @@ def read(gated: Any, cost: Any, target: Any) -> Asked:
     cost: the kind of cost, or one's own, of a target that names none.
     target: a share of the full cost; an amount such as "250k parameters", "30 MMACs" (for one example), "10 MB" (of
         parameters) or "3 ms"; or a dict from kinds of cost, or costs that ``gated.cost`` gave, to either, the first of
-        which is the target and the others limits, which what ships never exceeds; as text "macs=0.4,weights=0.5".
+        which is the target and the others limits, which what ships never exceeds; as text "macs=0.4,weights=0.5". A
+        limit may be "uniform": what that cost is of a network with one share of all widths that meets the target.
     """
     words = target
     if isinstance(target, str):
@@ -67,9 +68,13 @@ def read(gated: Any, cost: Any, target: Any) -> Asked:
             raise BadInput('a target of several costs names at least one, as {"macs": 0.4, "weights": 0.5}')
         if cost not in ("weights", next(iter(target))) if isinstance(cost, str) else True:
             raise BadInput(f"target={words!r} names its costs itself; leave cost away")
-        parts = {_name(kind): _one(gated, kind, value) for kind, value in target.items()}
-        (name, (first, share)), *rest = parts.items()
-        return Asked(first, name, share, dict(rest), {_name(kind): value for kind, value in target.items()})
+        (kind, value), *others = target.items()
+        first, share = _one(gated, kind, value)
+        limits = {
+            _name(kind): _uniform(gated, kind, first, share) if value == UNIFORM else _one(gated, kind, value)
+            for kind, value in others
+        }
+        return Asked(first, _name(kind), share, limits, {_name(kind): value for kind, value in target.items()})
     if isinstance(target, str):
         kind = _amount(target)[0]
         if isinstance(cost, str) and kind != "bytes" and cost not in ("weights", kind):
@@ -155,6 +160,19 @@ def _one(gated: Any, kind: str | Cost | Sequence[float] | Tensor, value: float |
     return cost, share
 
 
+def _uniform(gated: Any, kind: str | Cost, first: Cost, most: float) -> tuple[Cost, float]:
+    """A cost, and the share of it that every gate open with one probability takes in expectation, the largest under
+    which the first cost is at most this share of itself. So widths need not be whole, as those of blocks would be."""
+    if not gated.space.is_bits:
+        raise BadInput(f"{UNIFORM!r} is a network of one share of all widths; a space with choices has none")
+    cost, everything = gated.cost(kind), torch.ones(gated.d, dtype=torch.float64)
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if first(middle * everything) <= most * first(everything) else (low, middle)
+    return cost, float(cost(high * everything) / cost(everything))
+
+
 # ---- costs that were measured, measured again on the network that would ship -----------------------------------------
 
 
@@ -166,15 +184,18 @@ def measured_again(
 
     errors: by cost how much longer than predicted the network took that was selected and measured before this one.
     compared: measured, as it would be if the whole network took what it took when the cost was measured; a machine that
-    is busier now, or clocked otherwise, changes both. most: what the target or limit allows.
+    is busier now, or clocked otherwise, changes both. smallest: of the smallest network, compared alike. most: what the
+    target or limit allows.
     """
     rows = []
     for name, (cost, most) in search.budgets().items():
         latency = getattr(gated, "latencies", {}).get(cost.label)
         if latency is None:
             continue
-        whole = gated.compact(mask.new_ones(mask.shape))
-        times = latency.measure({"small": model, "full": whole})
+        least = cost_bounds.cheapest(gated.space, cost, mask.device).to(mask.dtype)
+        others = {"full": mask.new_ones(mask.shape), "least": gated.canonical(least)}
+        times = latency.measure({"small": model} | {key: gated.compact(one) for key, one in others.items()})
+        then = latency.full / times["full"]
         rows.append(
             {
                 "name": name,
@@ -183,7 +204,8 @@ def measured_again(
                 "predicted": float(cost(mask)) * (errors or {}).get(name, 1.0),
                 "measured": times["small"],
                 "full": times["full"],
-                "compared": times["small"] * latency.full / times["full"],
+                "compared": times["small"] * then,
+                "smallest": times["least"] * then,
                 "most": float(most),
                 "residual": latency.residual,
             }
@@ -193,17 +215,18 @@ def measured_again(
 
 def correct(search: Search, gated: Any) -> tuple[int, dict[str, float]]:
     """Lower what a measured cost may be until the network that would ship meets it by measurement: select again with
-    the measured error. Returns how often that was, and by cost the error that the last selection was made with. A
-    network that still misses it after some rounds ships as it is, and its result says so."""
+    the measured error, and below it by more and more, down to the smallest. Returns how often that was, and by cost the
+    error that the last selection was made with."""
     errors: dict[str, float] = {}
     if search.target is None or not getattr(gated, "latencies", None):
         return 0, errors
-    for round_ in range(ROUNDS):
+    rounds = 0
+    while True:
         mask = gated.canonical(search.select())
         row = measured_again(search, gated, gated.compact(mask).eval(), mask)
         if row is None or row["compared"] <= row["most"]:
-            return round_, errors
-        if not search.tighten(row["name"], 0.995 * row["most"] / row["compared"]):
-            return round_, errors
+            return rounds, errors
+        if not search.tighten(row["name"], 0.995 ** (2**rounds) * row["most"] / row["compared"]):
+            return rounds, errors
         errors[row["name"]] = row["compared"] / row["predicted"]
-    return ROUNDS, errors
+        rounds += 1

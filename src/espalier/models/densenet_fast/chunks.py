@@ -86,13 +86,17 @@ class Room:
     gain: Tensor  # (G, K, slots): gamma * gate
     offset: Tensor  # (G, K, slots): beta * gate
     # of the present call:
+    gamma: Tensor = None  # type: ignore[assignment]  # (R, K, slots)
+    beta: Tensor = None  # type: ignore[assignment]  # (R, K, slots)
     forward: Tensor = None  # type: ignore[assignment]  # (R, L, 3 rows, C, 16 in, 3 columns + 1, 16 out): convolutions
     backward: Tensor = None  # type: ignore[assignment]  # (R, L, C, 9 mirrored, 16 out, 16 in): the same
     weights: Tensor = None  # type: ignore[assignment]  # (R, L, C, 16 in, 9 mirrored, 16 out): their gradient
     gamma_grad: Tensor = None  # type: ignore[assignment]  # (R, K, slots)
     beta_grad: Tensor = None  # type: ignore[assignment]  # (R, K, slots)
     pooled_grad: Tensor = None  # type: ignore[assignment]  # like pooled
+    slopes: Tensor | None = None  # (G, K, C): of a group's loss by a consumer's gate for a chunk, where asked for
     lists: Any = None  # what the kernels keep: which gates are open
+    opened: Any = None  # and what consumers would read if all were, where slopes are asked for
 
     @property
     def pixels(self) -> int:
@@ -112,7 +116,8 @@ class Operations:
     """What is done to the chunks of a block; each writes into its room. This is the obvious version."""
 
     def begin(self, room: Room, masks: Tensor, gamma: Tensor, beta: Tensor) -> None:
-        """``gates``, ``gain`` and ``offset``. masks: ``(G, d)``; gamma, beta: ``(R, K, slots)``."""
+        """``gates``, ``gain`` and ``offset``. masks: ``(G, d)``; gamma, beta: ``(R, K, slots)``, which are kept."""
+        room.gamma, room.beta = gamma, beta
         room.gates.copy_(F.pad(masks, (0, 1))[:, room.bits.long()])
         gate = room.gates.repeat_interleave(LANES, -1)
         room.gain.copy_(gamma.repeat_interleave(room.samples, 0) * gate)
@@ -165,7 +170,8 @@ class Operations:
 
     def source(self, room: Room, first: int, last: int) -> None:
         """``grad`` and ``totals`` of these chunks, all of one source, from what all consumers behind it ask; and what
-        the consumers' ``gamma_grad`` and ``beta_grad`` find here, added to them."""
+        the consumers' ``gamma_grad`` and ``beta_grad`` find here, added to them. ``slopes``: what is asked of a
+        consumer's input, times what this would be with the gate open."""
         block, pool = room.block, room.block.pool
         wide, small = room.grad.dtype, block.size // room.block.pool
         room.grad[first:last] = 0
@@ -182,6 +188,11 @@ class Operations:
                     w = room.backward[:, k, j].repeat_interleave(room.samples, 0)
                     asked = torch.einsum("tgpo,gtoi->gpi", dy, w).to(wide)
                 passed = torch.where(x * room.scale[:, k, None, where] + room.shift[:, k, None, where] > 0, asked, 0.0)
+                if room.slopes is not None:
+                    gamma, beta = (
+                        t[:, k, None, where].repeat_interleave(room.samples, 0) for t in (room.gamma, room.beta)
+                    )
+                    room.slopes[:, k, j] = (asked * (normal * gamma + beta).relu()).sum((1, 2))
                 gate = room.gates[:, k, j, None]
                 for part, term in ((room.beta_grad, passed), (room.gamma_grad, passed * normal)):
                     part[:, k, where] += (term.sum(1) * gate).unflatten(0, (-1, room.samples)).sum(1)

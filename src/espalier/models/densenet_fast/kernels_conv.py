@@ -281,21 +281,37 @@ def weights(
 
 @triton.jit(do_not_specialize=[*FEW, "affine_stride", "weight_stride"])
 def settle(
-    sums, weight, gamma, beta, target, gamma_grad, beta_grad, first, consumers, chunks, half, run_stride, affine_stride,
-    weight_stride, grad_stride,
+    sums, weight, gamma, beta, gates, target, gamma_grad, beta_grad, slopes, first, consumers, chunks, samples, half,
+    run_stride, affine_stride, weight_stride, grad_stride, SLOPES: tl.constexpr,
 ):  # fmt: skip
-    """From N and A between a layer and a chunk to the gradients of weights, gamma and beta."""
+    """From N and A between a layer and a chunk to the gradients of weights, gamma and beta.
+
+    SLOPES: N and A are of each group and as if the gate were open. ``sum w (gamma N + beta A)`` is then the slope of
+    its loss by the gate, and what they are of a run is their sum over its groups, each times its gate.
+    """
     j, layer, r = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if j < first + layer:
         i, k = tl.arange(0, 16), tl.arange(0, 256)
         there = (k < 144)[None, :] & (i >= 0)[:, None]
         at = (layer * chunks + j) * 2304 + i[:, None] * 144 + k[None, :]
-        normal = tl.load(sums + r * run_stride + at, mask=there, other=0.0)
-        active = tl.load(sums + half + r * run_stride + at, mask=there, other=0.0)
         turned = (layer * chunks + j) * 2304 + k[None, :] * 16 + i[:, None]
         w = tl.load(weight + r * weight_stride + turned, mask=there, other=0.0).to(tl.float32)
         slot = layer * chunks * 16 + j * 16 + i
         s, t = tl.load(gamma + r * affine_stride + slot), tl.load(beta + r * affine_stride + slot)
+        if SLOPES:
+            normal = tl.zeros((16, 256), tl.float32)
+            active = tl.zeros((16, 256), tl.float32)
+            for g in range(r * samples, (r + 1) * samples):
+                n = tl.load(sums + g * run_stride + at, mask=there, other=0.0)
+                a = tl.load(sums + half + g * run_stride + at, mask=there, other=0.0)
+                own = (g * consumers + layer) * chunks + j
+                tl.store(slopes + own, tl.sum(s * tl.sum(w * n, 1) + t * tl.sum(w * a, 1), 0))
+                gate = tl.load(gates + own)
+                normal += tl.where(gate != 0, gate * n, 0.0)  # what a closed gate hides may be infinite
+                active += tl.where(gate != 0, gate * a, 0.0)
+        else:
+            normal = tl.load(sums + r * run_stride + at, mask=there, other=0.0)
+            active = tl.load(sums + half + r * run_stride + at, mask=there, other=0.0)
         tl.store(target + r * grad_stride + at, s[:, None] * normal + t[:, None] * active, mask=there)
         tl.store(gamma_grad + r * grad_stride + slot, tl.sum(w * normal, 1))
         tl.store(beta_grad + r * grad_stride + slot, tl.sum(w * active, 1))

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from espalier.models.densenet_fast import kernels_conv as conv
 from espalier.models.densenet_fast import kernels_norm as norm
-from espalier.models.densenet_fast.chunks import EPS, Block, Operations, Room
+from espalier.models.densenet_fast.chunks import EPS, LANES, Operations, Room
 
 TILE = 256  # pixels of a program that passes values on; of one that averages windows, 64 windows
 
@@ -60,16 +60,43 @@ class Lists:
     arrived: Tensor  # (G, C): tiles whose sums are in
 
 
+@dataclass(frozen=True)
+class Opened:
+    """What a block's consumers would read if every gate were open, which the slopes of closed ones ask for."""
+
+    by_consumer: Tensor  # (G, K, C) int32: all chunks
+    consumer_count: Tensor  # (G, K)
+    gates: Tensor  # (G, K, C): 1
+    scale: Tensor  # (G, K, slots)
+    shift: Tensor  # (G, K, slots)
+    pooled: Tensor  # (G, P / pool^2, slots)
+
+    @classmethod
+    def of(cls, room: Room) -> Opened:
+        gates, first = room.gates, room.block.first
+        order = torch.arange(gates.shape[2], dtype=torch.int32, device=gates.device).expand_as(gates)
+        count = first + torch.arange(gates.shape[1], dtype=torch.int32, device=gates.device).expand(gates.shape[:2])
+        gamma, beta = (_for_each(t, 0, room.samples) for t in (room.gamma, room.beta))
+        scale = gamma * room.rstd[:, None]
+        shift = beta - scale * room.mean[:, None]
+        return cls(
+            order.contiguous(), count.contiguous(), torch.ones_like(gates), scale, shift, torch.empty_like(room.pooled)
+        )
+
+
 @dataclass(eq=False)
 class TritonOperations(Operations):
-    """See ``Operations`` in ``chunks.py``. precision: of products of float32, "ieee" or "tf32"."""
+    """See ``Operations`` in ``chunks.py``. precision: of products of float32, "ieee" or "tf32".
+
+    Slopes come by way of the parameters: with every gate taken as open, gamma's and beta's gradients, times gamma and
+    beta, add up to those of the gates. The tail's are what it mixes times what is asked of that.
+    """
 
     precision: str = "ieee"
     tuning: Callable[[str, int], Tuning] = tuned
-    affine: dict[Block, tuple[Tensor, Tensor]] = field(default_factory=dict)  # gamma and beta of the present call
 
     def begin(self, room: Room, masks: Tensor, gamma: Tensor, beta: Tensor) -> None:
-        self.affine[room.block] = gamma, beta
+        room.gamma, room.beta, room.opened = gamma, beta, None
         groups, consumers, chunks = room.gates.shape
         if room.lists is None:
 
@@ -110,10 +137,15 @@ class TritonOperations(Operations):
 
     def pool(self, room: Room) -> None:
         block, small, tile = room.block, room.pooled.shape[1], TILE // 4
+        read: Room | Opened = room
+        if room.slopes is not None:
+            read = room.opened = Opened.of(room)
         norm.pool[(triton.cdiv(small, tile), block.chunks, room.groups)](
-            room.x, room.scale, room.shift, room.pooled, block.consumers, block.slots, room.pixels, small, block.size,
+            room.x, read.scale, read.shift, read.pooled, block.consumers, block.slots, room.pixels, small, block.size,
             block.size, block.pool, tile, num_warps=2,
         )  # fmt: skip
+        if room.slopes is not None:
+            torch.mul(read.pooled, _for_each(room.gates[:, -1], 1, LANES).unsqueeze(1), out=room.pooled)
 
     def source(self, room: Room, first: int, last: int) -> None:
         block, lists, several = room.block, room.lists, last - first > 1
@@ -143,24 +175,35 @@ class TritonOperations(Operations):
         )  # fmt: skip
 
     def convolutions(self, room: Room) -> None:
-        block, lists, tuning = room.block, room.lists, self.tuning("weights", room.block.size)
+        block, tuning = room.block, self.tuning("weights", room.block.size)
+        # With slopes the sums are those of each group with every gate open, else of each run with those that are.
+        sloped = room.slopes is not None
+        read, lists, samples = (room.opened, room.opened, 1) if sloped else (room, room.lists, room.samples)
         quads = triton.cdiv(block.chunks - 1, tuning.many)
         splits = max(tuning.splits // room.groups, 1)
         per_split = triton.cdiv(triton.cdiv(room.pixels, splits), tuning.tile) * tuning.tile
         whole = tuning.tile % block.size == 0 and block.size**2 % tuning.tile == 0
-        sums = torch.zeros(2, *room.weights.shape, device=room.weights.device)
+        sums = torch.zeros(2, room.groups // samples, *room.weights.shape[1:], device=room.weights.device)
         conv.weights[(triton.cdiv(room.pixels, per_split), block.layers * quads, room.groups)](
-            room.x, room.out, room.scale, room.shift, room.mean, room.rstd, room.gates, lists.by_consumer,
-            lists.consumer_count, sums, block.consumers, block.chunks, room.samples, room.groups, room.pixels,
+            room.x, room.out, read.scale, read.shift, room.mean, room.rstd, read.gates, lists.by_consumer,
+            lists.consumer_count, sums, block.consumers, block.chunks, samples, room.groups, room.pixels,
             framed(room), per_split, sums.stride(1), sums.stride(0), block.size, block.size, tuning.tile, tuning.many,
             self.precision, whole, num_warps=tuning.warps, num_stages=tuning.stages,
         )  # fmt: skip
-        gamma, beta = self.affine[block]
         conv.settle[(block.chunks - 1, block.layers, room.groups // room.samples)](
-            sums, room.backward, gamma, beta, room.weights, room.gamma_grad, room.beta_grad, block.first,
-            block.consumers, block.chunks, sums.stride(0), sums.stride(1), gamma.stride(0), room.backward.stride(0),
-            room.weights.stride(0),
+            sums, room.backward, room.gamma, room.beta, room.gates, room.weights, room.gamma_grad, room.beta_grad,
+            room.slopes if sloped else room.gates, block.first, block.consumers, block.chunks, room.samples,
+            sums.stride(0), sums.stride(1), room.gamma.stride(0), room.backward.stride(0), room.weights.stride(0),
+            sloped,
         )  # fmt: skip
+        if room.slopes is not None:
+            asked = room.opened.pooled.to(room.slopes.dtype) * room.pooled_grad
+            room.slopes[:, -1] = asked.sum(1).unflatten(-1, (block.chunks, LANES)).sum(-1)
+
+
+def _for_each(t: Tensor, dim: int, times: int) -> Tensor:
+    """Every index of a dimension so many times, without a look at the device, which a CUDA graph forbids."""
+    return t.unsqueeze(dim + 1).expand(*t.shape[: dim + 1], times, *t.shape[dim + 1 :]).flatten(dim, dim + 1)
 
 
 def framed(room: Room) -> int:

@@ -119,20 +119,49 @@ class FastDenseNet:
         params: packed, or by name; masks: ``(R, S, d)``; x: ``(R, B, channels, H, H)``; y: ``(R, B)``. The gradients
         are as the parameters are.
         """
+        grads, losses, wrong, _ = self._differentiate(params, masks, x, y.unsqueeze(1), False)
+        return grads, losses, wrong
+
+    @torch.no_grad()
+    def sloped(
+        self, params: Mapping[str, Tensor], masks: Tensor, x: Tensor, y: Tensor
+    ) -> tuple[Named, Tensor, Tensor, Tensor]:
+        """The same where each mask has images of its own, x ``(R, S, B, channels, H, H)`` and y ``(R, S, B)``; and the
+        slopes ``(R, S, d)`` of each mask's own loss by its gates, closed ones included."""
+        grads, losses, wrong, slopes = self._differentiate(params, masks, x.flatten(1, 2), y, True)
+        assert slopes is not None
+        return grads, losses, wrong, slopes
+
+    def _differentiate(
+        self, params: Mapping[str, Tensor], masks: Tensor, x: Tensor, y: Tensor, sloped: bool
+    ) -> tuple[Named, Tensor, Tensor, Tensor | None]:
+        """x: of a run together; y: ``(R, S or 1, B)``."""
         flat = params[FLAT] if FLAT in params else self.pack(params)[FLAT]
-        logits = self._forward(flat, masks, x)
-        chosen = y[:, None, :, None] == torch.arange(self.classes, device=y.device)
+        logits = self._forward(flat, masks, x, sloped)
+        chosen = y.unsqueeze(-1) == torch.arange(self.classes, device=y.device)
         logs = torch.log_softmax(logits, -1)
         losses = -torch.where(chosen, logs, 0.0).sum(-1).mean(-1)
-        wrong = (logits.argmax(-1) != y.unsqueeze(1)).sum(-1)
+        wrong = (logits.argmax(-1) != y).sum(-1)
         finite = losses.isfinite()
-        share = finite.to(logs.dtype) / (finite.sum(-1, keepdim=True).clamp(min=1) * y.shape[1])
-        gradient = self._backward((logs.exp() - chosen.to(logs.dtype)) * share[..., None, None])
-        packed = {FLAT: gradient}
-        return packed if FLAT in params else self.unpack(packed), losses, wrong
+        counted = finite.sum(-1, keepdim=True).clamp(min=1)
+        share = finite.to(logs.dtype) / (counted * y.shape[-1])
+        packed = {FLAT: self._backward((logs.exp() - chosen.to(logs.dtype)) * share[..., None, None])}
+        # What was differentiated is the mean over the run's masks.
+        slopes = self._slopes(masks) * counted.unsqueeze(-1) if sloped else None
+        return packed if FLAT in params else self.unpack(packed), losses, wrong, slopes
 
-    def _forward(self, flat: Tensor, masks: Tensor, x: Tensor) -> Tensor:
-        runs, samples, images, size = *masks.shape[:2], x.shape[1], x.shape[-1]
+    def _slopes(self, masks: Tensor) -> Tensor:
+        """Of the gates ``(R, S, d)``, from those of the chunks that they are for."""
+        rooms = self._kept[0]
+        total = torch.zeros(rooms[0].groups, self.d + 1, dtype=self.wide, device=masks.device)
+        for room in rooms:
+            assert room.slopes is not None
+            total.index_add_(1, room.bits.flatten().long(), room.slopes.flatten(1))
+        return total[:, :-1].reshape(masks.shape)
+
+    def _forward(self, flat: Tensor, masks: Tensor, x: Tensor, sloped: bool) -> Tensor:
+        runs, samples, size = *masks.shape[:2], x.shape[-1]
+        images = x.shape[1] // samples if sloped else x.shape[1]
         rooms, do = self._room(runs, samples, images, size, x.device)
         mixing, norms, _, _ = self._map(x.device)
         padded = torch.nn.functional.pad(flat, (0, 1))
@@ -141,10 +170,11 @@ class FastDenseNet:
         tails = [convolutions[2], convolutions[5], head]
         by_group = masks.flatten(0, 1).to(self.wide).contiguous()  # a kernel knows no strides
         columns = _windows(x.to(self.dtype))  # (R, B * H * W, 9 * channels, padded)
-        row = torch.bmm(columns, stem)
+        row = torch.bmm(columns, stem).view(runs * samples if sloped else runs, -1, self.stem)
         for i, room in enumerate(rooms):
             block = room.block
             room.forward, room.backward = convolutions[3 * i : 3 * i + 2]
+            room.slopes = torch.zeros_like(room.gates) if sloped else None
             do.begin(room, by_group, *affine[2 * i : 2 * i + 2])
             do.enter(room, row)
             for layer in range(block.layers):
@@ -178,7 +208,8 @@ class FastDenseNet:
             do.leave(room)
             do.convolutions(room)
             row = room.row.view(runs, -1, block.inputs)
-        row = row.unflatten(1, (rooms[0].samples, -1)).sum(1)
+        if rooms[0].slopes is None:  # all masks of a run read the same images
+            row = row.unflatten(1, (rooms[0].samples, -1)).sum(1)
         # A product for each image, added up: a single one over all pixels would keep most of a GPU idle.
         by_image = (-1, rooms[0].block.size ** 2)
         products = columns.unflatten(1, by_image).transpose(2, 3) @ row.unflatten(1, by_image)

@@ -12,13 +12,11 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from espalier.data import Dataset
-from espalier.search import Search
 from espalier.search.recorded import WARM, Recorded
-from espalier.space import BadInput
+from espalier.space import BadInput, whole_number
 from espalier.train import pytree
 from espalier.train.batched.chain import Chain
-from espalier.train.batched.mask_sources import Given, Searched, Source, Whole
-from espalier.train.batched.resident_data import Crops, Feed, Pair, Reading
+from espalier.train.batched.inputs import Crops, Given, Pair, Reading, ResidentFeed, Searched, Source, Whole
 from espalier.train.batched.step import (
     SLOPELESS,
     Call,
@@ -58,10 +56,9 @@ class Compute:
     updates_at_once: int = AT_ONCE
 
     def __post_init__(self) -> None:
-        if not isinstance(self.precision, str) or self.precision not in ("float32", "tf32", "bf16"):
+        if self.precision not in ("float32", "tf32", "bf16"):
             raise BadInput(f"precision is 'float32', 'tf32' or 'bf16', not {self.precision!r}")
-        if self.updates_at_once < 1:
-            raise BadInput(f"updates_at_once is at least 1, not {self.updates_at_once}")
+        whole_number(self.updates_at_once, "updates_at_once", 1)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -131,7 +128,7 @@ class Batch:
         self.runs, self.batch_size, self.samples, self.total = len(seeds), batch_size, samples, total
         dtype = torch.bfloat16 if self.compute.precision == "bf16" else None
         self.differential = Differential(call, loss, dtype)
-        self.feed = Feed(data, list(seeds), device=self.device, dtype=first.dtype, pad=pad)
+        self.feed = ResidentFeed(data, list(seeds), device=self.device, dtype=first.dtype, pad=pad)
         if rates is None:
             rates = torch.full((self.runs,), optimizer.lr, dtype=first.dtype, device=self.device)
         self.state = Stacked.start(params, fixed, optimizer, rates)
@@ -304,12 +301,6 @@ class Batch:
         self.feed.stream.load_state_dict(dict(saved["stream"]))
         if "generator" in saved and self.source.generator is not None:
             self.source.generator.set_state(saved["generator"].cpu())
-
-
-def searched(search: Search, permuted: Sequence[bool] | None = None) -> Searched:
-    """A search as the source of masks; permuted: in which runs what it learns from is shuffled."""
-    flags = [False] * search.theta.shape[0] if permuted is None else list(permuted)
-    return Searched(search, torch.tensor(flags, device=search.device))
 
 
 Update = Callable[..., object]  # (source, reading, noise)

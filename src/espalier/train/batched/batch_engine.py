@@ -1,48 +1,58 @@
-"""The engine of many runs at once: of one shape, from stacked weights to the compact model of each."""
+"""The engine of many runs at once: of one shape, from a factory and stacked weights to the compact model of each."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from espalier.cost import Cost
 from espalier.data import Dataset
-from espalier.gates.recalibrate import recalibrate
+from espalier.files import clean
+from espalier.gates.attach import attach
+from espalier.gates.recalibrate import Norm, recalibrate
 from espalier.search import Search
-from espalier.space import BadInput, Diverged
-from espalier.train import checks, fingerprint, pytree, recipes
-from espalier.train.batched import stack
-from espalier.train.batched.batch import Batch, Compute, searched
+from espalier.space import BadInput, BadType, Diverged
+from espalier.train import checks, fingerprint, gradients, pytree, recipes
+from espalier.train.batched.batch import Batch, Compute
 from espalier.train.batched.chain import Chain, chain_of
-from espalier.train.batched.mask_sources import Given, Source
-from espalier.train.batched.resident_data import Pair, Stored, held_out, read_data
+from espalier.train.batched.inputs import Given, Pair, Searched, Source, Stored, held_out, read_data
 from espalier.train.batched.runs import Plan, Run
-from espalier.train.batched.step import cross_entropy
+from espalier.train.batched.step import Named, cross_entropy
 from espalier.train.fingerprint import Hashes
 from espalier.train.loop import Loop
-from espalier.train.metrics import Row, Shares, known, rows, structure
 from espalier.train.pytree import Nested
-from espalier.train.result import Result, order_of
+from espalier.train.result import Result, Row, Shares, order_of, rows, structure
 from espalier.train.scoring import Score, evaluate
 from espalier.train.stop import Stop
 from espalier.train.targets import Asked, read
+
+# Builds an nn.Module, or a gated model; given the Run if it has a parameter of the name `run`.
+Factory = Callable[..., Any]
+NOTHING: Mapping[str, Any] = {}
+
+
+class Gated(gradients.Gated, Protocol):
+    """What a sweep asks of a gated model beyond that; see :func:`espalier.attach`."""
+
+    def call(self, params_and_buffers: Named, mask: Tensor, *args: Any, **kwargs: Any) -> Any: ...
 
 
 class BatchEngine:
     """Runs of equal shape, trained together: all search, or all have given masks.
 
-    factory: builds the model of a run, see :mod:`espalier.train.batched.stack`. validation: see ``held_out``.
+    factory: builds the model of a run, given the run if it has a parameter of that name. validation: see ``held_out``.
     """
 
     def __init__(
         self,
-        factory: stack.Factory,
+        factory: Factory,
         data: Dataset | Pair,
         validation: Dataset | Pair | None,
         runs: Sequence[Run],
@@ -67,10 +77,11 @@ class BatchEngine:
         # Gates are found by watching the model compute: what it computes of is to be finite, whatever the data are.
         first, _ = next(stored.once(4, torch.device("cpu")))
         self.example = pytree.each(lambda part: part.nan_to_num(0.0, 0.0, 0.0), first)
-        self.gated, params, fixed = stack.stacked(factory, self.runs, self.example, device, plan.check, plan.how)
+        self.gated, params, fixed = stacked(factory, self.runs, self.example, device, plan.check, plan.how)
         self.blocks = getattr(self.gated, "blocks", None) or None
         self._how = dict(plan.how) | ({"round_to": self.blocks} if self.blocks else {})
-        self._check_classes(params, fixed, targets)
+        one = {name: tensor[0] for name, tensor in (params | fixed).items()}
+        self._check_classes(one, targets)
         if plan.optimizer is None:
             plan = self.plan = replace(plan, optimizer=recipes.usual_optimizer(plan.recipe, self.gated.model, targets))
         dtype = next(iter(params.values())).dtype
@@ -97,14 +108,14 @@ class BatchEngine:
             rates=torch.tensor([run.learning_rate or plan.descent.lr for run in runs], dtype=dtype, device=device),
             pad=plan.pad,
             compute=compute,
-            chain=self._chain(params, fixed),
+            chain=None if fixed else self._chain(one),
             gradient=gradient,
         )
         held = held_out(validation, data, dtype)
         self.validation = None if held is None else held.to(device)
         full_cost = None if self.search is None else self.search.full_cost
         self.shares = Shares(self.gated, self._cost() if self.search is None else self.search.cost, full_cost, device)
-        self.judge: stack.Gated | None = None  # a model that keeps running statistics, where there are any
+        self.judge: Gated | None = None  # a model that keeps running statistics, where there are any
         self.shipped: list[dict[str, Tensor]] | None = None  # of each run all tensors as it was measured last
         self._read = (stored.inputs, targets, stored.gain, stored.shift)
         self.about = plan.describe() | {"space": self.gated.space.to_json(), "settle_at": self.phases.settle}
@@ -123,18 +134,17 @@ class BatchEngine:
             for name, part in parts.items()
         }
 
-    def _check_classes(self, params: dict[str, Tensor], fixed: dict[str, Tensor], targets: Nested) -> None:
-        """The default loss picks a class by comparison: one that is not there would be trained on in silence."""
-        one = isinstance(targets, Tensor) and isinstance(self.example, Tensor)
-        if not one or self.plan.loss is not cross_entropy or targets.ndim != 1 or targets.is_floating_point():
+    def _check_classes(self, one: Named, targets: Nested) -> None:
+        """The default loss picks a class by comparison: one that is not there would be trained on in silence. one: the
+        tensors of a run."""
+        is_tensor = isinstance(targets, Tensor) and isinstance(self.example, Tensor)
+        if not is_tensor or self.plan.loss is not cross_entropy or targets.ndim != 1 or targets.is_floating_point():
             return
-        first = {name: t[0] for name, t in (params | fixed).items()}
-        dtype = next(iter(params.values())).dtype
-        example = self.example.to(self.device)
-        example = example.to(dtype) if example.is_floating_point() else example
+        dtype = next(iter(one.values())).dtype
+        example = self.example.to(self.device, dtype if self.example.is_floating_point() else None)
         with torch.no_grad():
             mask = torch.ones(self.gated.space.d, device=self.device, dtype=dtype)
-            classes = self.gated.call(first, mask, example).shape[-1]
+            classes = self.gated.call(one, mask, example).shape[-1]
         low, high = int(targets.min()), int(targets.max())
         if low < 0 or high >= classes:
             raise BadInput(
@@ -142,14 +152,13 @@ class BatchEngine:
                 f"{classes - 1}; number them so, or give a loss that knows them"
             )
 
-    def _chain(self, params: dict[str, Tensor], fixed: dict[str, Tensor]) -> Chain | None:
-        if fixed or self.plan.gradient is not None or self.blocks or not isinstance(self.example, Tensor):
+    def _chain(self, one: Named) -> Chain | None:
+        if self.plan.gradient is not None or self.blocks or not isinstance(self.example, Tensor):
             return None
-        first = {name: p[0] for name, p in params.items()}
-        example = self.example.to(self.device, next(iter(first.values())).dtype)
+        example = self.example.to(self.device, next(iter(one.values())).dtype)
         gates = [where for _, where in self.gated.space.bits]
         with torch.no_grad():
-            return chain_of(self.gated.model, gates, self.gated.call, first, example)
+            return chain_of(self.gated.model, gates, self.gated.call, one, example)
 
     def _cost(self) -> Cost:
         cost = self.plan.cost
@@ -186,7 +195,7 @@ class BatchEngine:
 
     def _source(self) -> Source:
         if self.search is not None:
-            return searched(self.search, [run.permuted for run in self.runs])
+            return Searched(self.search, [run.permuted for run in self.runs])
         d = self.gated.space.d
         for run in self.runs:
             if run.mask is not None:
@@ -231,12 +240,8 @@ class BatchEngine:
     def advance(self, updates: int, stop: Stop) -> None:
         self.gated.model.train()
         self.batch.advance(updates)
-        self._check_losses()
-
-    def _check_losses(self) -> None:
-        """One run that has diverged stops no other; where all have, there is nothing to go on with."""
         broken = self.batch.state.broken
-        if bool((broken >= 0).all()):
+        if bool((broken >= 0).all()):  # one run that has diverged stops no other
             raise Diverged(
                 f"update {int(broken.min())} of {self.total}: every loss of an update was infinite or not a number, of "
                 "every run by now. Lower the learning rate of the weights, or look at the data"
@@ -268,7 +273,7 @@ class BatchEngine:
             loss, error = self._evaluated(masks, self.validation, scores)
             columns |= {"validation_loss": loss, "validation_error": error}
             for row, score in zip(measured, scores):
-                row.update({f"validation_{name}": known(value) for name, value in score.metrics.items()})
+                row.update({f"validation_{name}": clean(value) for name, value in score.metrics.items()})
         columns["learning_rate"] = self.batch.learning_rates()
         head: Row = {"epoch": self.done // self.per_epoch, "update": self.done, "begun": self.batch.begun}
         head["settled"] = self.settled
@@ -307,7 +312,7 @@ class BatchEngine:
     def _alone(self) -> bool:
         """Whether each run is evaluated by itself: running statistics of BatchNorm, which no run keeps while it trains,
         are estimated for each under its mask."""
-        return stack.has_norms(self.gated.model)
+        return any(isinstance(module, Norm) for module in self.gated.model.modules())
 
     def evaluate(self, masks: Tensor, held: Stored, last: bool) -> tuple[Tensor, Tensor]:
         """Mean loss and share of wrong classes of each run under its mask ``(R, d)``, float64 ``(R)``."""
@@ -336,12 +341,12 @@ class BatchEngine:
                 self.shipped.append({name: t.detach().clone() for name, t in model.state_dict().items()})
         return scores
 
-    def _loaded(self, weights: dict[str, Tensor], run: int) -> tuple[nn.Module, stack.Gated]:
+    def _loaded(self, weights: dict[str, Tensor], run: int) -> tuple[nn.Module, Gated]:
         """A model that keeps running statistics, with the weights of one run."""
         if self.judge is None:
-            self.judge = stack.build(self.factory, self.runs[0], self.example, self.plan.check, self._how)
+            self.judge = build(self.factory, self.runs[0], self.example, self.plan.check, self._how)
             self.judge.model.to(self.device)
-        stack.load(self.judge, weights, run)
+        load(self.judge, weights, run)
         return self.judge.model, self.judge
 
     def _calibrate(self, model: nn.Module, limit: int) -> None:
@@ -394,7 +399,7 @@ class BatchEngine:
     def _compact(self, weights: dict[str, Tensor], run: int, mask: Tensor) -> nn.Module:
         """What ships of a run under its canonical mask ``(d)``: in eval mode, on the runs' device."""
         if not self._alone:
-            stack.load(self.gated, weights, run)
+            load(self.gated, weights, run)
             return self.gated.compact(mask.to(next(self.gated.model.parameters()).device)).to(self.device).eval()
         model, gated = self._loaded(weights, run)
         if self.shipped:
@@ -436,3 +441,115 @@ def points(total: int, count: int, stride: int = 50) -> tuple[int, ...]:
     if total >= count * stride:
         exact = [point // stride * stride for point in exact[:-1]] + [total]
     return tuple(sorted({point for point in exact if point > 0}))
+
+
+# ---- from a factory to stacked weights and back ----------------------------------------------------------------------
+
+
+def made(factory: Factory, run: Run) -> Any:
+    """What the factory builds under the seed of this run; torch's own random state stays as it was."""
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise BadType(
+            f"factory is a function without arguments that builds the model, anew for every seed, such as "
+            f"lambda: Net(), not {type(factory).__name__}"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(run.seed)
+        found = factory(run) if takes_run(factory) else factory()
+    if isinstance(found, nn.Module) or (hasattr(found, "call") and isinstance(module(found), nn.Module)):
+        return found
+    raise BadType(f"factory() builds a module, or a gated model as espalier.attach gives it, not {found!r}")
+
+
+def takes_run(factory: Factory) -> bool:
+    """Whether a factory builds for one run what it builds for no other of its seed."""
+    try:
+        return "run" in inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def module(found: Any) -> nn.Module:
+    return found if isinstance(found, nn.Module) else getattr(found, "model", None)  # type: ignore[return-value]
+
+
+def attached(found: Any, example: Nested, check: bool = True, how: Mapping[str, Any] = NOTHING) -> Gated:
+    """A gated model as it is, or gates attached to a module. example: a few inputs as the network reads them. how: more
+    for :func:`espalier.attach`."""
+    if not isinstance(found, nn.Module):
+        if how and how != {"round_to": getattr(found, "blocks", None)}:
+            names = ", ".join(how)
+            raise BadInput(f"the factory gives gates of its own; give {names} to espalier.attach, which makes them")
+        return found  # type: ignore[no-any-return]
+    device, dtype = next((p.device for p in found.parameters()), None), pytree.dtype(found)
+    example = pytree.each(lambda t: t.to(device, dtype if t.is_floating_point() else t.dtype), example)
+    checks.readable(found, example)
+    gated: Gated = attach(found, example, check=check, **how)
+    return gated
+
+
+def build(factory: Factory, run: Run, example: Nested, check: bool = True, how: Mapping[str, Any] = NOTHING) -> Gated:
+    """A gated model with the initial weights of this run."""
+    return attached(made(factory, run), example, check, how)
+
+
+def stacked(
+    factory: Factory,
+    runs: Sequence[Run],
+    example: Nested,
+    device: torch.device,
+    check: bool = True,
+    how: Mapping[str, Any] = NOTHING,
+) -> tuple[Gated, Named, Named]:
+    """A template that computes with any weights, the trained tensors ``(R, ...)`` and the fixed ones, by name.
+
+    The template keeps no running statistics: while training, every mask of every run normalises with its own batch,
+    and what ships is calibrated under its own mask at the end.
+    """
+    keys = list(range(len(runs))) if takes_run(factory) else [run.seed for run in runs]
+    each = {key: made(factory, run) for key, run in dict(zip(reversed(keys), reversed(runs))).items()}
+    template = attached(each[keys[0]], example, check, how)
+    frozen = [name for name, m in template.model.named_modules() if isinstance(m, Norm) and not m.training]
+    if frozen and template.model.training:
+        raise BadInput(
+            f"{frozen[0]} is BatchNorm in eval mode; a sweep normalises with batch statistics always and cannot keep "
+            "frozen ones. Use espalier.fit, or put it into train mode"
+        )
+    strip(template.model)
+    names = dict(template.model.named_parameters())
+    if not any(p.requires_grad for p in names.values()):
+        raise BadInput("the model has no parameter that requires a gradient; there is nothing to train")
+    # A mask is no tensor of a run: the call brings its own.
+    buffers = [n for n, _ in template.model.named_buffers() if not n.rpartition(".")[2].startswith("espalier_")]
+    states = {
+        key: dict(module(one).named_parameters()) | dict(module(one).named_buffers()) for key, one in each.items()
+    }
+
+    def stack(name: str) -> Tensor:
+        found = [states[key].get(name) for key in keys]
+        shapes = {None if t is None else tuple(t.shape) for t in found}
+        if len(shapes) > 1 or None in shapes:
+            raise BadInput(f"factory() builds different models: {name} has shapes {sorted(map(str, shapes))}")
+        return torch.stack([t.detach().to(device) for t in found if t is not None])
+
+    params = {name: stack(name) for name, p in names.items() if p.requires_grad}
+    fixed = {name: stack(name) for name in [*(n for n, p in names.items() if not p.requires_grad), *buffers]}
+    template.model.to(device)  # what is not among these tensors is read from the template
+    return template, params, fixed
+
+
+def strip(model: nn.Module) -> None:
+    """Let BatchNorm use batch statistics always; torch writes running ones in place, which no vmap can follow."""
+    for module in model.modules():
+        if isinstance(module, Norm):
+            module.track_running_stats = False
+            for name in ("running_mean", "running_var", "num_batches_tracked"):
+                setattr(module, name, None)
+
+
+def load(gated: Gated, params: Named, run: int) -> None:
+    """Write one run's weights and buffers into a model."""
+    names = dict(gated.model.named_parameters()) | dict(gated.model.named_buffers())
+    with torch.no_grad():
+        for name, stack in params.items():
+            names[name].copy_(stack[run])

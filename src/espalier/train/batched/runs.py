@@ -13,7 +13,7 @@ from torch import Tensor
 
 from espalier.cost import Cost
 from espalier.search.signal import SLOPES
-from espalier.space import BadInput, BadType, Space
+from espalier.space import BadInput, BadType, Space, whole_number
 from espalier.train import checks, fingerprint, targets
 from espalier.train.batched.step import Own
 from espalier.train.descent import SGD, Optimizer, Schedule
@@ -115,41 +115,28 @@ def listed(
     dropouts: Numbers,
 ) -> list[Run]:
     """The runs asked for: those given, or every setting with every seed, settings outermost."""
-    asked = {
-        name: value
-        for name, value in (("penalties", penalties), ("targets", wanted), ("masks", masks), ("dropouts", dropouts))
-        if value is not None
-    }
+    names = {"penalties": "penalty", "targets": "target", "masks": "mask", "dropouts": "dropout"}
+    lists: list[Any] = [penalties, wanted, masks, dropouts]
+    asked = {name: values for name, values in zip(names, lists, strict=True) if values is not None}
     if runs is not None:
         if asked:
             raise BadInput(f"give either runs or {' and '.join(asked)}, not both")
-        found = list(runs)
-    else:
-        if not asked:
-            asked = {"penalties": [0.0]}
-        lists: dict[str, object] = {**asked, "seeds": seeds}
-        for name, given in lists.items():
-            if isinstance(given, str) or not isinstance(given, (Sequence, Tensor, np.ndarray)):
-                raise BadType(f"{name} is a list, as {name}=[{given!r}], not {type(given).__name__}")
-        for name, values in asked.items():
-            if not len(values):
-                raise BadInput(f"{name} is empty, so there is nothing to run")
-        names = {"penalties": "penalty", "targets": "target", "masks": "mask", "dropouts": "dropout"}
-        found = [
-            Run(seed=seed, **{names[name]: value})  # type: ignore[arg-type]
-            for name, values in asked.items()
-            for value in values
-            for seed in seeds
-        ]
-    if not found:
-        raise BadInput("there are no runs; give at least one seed")
-    return found
+        if not runs:
+            raise BadInput("runs is empty, so there is nothing to run")
+        return list(runs)
+    asked = asked or {"penalties": [0.0]}
+    for name, values in {**asked, "seeds": seeds}.items():
+        if isinstance(values, str) or not isinstance(values, (Sequence, Tensor, np.ndarray)):
+            raise BadType(f"{name} is a list, as {name}=[{values!r}], not {type(values).__name__}")
+        if not len(values):
+            raise BadInput(f"{name} is empty, so there is nothing to run")
+    return [
+        Run(seed=seed, **{names[name]: value}) for name, values in asked.items() for value in values for seed in seeds
+    ]
 
 
 def batches(runs: Sequence[Run], at_once: int | None) -> list[list[int]]:
     """Indices of runs of equal shape, at most so many together, in their order."""
-    if at_once is not None and at_once < 1:
-        raise BadInput(f"at_once is at least 1, not {at_once}")
     groups: dict[str, list[int]] = {}
     for i, run in enumerate(runs):
         groups.setdefault(run.shape, []).append(i)
@@ -189,15 +176,11 @@ class Plan:
 
     def __post_init__(self) -> None:
         fewest = 1 if self.recipe.signal in SLOPES else 2  # losses are compared with each other, slopes are not
-        counts = (("epochs", 1), ("batch_size", 1), ("samples", fewest), ("pad", 0), ("points", 1))
-        for name, least in counts:
-            value = getattr(self, name)
-            if name == "points" and value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise BadInput(f"{name} is an integer of at least {least}, not {value!r}")
-            if value >= 1 << 31 or (name == "points" and value > 1 << 20):
-                raise BadInput(f"{name} is {value}, more than there can be; use a smaller number")
+        for name, least in (("epochs", 1), ("batch_size", 1), ("samples", fewest), ("pad", 0)):
+            if whole_number(getattr(self, name), name, least) >= 1 << 31:
+                raise BadInput(f"{name} is {getattr(self, name)}, more than there can be; use a smaller number")
+        if self.points is not None and whole_number(self.points, "points", 1) > 1 << 20:
+            raise BadInput(f"points is {self.points}, more than there can be; use a smaller number")
         checks.loss(self.loss)
         known = {"learning_rate", "adaptive", "ramp", "even", "initial", "margin"}
         if unknown := set(self.search or {}) - known:

@@ -14,11 +14,10 @@ from torch.func import grad, vmap
 from espalier.space import BadInput
 from espalier.train import compiling, pytree
 from espalier.train.batched.chain import Chain, Parts
-from espalier.train.batched.mask_sources import Source
-from espalier.train.batched.resident_data import Feed, Reading
+from espalier.train.batched.inputs import Reading, ResidentFeed, Source
 from espalier.train.descent import SGD, Optimizer, Schedule
-from espalier.train.measures import class_dim
 from espalier.train.pytree import Nested
+from espalier.train.scoring import class_dim
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Named = dict[str, Tensor]
@@ -188,7 +187,7 @@ class Step:
         optimizer: Optimizer,
         schedule: Schedule,
         total: int,
-        feed: Feed,
+        feed: ResidentFeed,
         chain: Chain | None = None,
         tf32: bool = False,
     ) -> None:
@@ -339,7 +338,7 @@ class Own(Gradient):
     gradients: ``(params, masks, x, y) -> (grads, losses, wrong)`` of params ``(R, ...)``, masks ``(R, samples, d)``,
     x ``(R, B, ...)`` and y ``(R, B)``; losses and numbers of wrong classes are ``(R, samples)``. It compiles what it
     wants compiled itself: ``whole`` is False. pack, unpack: from the model's own names and shapes to those it keeps
-    its weights in, and back.
+    its weights in, and back. sloped: the same with slopes, as :class:`Differential` has them, behind the rest.
     """
 
     def __init__(
@@ -347,16 +346,21 @@ class Own(Gradient):
         gradients: Callable[[Named, Tensor, Tensor, Tensor], tuple[Named, Tensor, Tensor]],
         pack: Callable[[Named], Named] = dict,
         unpack: Callable[[Named], Named] = dict,
+        sloped: Callable[[Named, Tensor, Tensor, Tensor], tuple[Named, Tensor, Tensor, Tensor]] | None = None,
     ) -> None:
-        self.gradients, self.pack, self.unpack = gradients, pack, unpack
+        self.gradients, self.pack, self.unpack, self.sloped = gradients, pack, unpack, sloped
+        self.gives_slopes = sloped is not None
 
     def __call__(
         self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool, slopes: bool = False
     ) -> Sloped:
-        if slopes:
-            raise BadInput(SLOPELESS)
         if each or fixed:
             raise BadInput("runs computed together have masks that all examples share, and no tensors but parameters")
+        if slopes:
+            if self.sloped is None:
+                raise BadInput(SLOPELESS)
+            grads, losses, wrong, by_gate = self.sloped(params, masks, x, y)
+            return grads, (losses, wrong), by_gate
         grads, losses, wrong = self.gradients(params, masks, x, y)
         return grads, (losses, wrong), None
 

@@ -18,13 +18,12 @@ from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.gates.blocks import RoundTo
 from espalier.space import BadInput, BadType, whole_number
-from espalier.train import checks, descent, feed, measures, on_ray, progress, recipes, rng, scoring
+from espalier.train import checks, descent, feed, on_ray, progress, recipes, rng, scoring
 from espalier.train.batched import runs as run_list
 from espalier.train.batched.batch import Compute
-from espalier.train.batched.batch_engine import BatchEngine
-from espalier.train.batched.resident_data import resident
+from espalier.train.batched.batch_engine import BatchEngine, Factory
+from espalier.train.batched.inputs import resident
 from espalier.train.batched.runs import Plan, Run
-from espalier.train.batched.stack import Factory
 from espalier.train.batched.step import cross_entropy
 from espalier.train.callbacks import Callback
 from espalier.train.callbacks import check as callbacks_checked
@@ -32,12 +31,11 @@ from espalier.train.checkpoint import Checkpoint
 from espalier.train.descent import Optimizer, Schedule
 from espalier.train.feed import Adapter
 from espalier.train.fingerprint import Hashes
-from espalier.train.lock import locked
 from espalier.train.loop import Loop, OutOfMemory
 from espalier.train.on_ray import Ray
 from espalier.train.recipes import OptimizerFactory, Recipe
 from espalier.train.result import Result
-from espalier.train.run_directory import Records
+from espalier.train.run_directory import Records, locked
 from espalier.train.stop import Stop
 from espalier.train.targets import Target
 
@@ -70,7 +68,7 @@ def sweep(
     pad: int = 0,
     points: int | None = None,
     validation: Any = None,
-    metrics: measures.Given = None,
+    metrics: scoring.Metrics = None,
     monitor: str | None = None,
     compute: Compute | None = None,
     at_once: int | None = None,
@@ -134,15 +132,14 @@ def sweep(
         pad=pad,
         points=points,
         how=checks.attaching(round_to, kinds, ignore),
-        metrics=measures.read(metrics),
+        metrics=scoring.read_metrics(metrics),
     )
     if metrics and validation is None and not isinstance(data, Dataset):
         raise BadInput("metrics are of held-out data: give validation=")
     adapt = feed.adapter(batch, own_loss=loss is None)
     data, validation = feed.split_off(data, validation, 0, adapt)
-    data = resident(data, "data", adapt)
-    if validation is not None:
-        validation = resident(validation, "validation", adapt)
+    data = resident(data, adapt)
+    validation = None if validation is None else resident(validation, adapt)
     elsewhere = on_ray.read(executor)
     usual = torch.cuda.is_available() if elsewhere is None else elsewhere.gpus > 0
     given = device if device is not None else "cuda" if usual else "cpu"
@@ -151,24 +148,21 @@ def sweep(
     if compute is not None and not isinstance(compute, Compute):
         raise BadType(f"compute is settings such as Compute(precision='bf16'), not {compute!r}")
     stop, shown = Stop(time_limit), progress.choose(quiet)
-    of_all = Shared(factory, data, validation, plan, place, compute or Compute(), root, anyway)
-    batches = [
-        BatchOfRuns(number, [asked[i] for i in where], list(where))
-        for number, where in enumerate(run_list.batches(asked, at_once))
-    ]
+    of_all = Shared(factory, data, validation, asked, plan, place, compute or Compute(), root, anyway)
+    batches = list(enumerate(run_list.batches(asked, at_once)))
     results: dict[int, Result] = {}
     with nullcontext() if root is None else locked(root, anyway):
         if elsewhere is None:
-            for batch_ in batches:
-                results.update(zip(batch_.where, trained(of_all, batch_, stop, watching, shown), strict=True))
+            for job in batches:
+                results.update(zip(job[1], trained(of_all, job, stop, watching, shown), strict=True))
         else:
             if root is None or watching:
                 missing = "needs checkpoint=, a folder that all machines see" if root is None else "takes no callbacks"
                 raise BadInput(f"executor='ray' {missing}")
-            jobs = {f"batch {one.number}, {len(one.runs)} runs": one for one in batches}
+            jobs = {f"batch {number}, {len(where)} runs": (number, where) for number, where in batches}
             done = elsewhere.carry_out(_as_task, of_all, jobs, root, stop, shown)
-            for name, one in jobs.items():
-                results.update(zip(one.where, done[name], strict=True))
+            for name, (_, where) in jobs.items():
+                results.update(zip(where, done[name], strict=True))
     return [results[i] for i in range(len(asked))]
 
 
@@ -179,6 +173,7 @@ class Shared:
     factory: Factory
     data: Any
     validation: Any
+    runs: Sequence[Run]
     plan: Plan
     device: torch.device
     compute: Compute
@@ -186,32 +181,25 @@ class Shared:
     anyway: bool
 
 
-@dataclass(frozen=True)
-class BatchOfRuns:
-    """Runs that are one batch, and their places among all."""
-
-    number: int
-    runs: list[Run]
-    where: list[int]
+Job = tuple[int, Sequence[int]]  # the number of a batch, and which of all runs it holds
 
 
 def trained(
-    of_all: Shared, batch: BatchOfRuns, stop: Stop, watching: Sequence[Callback], shown: progress.Progress
+    of_all: Shared, job: Job, stop: Stop, watching: Sequence[Callback], shown: progress.Progress
 ) -> list[Result]:
     """One batch, from where its checkpoint stands to its end or as far as time allows."""
-    root, place = of_all.root, of_all.device
-    with explained(len(batch.runs), place):
-        engine = BatchEngine(
-            of_all.factory, of_all.data, of_all.validation, batch.runs, of_all.plan, place, of_all.compute
-        )
+    root, place, (number, where) = of_all.root, of_all.device, job
+    runs = [of_all.runs[i] for i in where]
+    with explained(len(runs), place):
+        engine = BatchEngine(of_all.factory, of_all.data, of_all.validation, runs, of_all.plan, place, of_all.compute)
         records, store = list[Callback](), None
         if root is not None:
             hashes = Hashes(root)
             shared, each = engine.settings(hashes), [run.describe() for run in engine.runs]
             hashes.keep()
-            folders = [files.below(root, root / f"run-{i:03d}") for i in batch.where]
+            folders = [files.below(root, root / f"run-{i:03d}") for i in where]
             records = [Records(folders, [shared | own for own in each])]
-            place_of_state = files.below(root, root / f"batch-{batch.number:03d}")
+            place_of_state = files.below(root, root / f"batch-{number:03d}")
             store = Checkpoint(place_of_state, shared | {"runs": each}, of_all.anyway)
         loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store)
         with rng.seeded(engine.seed, place):
@@ -222,10 +210,10 @@ def trained(
         return loop.results()
 
 
-def _as_task(of_all: Shared, batch: BatchOfRuns, seconds: float | None) -> tuple[bool, list[Result]]:
+def _as_task(of_all: Shared, job: Job, seconds: float | None) -> tuple[bool, list[Result]]:
     """A batch on a worker of a cluster."""
     checks.device(of_all.device)
-    results = trained(of_all, batch, Stop(seconds), (), progress.choose(True))
+    results = trained(of_all, job, Stop(seconds), (), progress.choose(True))
     return all(result.finished for result in results), results
 
 

@@ -1,8 +1,15 @@
-"""Resident data and who reads which examples: each run its own order, gathered and read on the device."""
+"""What an update of R runs is given: masks, of a search or given ones, and examples, each run in its own order.
+
+While a search compares the losses of masks, all of them read one mini-batch. Slopes are not compared, so that each
+mask reads its own part of ``samples`` times as many distinct examples. Masks that are given, and the whole network
+before the search begins, read as many under the one mask: the same compute with none of it duplicate.
+
+Data are resident: they stay on the device as they are stored, and are gathered and read there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +18,7 @@ from torch import Tensor
 
 from espalier.data import Dataset, Stream, crop_flip, gather
 from espalier.data import standardise as scaled
+from espalier.search import Search
 from espalier.space import BadInput
 from espalier.train import feed as feeds
 from espalier.train import pytree
@@ -19,6 +27,106 @@ from espalier.train.pytree import Nested
 Pair = tuple[Nested, Nested]
 Crops = tuple[Tensor, Tensor, Tensor]
 CHUNK = 500  # examples at once where one network after the other reads them
+
+# ---- masks -----------------------------------------------------------------------------------------------------------
+
+
+class Source:
+    """What the step needs to know of where masks come from. ``noise`` is drawn outside what is compiled.
+
+    generator: the randomness, so that a captured graph can go on with it; None where there is none.
+    compares: whether the losses of an update are compared, on one mini-batch that all of its masks read. reads_slopes:
+    whether ``learn`` needs slopes; each mask then reads examples of its own. masks_each: whether every example has its
+    own mask.
+    """
+
+    generator: torch.Generator | None = None
+    d: int
+    compares = reads_slopes = masks_each = False
+
+    def noise(self, examples: int) -> tuple[Tensor, ...]:
+        return ()
+
+    def masks(self, noise: tuple[Tensor, ...]) -> Tensor:
+        """``(R, samples, d)``; or ``(R, examples, d)``, one for each example."""
+        raise NotImplementedError
+
+    def learn(self, masks: Tensor, losses: Tensor, noise: tuple[Tensor, ...], slopes: Tensor | None = None) -> None:
+        """losses: ``(R, samples)``; slopes: ``(R, samples, d)``, of each mask's own loss. Nothing is learned here."""
+
+
+class Searched(Source):
+    """Masks drawn from theta, which learns from their losses, or from the slopes of these by the gates.
+
+    permuted: of each run, whether the losses are shuffled among the masks, or the slopes among all gates, before they
+    are told: the control that shows what the search owes to them and what to everything else.
+    """
+
+    def __init__(self, search: Search, permuted: Sequence[bool] = ()) -> None:
+        self.search, self.any_permuted = search, any(permuted)
+        self.permuted = torch.tensor(permuted, dtype=torch.bool, device=search.device)
+        self.reads_slopes, self.compares = search.reads_slopes, not search.reads_slopes
+        self.d, self.generator = search.space.d, search.generator
+
+    def noise(self, examples: int) -> tuple[Tensor, ...]:
+        noise = self.search.noise()
+        if not self.any_permuted:
+            return (noise,)
+        shape = self.search.theta.shape if self.reads_slopes else noise.shape[:-1]
+        return noise, torch.rand(shape, device=noise.device, generator=self.generator)
+
+    def masks(self, noise: tuple[Tensor, ...]) -> Tensor:
+        return self.search.draw(noise[0])
+
+    def learn(self, masks: Tensor, losses: Tensor, noise: tuple[Tensor, ...], slopes: Tensor | None = None) -> None:
+        if self.any_permuted and slopes is not None:
+            order = noise[1].argsort(-1).unsqueeze(-2).expand_as(slopes)  # one for all masks of an update
+            slopes = torch.where(self.permuted.view(-1, 1, 1), slopes.gather(-1, order), slopes)
+        elif self.any_permuted:
+            shuffled = losses.gather(-1, noise[1].argsort(-1))
+            losses = torch.where(self.permuted.unsqueeze(-1), shuffled, losses)
+        self.search.learn(masks, losses, slopes)
+
+
+class Whole(Source):
+    """The whole network, before its search begins: see :meth:`espalier.Search.whole`."""
+
+    def __init__(self, search: Search) -> None:
+        self.search, self.d = search, search.space.d
+        self.generator = None if search.space.is_bits else search.generator
+
+    def noise(self, examples: int) -> tuple[Tensor, ...]:
+        return () if self.search.space.is_bits else (self.search.noise(),)
+
+    def masks(self, noise: tuple[Tensor, ...]) -> Tensor:
+        return self.search.whole(*noise).unsqueeze(1)
+
+
+class Given(Source):
+    """The same mask at every update, ``(R, d)``; with a rate ``(R)`` above 0 its gates are dropped for each example.
+
+    A gate that stays is scaled by ``1 / (1 - rate)``, so that the whole mask is what predicts: dropout.
+    """
+
+    def __init__(self, mask: Tensor, rate: Tensor, seed: int = 0) -> None:
+        self.mask, self.rate, self.d = mask, rate, mask.shape[-1]
+        self.masks_each = bool((rate > 0).any())
+        self.generator = torch.Generator(mask.device).manual_seed(seed) if self.masks_each else None
+
+    def noise(self, examples: int) -> tuple[Tensor, ...]:
+        if not self.masks_each:
+            return ()
+        shape = (self.mask.shape[0], examples, self.mask.shape[1])
+        return (torch.rand(shape, device=self.mask.device, generator=self.generator),)
+
+    def masks(self, noise: tuple[Tensor, ...]) -> Tensor:
+        if not self.masks_each:
+            return self.mask.unsqueeze(1)
+        rate = self.rate.view(-1, 1, 1)
+        return torch.where(noise[0] >= rate, self.mask.unsqueeze(1) / (1 - rate), 0.0)
+
+
+# ---- examples --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +174,7 @@ class Stored:
             yield self.read(x), y
 
 
-class Feed:
+class ResidentFeed:
     """Examples on the device, and the stream of each run through them.
 
     pad: images are padded by so much, cropped back and mirrored at random; 0 leaves them as they are.
@@ -114,7 +222,7 @@ def read_data(data: Dataset | Pair, dtype: torch.dtype) -> Stored:
     ``dtype``, integers in their own."""
     if isinstance(data, Dataset):
         return Stored(*data.train, *data.affine(dtype))
-    inputs, targets = check_pair(data, "data")
+    inputs, targets = data
     whole = isinstance(inputs, Tensor) and not inputs.is_floating_point()
     read_as = inputs.dtype if whole else dtype
     return Stored(inputs, targets, torch.ones((), dtype=read_as), torch.zeros((), dtype=read_as))
@@ -125,18 +233,17 @@ def held_out(given: Dataset | Pair | None, data: Dataset | Pair, dtype: torch.dt
 
     A part of a Dataset is read as that Dataset says, any other pair as it is.
     """
-    if given is None and isinstance(data, Dataset):
-        given = data
+    given = data if given is None and isinstance(data, Dataset) else given
     if given is None:
         return None
     if isinstance(given, Dataset):
         return Stored(*given.test, *given.affine(dtype))
     if isinstance(data, Dataset) and any(given[0] is own for own in (data.train_inputs, data.test_inputs)):
-        return Stored(*check_pair(given, "validation"), *data.affine(dtype))
-    return read_data(check_pair(given, "validation"), dtype)
+        return Stored(*given, *data.affine(dtype))
+    return read_data(given, dtype)
 
 
-def resident(data: Any, name: str, adapt: feeds.Adapter | None) -> Dataset | Pair:
+def resident(data: Any, adapt: feeds.Adapter | None) -> Dataset | Pair:
     """What ``fit`` takes, as a Dataset or as (inputs, targets) in memory; loaders and torch Datasets are read once.
 
     adapt: makes inputs and targets of what an iterable gives.
@@ -147,22 +254,11 @@ def resident(data: Any, name: str, adapt: feeds.Adapter | None) -> Dataset | Pai
         data = tuple(data)
     if isinstance(data, torch.utils.data.Dataset):
         data = torch.utils.data.DataLoader(data, 256)
-    found = feeds.read(data, 1, 0, adapt=adapt)
-    if isinstance(found, feeds.Tensors):
-        return check_pair((found.inputs, found.targets), name)
-    inputs, targets = zip(*found.once(), strict=True)
-    return check_pair((pytree.join(inputs), pytree.join(targets)), name)
-
-
-def check_pair(data: Any, name: str) -> Pair:
-    inputs, targets = data
-    counts = [pytree.count(part, f"{name}: {what}") for part, what in ((inputs, "inputs"), (targets, "targets"))]
-    if counts[0] != counts[1]:
-        raise BadInput(f"{name}: {counts[0]} inputs, but {counts[1]} targets")
-    if not all(part.numel() for part in pytree.tensors(inputs)):
-        shapes = [tuple(part.shape) for part in pytree.tensors(inputs)]
-        raise BadInput(f"{name} are empty: inputs of shape {shapes[0]}")
-    return inputs, targets
+    reading = feeds.read(data, 1, 0, adapt=adapt)
+    if not isinstance(reading, feeds.Tensors):
+        inputs, targets = map(pytree.join, zip(*reading.once(), strict=True))
+        reading = feeds.Tensors(inputs, targets, 1, 0)
+    return reading.inputs, reading.targets
 
 
 def _plain(tensor: Tensor) -> Tensor:
