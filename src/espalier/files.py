@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier import schema
-from espalier.space.errors import BadInput, Corrupt, EspalierError
+from espalier.space import BadInput, Corrupt, EspalierError
 
 PARTIAL, MANIFEST = ".partial", "manifest.json"
 _MANIFEST = schema.record({"files": schema.table(schema.text("[0-9a-f]{64}"))})

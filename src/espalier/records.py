@@ -18,7 +18,7 @@ from typing import Any
 
 from espalier import files, schema
 from espalier.schema import Spec, anything, each, flag, integer, maybe, number, record, table, text
-from espalier.space.errors import BadInput, Corrupt
+from espalier.space import BadInput, Corrupt
 
 FORMAT = 2  # of run files; 1: without a checksum
 DIRECTORY_FORMAT = 1

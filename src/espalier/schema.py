@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from espalier.space.errors import Corrupt
+from espalier.space import Corrupt
 
 BYTES = 1 << 28  # of a file
 DEPTH = 40  # of lists in lists

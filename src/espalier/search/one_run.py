@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from espalier.cost.expectation import Array
-from espalier.cost.one_theta import OneTheta
+from espalier.cost.expectation import Array, OneTheta
 from espalier.search.signal import LARGEST, Signal, sized
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from espalier.cost import Cost
-from espalier.search import cost_bounds
+from espalier.search import selection
 from espalier.space import BadInput, Space, Unreachable
 
 FLATTEST = 0.25  # of the mean slope of a function of widths: where it is flatter, a step goes no further than for that
@@ -28,11 +28,11 @@ class Penalty:
         # Of functions of widths the straight line between their ends: a staircase has no slope of its own to go by.
         self.chord = cost.chord() if cost.width_terms else None
         self.choices = [where for _, where in space.choices]
-        self.full = cost_bounds.most_expensive(space, cost, value.device)  # (d)
-        self.smallest = cost_bounds.cheapest(space, cost, value.device)  # (d)
+        self.full = selection.most_expensive(space, cost, value.device)  # (d)
+        self.smallest = selection.cheapest(space, cost, value.device)  # (d)
         self.full_cost, self.smallest_cost = cost(self.full), cost(self.smallest)
         # eps = eps' / s, s the most that one variable changes: the paper's eps' / max(c).
-        self.scale = cost_bounds.spread(space, (self.chord or cost).gradient(self.full))
+        self.scale = selection.spread(space, (self.chord or cost).gradient(self.full))
         if not bool(self.scale > 0):
             raise BadInput("no gate changes this cost, so nothing would be controlled; give another cost")
         self.counts = target is not None or bool((value != 0).any())

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from espalier.cost import Cost
 from espalier.search import arguments, selection
-from espalier.search.adapt import Adaptation
 from espalier.search.distribution import Distribution
 from espalier.search.one_run import OneRun
 from espalier.search.penalty import FLATTEST, Penalty
 from espalier.search.recorded import Recorded
-from espalier.search.signal import Signal, of_losses
+from espalier.search.signal import Adaptation, Signal, of_losses
 from espalier.space import BadInput, BadMask, BadMaskType, BadType, Corrupt, Diverged, Space, Unreachable, whole_number
 
 CACHED = 1 << 18  # entries handled at a time on a CPU, so that what a step needs between passes stays in its cache

@@ -1,4 +1,4 @@
-"""What theta learns from when the slopes of the loss by the gates are known: an estimate of what each gate is worth.
+"""What theta learns from, the order of losses or what slopes say of the worth of each gate, and how far it steps.
 
 The natural gradient of the expected loss f for bit i is theta_i (1 - theta_i) times ``E[f(m_i = 0) - f(m_i = 1)]``, the
 worth of the gate. Losses of a few masks tell one number for all gates together; the backward pass that trains the
@@ -110,3 +110,41 @@ def of_losses(masks: Tensor, losses: Tensor) -> tuple[Callable[[slice], Tensor],
     ``(*B, part)``, and whether any loss was finite ``(*B)``. As the u_i add up to 0, theta drops out."""
     u, alive = ranked(losses)
     return lambda part: (u.unsqueeze(-1) * masks[..., part]).sum(-2) / masks.shape[-2], alive
+
+
+# ---- how far theta steps ---------------------------------------------------------------------------------------------
+
+
+ALPHA = 1.5  # the signal-to-noise ratio that is held
+
+
+@dataclass
+class Adaptation:
+    """The step size of theta adapted to its signal-to-noise ratio: ASNG (Akimoto et al., ICML 2019), for each run.
+
+    The step is normalised in the Fisher metric to length ``delta / Delta``. ``s`` accumulates normalised steps; were
+    they pure noise its squared length would be ``gamma``, so Delta grows (steps shrink) until the signal shows.
+    path: ``(*B, d)``; gamma, shrink: ``(*B)``; all float64, changed in place.
+    """
+
+    path: Tensor  # s
+    gamma: Tensor
+    shrink: Tensor  # Delta
+
+    @classmethod
+    def start(cls, theta: Tensor) -> Adaptation:
+        gamma = torch.zeros(theta.shape[:-1], dtype=torch.float64, device=theta.device)
+        return cls(torch.zeros_like(theta), gamma, torch.ones_like(gamma))
+
+    def length(self, delta: Tensor) -> Tensor:
+        """The Fisher length of the next step ``(*B)``."""
+        return delta / self.shrink
+
+    def learn(self, white: Tensor, norm: Tensor, length: Tensor, freedom: int) -> None:
+        """white: ``(*B, d)`` whitened utility part, norm: its length ``(*B)``, 0 where the update is skipped."""
+        moves = norm > 0
+        beta = torch.where(moves, (length / freedom**0.5).clamp(max=1.0), 0.0)  # 0 leaves everything as it is
+        unit = white / torch.where(moves, norm, 1.0).unsqueeze(-1)
+        self.path.mul_((1 - beta).unsqueeze(-1)).add_((beta * (2 - beta)).sqrt().unsqueeze(-1) * unit)
+        self.gamma.mul_((1 - beta) ** 2).add_(beta * (2 - beta))
+        self.shrink.mul_((beta * (self.gamma - self.path.square().sum(-1) / ALPHA)).exp())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from espalier.cost import Cost
 from espalier.files import clean
 from espalier.search import Search
-from espalier.search.cost_bounds import most_expensive
+from espalier.search.selection import most_expensive
 from espalier.space import Space
 from espalier.train.gradients import Gated
 from espalier.train.scoring import Score

@@ -124,7 +124,7 @@ def setting(default: Any = MISSING, help: str = "", **more: Any) -> Any:
     [('penalties', '2^-6,0'), ('epochs', 20)]
     >>> check(Growth(epochs=0))
     Traceback (most recent call last):
-    espalier.space.errors.BadInput: epochs is at least 1, not 0
+    espalier.space.BadInput: epochs is at least 1, not 0
     """
     return field(default=default, metadata={DEFINITION: {"help": help, **more}})
 

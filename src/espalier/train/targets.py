@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.cost import Cost
-from espalier.search import Search, cost_bounds
+from espalier.search import Search, selection
 from espalier.space import BadInput, BadType, Unreachable
 
 Target = float | str | Mapping[str | Cost, float | str]
@@ -146,7 +146,7 @@ def _one(gated: Any, kind: str | Cost | Sequence[float] | Tensor, value: float |
         raise BadInput(f"{value!r} is an amount of {unit}, not of {name}")
     if unit == "macs" and isinstance(kind, str):  # an amount is of one example, the cost of all that were attached with
         amount *= gated.examples
-    bounds = (cost_bounds.most_expensive, cost_bounds.cheapest)
+    bounds = (selection.most_expensive, selection.cheapest)
     full, least = (float(cost(bound(gated.space, cost, torch.device("cpu")))) for bound in bounds)
     if amount < least:
         per = gated.examples if unit == "macs" and isinstance(kind, str) else 1
@@ -192,7 +192,7 @@ def measured_again(
         latency = getattr(gated, "latencies", {}).get(cost.label)
         if latency is None:
             continue
-        least = cost_bounds.cheapest(gated.space, cost, mask.device).to(mask.dtype)
+        least = selection.cheapest(gated.space, cost, mask.device).to(mask.dtype)
         others = {"full": mask.new_ones(mask.shape), "least": gated.canonical(least)}
         times = latency.measure({"small": model} | {key: gated.compact(one) for key, one in others.items()})
         then = latency.full / times["full"]

@@ -1,4 +1,4 @@
-"""The space of structures: named, ordered groups of bits and choices."""
+"""What may be searched: named, ordered groups of bits and choices. The bottom layer; the errors live here too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,45 @@ from functools import cached_property
 
 from torch import Tensor
 
-from espalier.space.errors import BadInput, BadMask, BadMaskType, BadType
+
+class EspalierError(Exception):
+    """Anything Espalier refuses to do."""
+
+
+class BadInput(EspalierError, ValueError):
+    """An argument that cannot be used; nothing was changed."""
+
+
+class BadType(BadInput, TypeError):
+    """An argument of a type or dtype that cannot be used; nothing was changed."""
+
+
+class BadMask(BadInput):
+    """A mask of the wrong length or with values other than 0 and 1."""
+
+
+class BadMaskType(BadMask, BadType):
+    """A mask of a type or dtype that cannot be used."""
+
+
+class NoGates(EspalierError, ValueError):
+    """A model in which nothing can be gated."""
+
+
+class Unreachable(EspalierError, ValueError):
+    """A target that no structure of the space can meet."""
+
+
+class Diverged(EspalierError, ArithmeticError):
+    """Every loss of an update was infinite or not a number."""
+
+
+class Corrupt(EspalierError, ValueError):
+    """A file that is truncated, altered, or of a format this version does not know."""
+
+
+class RankLost(EspalierError, RuntimeError):
+    """Another process of those that train one run together has ended or hangs."""
 
 
 def _check_name(name: object) -> None:
