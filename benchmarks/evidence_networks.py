@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from espalier.models import VGG, ResNet
-from espalier.models.convolutional import STREAMS, WIDTHS
-from espalier.models.paper_networks import he_normal
+from espalier.models.architectures import STREAMS, WIDTHS, he_normal
 
 KINDS = ("weights", "macs", "parameters")
 DEPTHS = {"resnet20": 20, "resnet56": 56}

@@ -59,8 +59,8 @@ from espalier.study.settings import GridSettings, Settings
 from espalier.study.study import Grid, PaperStudy
 from espalier.train import fingerprint, loop
 from espalier.train.checkpoint import Checkpoint
+from espalier.train.loop import Stop
 from espalier.train.progress import Progress
-from espalier.train.stop import Stop
 from fault_inputs import JSON, X, Y, damage, net, odd_call
 
 SECONDS, MEMORY = 10, 2 << 30

@@ -30,9 +30,9 @@ from espalier.train.batched.inputs import Given
 from espalier.train.batched.runs import Run
 from espalier.train.batched.step import cross_entropy
 from espalier.train.fingerprint import versions
+from espalier.train.loop import Stop
 from espalier.train.progress import Progress
 from espalier.train.run_directory import hardware
-from espalier.train.stop import Stop
 
 FRESH = 100_000  # added to a seed for initial weights that no other run has
 CPU = torch.device("cpu")

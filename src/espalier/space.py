@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 
 from torch import Tensor
 
@@ -113,6 +112,8 @@ class Space:
 
     ``d``: entries of a mask. ``n``: variables, a bit or a choice each counting one.
     ``freedom``: degrees of freedom, a bit counting 1 and a choice of K options K - 1 (the N of ASNG).
+    ``bits``, ``choices``: the groups of each kind, with their slices. ``is_bits``: whether there are no choices, the
+    common and fast case.
 
     >>> space = Space([Bits("fc1", 4, least=1), Choice("act", 3)])
     >>> space.d, space.n, space.freedom
@@ -134,9 +135,12 @@ class Space:
                 raise BadInput(f"two groups are named {group.name!r}; names tell them apart")
             self.slices[group.name] = slice(start, start + group.size)
             start += group.size
+        self.bits = [(g, self.slices[g.name]) for g in self.groups if isinstance(g, Bits)]
+        self.choices = [(g, self.slices[g.name]) for g in self.groups if isinstance(g, Choice)]
+        self.is_bits = not self.choices
         self.d = start
-        self.n = sum(g.size if isinstance(g, Bits) else 1 for g in self.groups)
-        self.freedom = sum(g.size if isinstance(g, Bits) else g.size - 1 for g in self.groups)
+        self.n = sum(g.size for g, _ in self.bits) + len(self.choices)
+        self.freedom = self.d - len(self.choices)
 
     @classmethod
     def of(cls, space: int | Space) -> Space:
@@ -148,19 +152,6 @@ class Space:
         if space < 1:
             raise BadInput(f"the space is empty: {space} bits; give at least one")
         return cls([Bits("bits", space)])
-
-    @property
-    def bits(self) -> list[tuple[Bits, slice]]:
-        return [(g, self.slices[g.name]) for g in self.groups if isinstance(g, Bits)]
-
-    @property
-    def choices(self) -> list[tuple[Choice, slice]]:
-        return [(g, self.slices[g.name]) for g in self.groups if isinstance(g, Choice)]
-
-    @cached_property
-    def is_bits(self) -> bool:
-        """Whether the space has no choices, the common and fast case."""
-        return not self.choices
 
     def to_json(self) -> str:
         """The layout as canonical JSON: two spaces are equal when these are."""

@@ -86,7 +86,7 @@ def test_a_limit_of_time_stops_it_the_same_command_goes_on_and_says_how_far_it_i
 
 
 def test_a_checkpoint_of_other_settings_is_refused_and_both_are_shown(data, tmp_path, monkeypatch):
-    from espalier.train.stop import Stop
+    from espalier.train.loop import Stop
 
     class Soon(Stop):
         looks = 2

@@ -14,8 +14,8 @@ from typer.testing import CliRunner  # noqa: E402
 
 from espalier.cli.app import app  # noqa: E402
 from espalier.space import BadInput  # noqa: E402
+from espalier.train.loop import Stop  # noqa: E402
 from espalier.train.setting import number  # noqa: E402
-from espalier.train.stop import Stop  # noqa: E402
 
 SMALL = [
     "paper", "unit-selection", "--data", "digits", "--device", "cpu", "--hidden", "6,6,6", "--epochs", "1",

@@ -235,7 +235,7 @@ def test_the_gpu_reads_in_the_same_order():
         (lambda: data.Stream(0, n=0), BadInput, "the data are empty"),
         (lambda: data.Stream([], n=4), BadInput, "no seeds, so no runs"),
         (lambda: data.Stream(-1, n=4), BadInput, "seed of a run is at least 0, not -1"),
-        (lambda: data.Stream([2**63], n=4), BadInput, "below 2\\^63"),
+        (lambda: data.Stream([2**63], n=4), BadInput, "more than torch counts to"),
         (lambda: data.Stream(0.5, n=4), BadType, "is an integer, not 0.5"),
         (lambda: data.Stream(0, n=True), BadType, "examples is an integer, not True"),
         (lambda: data.Stream(0, n=4).take(1, 5), BadInput, "a batch of 5 is larger than the data, 4 examples"),

@@ -34,8 +34,8 @@ from espalier.study.settings import GridSettings
 from espalier.study.study import Grid
 from espalier.train import Recipe
 from espalier.train.batched import Run
+from espalier.train.loop import Stop
 from espalier.train.progress import Progress
-from espalier.train.stop import Stop
 
 HERE = Path(__file__).parent
 LATER = {"signal": "ranked"}  # fields that a recipe may have some day: what it does today

@@ -32,9 +32,9 @@ from espalier.study.study import Grid, PaperStudy
 from espalier.train import evaluate, feed, fingerprint
 from espalier.train.batched import Run
 from espalier.train.fingerprint import Hashes
+from espalier.train.loop import Stop
 from espalier.train.progress import Progress
 from espalier.train.run_directory import LOCK, locked
-from espalier.train.stop import Stop
 
 X = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()

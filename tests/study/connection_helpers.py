@@ -11,8 +11,8 @@ from espalier.data import Dataset, from_arrays
 from espalier.study.settings import ConnectionSettings
 from espalier.study.study import PaperStudy
 from espalier.train.batched import Compute
+from espalier.train.loop import Stop
 from espalier.train.progress import Progress
-from espalier.train.stop import Stop
 
 TINY: dict[str, Any] = {
     "layers": 2, "growth": 4, "batch_size": 4, "epochs": 1, "trials": 1, "penalties": (0.25, -0.5), "shares": (0.6,),

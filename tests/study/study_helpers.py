@@ -8,8 +8,8 @@ from typing import Any
 
 from espalier.study.settings import Settings
 from espalier.study.study import PaperStudy
+from espalier.train.loop import Stop
 from espalier.train.progress import Progress
-from espalier.train.stop import Stop
 
 SMALL: dict[str, Any] = {
     "dataset": "digits", "hidden": (12, 10, 8), "epochs": 2, "trials": 2, "penalties": (0.25, 0.0, -0.5),

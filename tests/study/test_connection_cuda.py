@@ -12,8 +12,8 @@ from study_helpers import StopAfter, stories
 from espalier.study.settings import ConnectionSettings
 from espalier.study.study import PaperStudy
 from espalier.train.batched import Compute
+from espalier.train.loop import Stop
 from espalier.train.progress import Progress
-from espalier.train.stop import Stop
 
 pytestmark = [
     pytest.mark.cuda,

@@ -20,9 +20,9 @@ from espalier.picture import describe
 from espalier.space import BadInput
 from espalier.study.run_batches import PaperBatch
 from espalier.study.settings import ConnectionSettings
+from espalier.train.loop import Stop
 from espalier.train.progress import Progress
 from espalier.train.run_directory import locked
-from espalier.train.stop import Stop
 
 UPDATES = 48 // 4
 

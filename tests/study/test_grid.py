@@ -23,10 +23,9 @@ from espalier.train.batched.batch import Batch
 from espalier.train.batched.inputs import Given
 from espalier.train.batched.step import cross_entropy
 from espalier.train.descent import SGD, Steps
-from espalier.train.loop import Loop
+from espalier.train.loop import Loop, Stop
 from espalier.train.progress import Progress
 from espalier.train.run_directory import locked
-from espalier.train.stop import Stop
 
 SMALL: dict[str, Any] = {
     "hidden": (10, 8), "epochs": 2, "trials": 2, "targets": (0.2, 0.6), "penalties": (0.25,), "points": 3,

@@ -8,8 +8,8 @@ from study_helpers import SMALL, StopAfter, run, stories
 
 from espalier.study.settings import Settings
 from espalier.study.study import PaperStudy
+from espalier.train.loop import Stop
 from espalier.train.progress import Progress
-from espalier.train.stop import Stop
 
 pytestmark = [
     pytest.mark.cuda,

@@ -12,7 +12,7 @@ from espalier.study.networks import Units
 from espalier.study.run_batches import PaperBatch
 from espalier.study.settings import RunSpec
 from espalier.train.batched import Run
-from espalier.train.stop import Stop
+from espalier.train.loop import Stop
 
 WIDTHS = (6, 5, 4, 3, 2)
 

@@ -16,7 +16,7 @@ from torch import nn
 
 import espalier
 from espalier import files
-from espalier.train import checkpoint, state_codec
+from espalier.train import checkpoint
 from espalier.train.checkpoint import Checkpoint, NotSaved
 
 SETTINGS = {"seed": 3, "target": 0.25}
@@ -74,7 +74,7 @@ def test_a_nan_and_a_noncontiguous_tensor_come_back(tmp_path: Path) -> None:
 
 def test_tied_tensors_are_stored_once() -> None:
     shared = torch.ones(1000)
-    _, tensors = state_codec.split(
+    _, tensors = checkpoint.split_state(
         {"a": shared, "b": shared, "view": shared[:10], "e1": torch.empty(0), "e2": torch.empty(0)}
     )
     assert sorted(tensors) == ["a", "e1", "e2", "view"]

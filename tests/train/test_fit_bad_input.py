@@ -21,7 +21,7 @@ from espalier import fit
 from espalier.data import Dataset
 from espalier.train import NotSaved, OutOfMemory, Recipe, fingerprint
 from espalier.train.checkpoint import Checkpoint
-from espalier.train.stop import Stop
+from espalier.train.loop import Stop
 
 X, Y = networks.digit_vectors(128)[0]
 CLASSES, ZERO = tuple("0123456789"), torch.zeros(1, dtype=torch.float64)

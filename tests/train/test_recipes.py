@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import espalier
-from espalier.search.arguments import ramp_length
 from espalier.space import BadInput, BadType, Space
 from espalier.train import Recipe
 from espalier.train.descent import of_torch
@@ -154,7 +153,7 @@ def test_the_phases_of_a_run(
         return
     found = recipe.search_arguments(Space.of(5), phases, target)
     assert found["horizon"] == updates - phases.begin
-    last = phases.begin + ramp_length(found["horizon"], found["ramp"])
+    last = phases.begin + max(round(found["ramp"] * found["horizon"]), 1)
     assert last <= max(phases.settle, phases.begin + 1)
     assert last == phases.begin + phases.ramp
 

@@ -21,10 +21,10 @@ from espalier.study.study import Grid, PaperStudy, Study
 from espalier.study.training import METHODS, Sweeping, run_many
 from espalier.train import Result, progress, recipes
 from espalier.train.batched import Compute
+from espalier.train.loop import Stop
 from espalier.train.on_ray import Ray
 from espalier.train.recipes import Recipe
 from espalier.train.setting import changed, setting, usual_device, whole, words
-from espalier.train.stop import Stop
 
 Out = Annotated[Path, typer.Option(help="Folder of the run files; the same command goes on with what is in it.")]
 

@@ -147,6 +147,8 @@ class Cost:
 
     def over(self, space: Space) -> Cost:
         """The same cost, which now knows which entries are options of one choice."""
+        if self.space is space:
+            return self
         if space.d != self.d:
             raise BadInput(f"this cost is of {self.d} entries, the space has {space.d}")
         if self.space is not None and self.space != space:

@@ -170,7 +170,8 @@ class Segments:
 
 
 def _cumulant(n: int, theta: Any) -> Any:
-    """The n-th cumulant of bits, a tensor or an array: theta for n = 1, then a product with theta (1 - theta), exactly 0 at 0 and at 1."""
+    """The n-th cumulant of a bit, for a tensor or an array of them: theta for n = 1, then a product with theta
+    (1 - theta), exactly 0 at 0 and at 1."""
     return theta if n == 1 else theta * (1 - theta) * _cumulant_slope(n - 1, theta)
 
 

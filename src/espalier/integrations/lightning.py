@@ -12,9 +12,10 @@ from torch.utils.hooks import RemovableHandle
 from espalier.cost import Cost
 from espalier.integrations.carried import Carried
 from espalier.space import BadInput
-from espalier.train import Recipe, Result, feed, pytree, rng, shape
+from espalier.train import Recipe, Result, feed, pytree, shape
 from espalier.train.descent import Optimizer, Schedule
 from espalier.train.feed import Adapter
+from espalier.train.loop import random_states, restore_random
 from espalier.train.recipes import OptimizerFactory
 from espalier.train.targets import Target
 
@@ -114,7 +115,7 @@ class Shaping(Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
-            rng.restore(loaded["random"], pl_module.device)
+            restore_random(loaded["random"], pl_module.device)
             # Lightning makes the loader's iterator before this moment; made after it, it would have drawn its seed.
             torch.empty((), dtype=torch.int64).random_()
 
@@ -133,7 +134,7 @@ class Shaping(Callback):  # type: ignore[misc]
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Module, checkpoint: dict[str, Any]) -> None:
         if self._carried is not None:  # else nothing was trained
-            checkpoint["espalier"] = {"history": self._carried.history, "random": rng.states(pl_module.device)}
+            checkpoint["espalier"] = {"history": self._carried.history, "random": random_states(pl_module.device)}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Module, checkpoint: dict[str, Any]) -> None:
         self._loaded = checkpoint.get("espalier")

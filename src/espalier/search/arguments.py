@@ -83,13 +83,6 @@ def read_device(device: str | torch.device | None) -> torch.device:
         raise BadInput(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
 
 
-def read_seed(seed: object) -> int:
-    number = whole_number(seed, "seed", 0)
-    if number >= 2**63:
-        raise BadInput(f"seed is below 2**63, not {number}")
-    return number
-
-
 def read_initial(initial: object, space: Space, batch: tuple[int, ...], device: torch.device) -> float | Tensor:
     """A probability for every bit, or theta itself: ``(d)`` or ``(*batch, d)``."""
     if not isinstance(initial, Tensor):
@@ -116,24 +109,19 @@ def read_even(even: object) -> float:
     return real(even, "even")
 
 
-def ramp_length(horizon: object, ramp: object) -> int:
-    """The number of updates over which the expected cost is led to the target."""
-    updates = whole_number(horizon, "horizon", 1)
-    share = real(ramp, "ramp", "a share of the horizon or a function of progress")
-    if not 0 < share <= 1:
-        raise BadInput(f"ramp is a share of the horizon in (0, 1], not {ramp!r}: the target is reached inside the run")
-    return max(round(share * updates), 1)
-
-
 Ramp = float | Callable[[float], float | Sequence[float] | Tensor]
 
 
 def read_ramp(horizon: object, ramp: object, batch: tuple[int, ...], device: torch.device) -> int | Tensor:
     """The number of updates of a straight way to the target, or of a function of progress a table of how much of the
     way is gone after 0, 1, .. updates, ``(horizon + 1, *batch)``: looked up where the search is, without a wait."""
-    if not callable(ramp):
-        return ramp_length(horizon, ramp)
     updates = whole_number(horizon, "horizon", 1)
+    if not callable(ramp):
+        part = real(ramp, "ramp", "a share of the horizon or a function of progress")
+        if not 0 < part <= 1:
+            after = "the target is reached inside the run"
+            raise BadInput(f"ramp is a share of the horizon in (0, 1], not {ramp!r}: {after}")
+        return max(round(part * updates), 1)
     rows = [ramp(update / updates) for update in range(updates + 1)]
     if all(isinstance(row, (int, float)) for row in rows):
         table = torch.tensor(rows, dtype=torch.float64, device=device).reshape(-1, *(1 for _ in batch))

@@ -92,7 +92,7 @@ class Search:
         self.updates = torch.zeros(self.batch, dtype=torch.int64, device=self.device)
         self.diverged = torch.zeros(self.batch, dtype=torch.bool, device=self.device)
         self._settled: Tensor | None = None
-        self.generator = torch.Generator(self.device).manual_seed(arguments.read_seed(seed))
+        self.generator = torch.Generator(self.device).manual_seed(whole_number(seed, "seed", 0))
         self._asked: weakref.ref[Tensor] | None = None
         self._draw, self._learn = self._distribution.draw, self._update
         self._recorded: Recorded | None = None

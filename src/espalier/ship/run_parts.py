@@ -17,9 +17,8 @@ from espalier.schema import anything, each, either, integer, maybe, number, reco
 from espalier.ship.factories import Network
 from espalier.ship.parity import apart
 from espalier.space import BadInput, Corrupt, EspalierError
-from espalier.train import state_codec
 from espalier.train.callbacks import Callback
-from espalier.train.checkpoint import unpack, write
+from espalier.train.checkpoint import join_state, unpack, write
 from espalier.train.loop import Loop
 from espalier.train.run_directory import CALL, PROBE, SMALL
 from espalier.train.scoring import answers
@@ -65,7 +64,7 @@ def numbers_of(folder: Path) -> dict[str, Any]:
 def probe(folder: Path) -> Probe:
     try:
         header, tensors = unpack(schema.content(folder / PROBE, most=1 << 34))
-        state = state_codec.join(header["state"], tensors)
+        state = join_state(header["state"], tensors)
         return Probe(state["inputs"], state["outputs"])
     except OSError as error:
         raise BadInput(f"{folder / PROBE} cannot be read: {error.strerror}") from None

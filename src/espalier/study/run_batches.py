@@ -17,16 +17,14 @@ from espalier.space import BadInput
 from espalier.study.networks import Row, Selection, Units
 from espalier.study.run_files import mask_to_hex
 from espalier.study.settings import PAIR, GridSettings, PaperSettings, RunSpec, StudySettings
-from espalier.train import rng
 from espalier.train.batched.batch import Compute, Precision
 from espalier.train.batched.batch_engine import BatchEngine
 from espalier.train.batched.runs import Plan, Run
 from espalier.train.batched.step import cross_entropy
 from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import Checkpoint
-from espalier.train.loop import Loop
+from espalier.train.loop import Loop, Stop, seeded
 from espalier.train.progress import Progress
-from espalier.train.stop import Stop
 
 BINS = 20  # of a histogram of theta
 DRAWS = 20  # structures of the stochastic prediction
@@ -84,7 +82,7 @@ def train(loop: Loop, label: str, which: str, progress: Progress) -> bool:
     """A batch to its end, or until it is time to stop, with words for a person. which: its number among others."""
     engine, runs = loop.engine, len(loop.engine.runs)
     progress.say(f"{label}: {runs} runs of {engine.total:,} updates as one batch{which} on {engine.device}")
-    with rng.seeded(0, engine.device):
+    with seeded(0, engine.device):
         finished = loop.train()
     if finished:
         took = loop.elapsed

@@ -31,11 +31,10 @@ from espalier.study.settings import GRID_METHODS, GridSettings, PaperSettings, R
 from espalier.train import checks
 from espalier.train.batched.batch import Compute
 from espalier.train.checkpoint import write
-from espalier.train.loop import Loop
+from espalier.train.loop import Loop, Stop
 from espalier.train.on_ray import Ray
 from espalier.train.progress import Progress, choose
 from espalier.train.run_directory import locked
-from espalier.train.stop import Stop
 
 RUNS = "runs.json"  # in the folder of a batch's state: which runs it is made of
 FOLD_SEED = 0  # of the folds that are reported; what is tuned is tuned on folds of another seed

@@ -36,11 +36,11 @@ from espalier.train import Recipe, Result, checks, evaluate, feed, fit, pytree, 
 from espalier.train.batched import Compute, Run
 from espalier.train.batched.batch import Precision
 from espalier.train.descent import SGD
+from espalier.train.loop import Stop
 from espalier.train.on_ray import Ray
 from espalier.train.ranks import Ranks
 from espalier.train.run_directory import RunDirectory
 from espalier.train.setting import check, declared, number, one_of, setting, share, usual_device
-from espalier.train.stop import Stop
 from espalier.train.targets import kinds_of
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,7 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from espalier import schema
@@ -29,7 +32,6 @@ from espalier.files import PARTIAL
 from espalier.files import NotSaved as NotSaved  # for those who import both from here
 from espalier.files import write as write
 from espalier.space import BadInput, BadType, Corrupt
-from espalier.train import state_codec
 
 FORMAT, MOST = 1, 1 << 40  # bytes
 _FRONT = schema.record({"__metadata__": schema.record({"espalier": schema.text(most=1 << 28)})})
@@ -92,7 +94,7 @@ class Checkpoint:
 
         state: nested dicts, lists and tuples of tensors and JSON-able values.
         """
-        structure, tensors = state_codec.split(state)
+        structure, tensors = split_state(state)
         header = {"format": FORMAT, "step": step, "settings": self.settings, "state": structure}
         header |= {"forced": self.forced} if self.forced else {}
         path, data = self.folder / f"checkpoint-{step:012d}.safetensors", pack(header, tensors)
@@ -127,7 +129,7 @@ class Checkpoint:
                 header, tensors = unpack(_joined(path))
                 self.forced = header.get("forced", [])
                 self._check_settings(path, header.get("settings", {}))
-                state: dict[str, Any] = state_codec.join(header["state"], tensors)
+                state: dict[str, Any] = join_state(header["state"], tensors)
             except Damaged as error:
                 damage.append(f"{path.name}: {error}")
                 continue
@@ -233,3 +235,92 @@ def _content(path: Path) -> bytes:
 
 def _shown(settings: Mapping[str, Any], key: str) -> str:
     return json.dumps(settings[key]) if key in settings else "not set"
+
+
+# ---- a nested state as JSON and tensors apart, and back: exactly, and without pickle ---------------------------------
+
+
+# A state is what ``state_dict()`` of an optimiser, a scheduler or a search gives: dicts (keys are strings or integers),
+# lists, tuples, counters, tensors, numbers, strings, None. Tensors go to safetensors; the rest keeps its shape in JSON,
+# in which every container is an object of one key that names its kind.
+
+Json = Any  # what json.loads gives
+
+
+def split_state(state: Mapping[str, Any]) -> tuple[Json, dict[str, Tensor]]:
+    """The state as JSON in which tensors are names, and those tensors: on the CPU, contiguous, no memory shared.
+
+    A tensor that occurs twice (tied weights) is stored once.
+
+    >>> tree, tensors = split_state({"step": 3, "weight": torch.zeros(2)})
+    >>> tree
+    {'dict': [['step', 3], ['weight', {'tensor': 'weight'}]]}
+    """
+    tensors: dict[str, Tensor] = {}
+    names: dict[tuple[object, ...], str] = {}
+
+    def tensor(value: Tensor, path: str) -> Json:
+        if value.layout is not torch.strided:
+            raise BadType(f"{path} is a {value.layout} tensor; a checkpoint holds dense ones, use .to_dense()")
+        place = (value.data_ptr(), value.shape, value.stride(), value.dtype, value.device)
+        if not value.numel() or place not in names:
+            names[place] = path
+            tensors[path] = value.detach().to("cpu", copy=True).contiguous()
+        return {"tensor": names[place]}
+
+    def node(value: object, path: str) -> Json:
+        if isinstance(value, Tensor):
+            return tensor(value, path)
+        if value is None or isinstance(value, (bool, str)):
+            return value
+        if isinstance(value, int):
+            return int(value)
+        if isinstance(value, float):
+            return float(value) if math.isfinite(value) else {"float": repr(float(value))}
+        if isinstance(value, Mapping):
+            for key in value:
+                if isinstance(key, bool) or not isinstance(key, (str, int)):
+                    raise BadType(f"{path or 'the state'} has the key {key!r}; keys are strings or integers")
+            kind = "counter" if isinstance(value, Counter) else "dict"
+            return {kind: [[key, node(item, f"{path}.{key}" if path else str(key))] for key, item in value.items()]}
+        if isinstance(value, (list, tuple)):
+            items = [node(item, f"{path}.{i}") for i, item in enumerate(value)]
+            return {"tuple" if isinstance(value, tuple) else "list": items}
+        raise BadType(
+            f"{path} is of type {type(value).__name__}; a checkpoint holds tensors, numbers, strings, None, and dicts, "
+            "lists and tuples of them"
+        )
+
+    return node(state, ""), tensors
+
+
+def join_state(tree: Json, tensors: Mapping[str, Tensor]) -> Any:
+    """The state that :func:`split_state` took apart."""
+    try:
+        return _join(tree, tensors)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise error if isinstance(error, Corrupt) else Corrupt(f"a node of the state is damaged: {error}") from None
+
+
+def _join(tree: Json, tensors: Mapping[str, Tensor]) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    if len(tree) != 1:
+        raise Corrupt(f"a node of the state names one kind, not {sorted(tree)}")
+    ((kind, value),) = tree.items()
+    match kind:
+        case "dict":
+            return {key: _join(item, tensors) for key, item in value}
+        case "counter":
+            return Counter({key: _join(item, tensors) for key, item in value})
+        case "list":
+            return [_join(item, tensors) for item in value]
+        case "tuple":
+            return tuple(_join(item, tensors) for item in value)
+        case "float":
+            return float(value)
+        case "tensor":
+            if value not in tensors:
+                raise Corrupt(f"the state names the tensor {value!r}, which is missing")
+            return tensors[value]
+    raise Corrupt(f"a node of the state is of the unknown kind {kind!r}")

@@ -15,12 +15,11 @@ from espalier.train import checks, fingerprint, pytree, scoring
 from espalier.train.compiling import Compiling, Recording, as_it_is
 from espalier.train.feed import Batch, Feed
 from espalier.train.gradients import OnePass, scalar
-from espalier.train.loop import Loop
+from espalier.train.loop import Loop, Stop
 from espalier.train.optimizer import StructureOptimizer
 from espalier.train.result import Result, Row, Shares, rows, structure
 from espalier.train.scoring import Loss
 from espalier.train.shaping import result_of
-from espalier.train.stop import Stop
 
 Scheduler = torch.optim.lr_scheduler.LRScheduler
 LONG = 5000  # updates of a run on a GPU that are worth being recorded

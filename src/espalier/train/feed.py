@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -288,13 +288,7 @@ def split_off(data: Any, validation: Any, seed: int, adapt: Adapter | None = Non
         order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed)).tolist()
         return torch.utils.data.Subset(data, order[:rest]), torch.utils.data.Subset(data, order[rest:])
     if isinstance(data, Dataset):
-        first, second = _halves(data.train_labels, validation, seed)
-        both = {
-            f"{part}_{name}": getattr(data, f"train_{name}")[index]
-            for part, index in (("train", first), ("test", second))
-            for name in ("inputs", "labels")
-        }
-        smaller = replace(data, standard=False, **both)  # what is tested on is not the published part
+        smaller = data.take(*_halves(data.train_labels, validation, seed))
         return smaller, smaller
     if isinstance(data, Mapping) and LABELS in data:
         data = (adapt or pair)(data)

@@ -185,8 +185,10 @@ class Hashes:
     def __init__(self, folder: Path | None) -> None:
         self.path = None if folder is None else folder / HASHES
         self.known, self.asked, self.ours = dict[str, str](), dict[str, str](), True
+        if self.path is None:
+            return
         with contextlib.suppress(OSError, Corrupt):
-            data = b"" if self.path is None else schema.content(self.path)
+            data = schema.content(self.path)
             self.ours = not data or schema.CHECKSUM.encode() in data
             with contextlib.suppress(schema.Mismatch):
                 self.known = schema.parse(data, _SCHEMA, newest=FORMAT)["hashes"]

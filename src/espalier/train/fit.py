@@ -31,7 +31,6 @@ from espalier.train import (
     pytree,
     ranks,
     recipes,
-    rng,
     scoring,
 )
 from espalier.train.batched.batch import Compute, Precision
@@ -43,14 +42,13 @@ from espalier.train.eager import EagerEngine, Scheduler
 from espalier.train.feed import Adapter
 from espalier.train.fingerprint import Hashes
 from espalier.train.gradients import Gated
-from espalier.train.loop import Loop, OutOfMemory
+from espalier.train.loop import Loop, OutOfMemory, Stop, seeded
 from espalier.train.ranks import Ranks
 from espalier.train.recipes import OptimizerFactory, Recipe, SchedulerFactory
 from espalier.train.result import Result
 from espalier.train.run_directory import Records, RunDirectory, locked
 from espalier.train.scoring import Loss
 from espalier.train.shaping import shape
-from espalier.train.stop import Stop
 from espalier.train.targets import Target
 
 
@@ -208,7 +206,7 @@ def fit(
     gated, inner, phases, asked = structure.gated, structure.inner, structure.phases, structure.asked
     assert phases is not None
     assert asked is not None
-    with ExitStack() as left, rng.seeded(seed, where):
+    with ExitStack() as left, seeded(seed, where):
         if model is module:
             left.callback(structure.gated.detach)  # type: ignore[attr-defined]
         # Data are hashed only where there is something to resume, or somebody to compare them with.

@@ -1,4 +1,4 @@
-"""The one loop of every run: updates, measurements, settling, checkpoints, the clock.
+"""The one loop of every run: updates, measurements, settling, checkpoints, the clock, random states.
 
 What trains is an engine: one model at a time (:mod:`espalier.train.eager`), or many runs at once
 (:mod:`espalier.train.batched.batch_engine`). A loop is stopped after any update, and resumed there exactly.
@@ -6,20 +6,23 @@ What trains is an engine: one model at a time (:mod:`espalier.train.eager`), or 
 
 from __future__ import annotations
 
+import random
+import signal
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from espalier.space import BadInput, EspalierError
-from espalier.train import rng
+from espalier.space import BadInput, BadType, EspalierError
 from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.result import Result, Row, Thinned
-from espalier.train.stop import Stop
 
 if TYPE_CHECKING:
     from espalier.train.ranks import Ranks
@@ -323,7 +326,7 @@ class Loop:
             "seconds": self.seconds,
             "calls": self.calls,
             "stopped": self.stopped,
-            "random": rng.states(self.engine.device),
+            "random": random_states(self.engine.device),
         }
         kept = [callback.state_dict() for callback in self.callbacks]
         return state | {"callbacks": kept} if any(kept) else state
@@ -354,7 +357,7 @@ class Loop:
         self._saved = self.engine.done + (0.5 if self.measured == self.engine.done else 0.0)
         for callback, kept in zip(self.callbacks, state.get("callbacks", [])):
             callback.load_state_dict(kept)
-        rng.restore(state["random"], self.engine.device)
+        restore_random(state["random"], self.engine.device)
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
@@ -363,3 +366,90 @@ class Loop:
             yield
         finally:
             self.seconds[part] += time.monotonic() - began
+
+
+# ---- when a run stops before its end ---------------------------------------------------------------------------------
+
+
+class Stop:
+    """Whether to stop after this update: the time is over, or the run is told to end. Neither cuts an update.
+
+    time_limit: seconds from now; None: no limit."""
+
+    def __init__(self, time_limit: float | None = None) -> None:
+        if time_limit is not None:
+            if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)):
+                raise BadType(f"time_limit is a number of seconds, not {time_limit!r}")
+            if not time_limit > 0:
+                raise BadInput(f"time_limit is a positive number of seconds, not {time_limit!r}")
+        self.end = None if time_limit is None else time.monotonic() + time_limit
+        self.interrupted = False
+
+    def now(self, spare: float = 0.0) -> bool:
+        """spare: seconds that what follows will take."""
+        return self.interrupted or (self.end is not None and time.monotonic() + spare >= self.end)
+
+    @contextmanager
+    def on_interrupt(self) -> Iterator[None]:
+        """The first Ctrl-C, or polite request to end (SIGTERM), is noted and the update finished; a second one ends it
+        at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # only the main thread may handle signals
+            return
+        before = {signal.SIGINT: signal.getsignal(signal.SIGINT)}
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # else somebody has plans of their own
+            before[signal.SIGTERM] = signal.SIG_DFL
+
+        def restore() -> None:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self.interrupted = True
+            restore()
+
+        for number in before:
+            signal.signal(number, note)
+        try:
+            yield
+        finally:
+            restore()
+
+
+# ---- every global random state a run may draw from: dropout, somebody else's loader, their augmentation --------------
+
+
+def random_states(device: torch.device) -> dict[str, Any]:
+    """The states of torch (and of the device), NumPy and Python, ready for a checkpoint."""
+    kind, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002  the global state is what loaders use
+    states: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *(float(value) for value in rest)),
+    }
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def restore_random(states: Mapping[str, Any], device: torch.device) -> None:
+    """Go on drawing where :func:`random_states` stood."""
+    torch.set_rng_state(states["torch"])
+    random.setstate(states["python"])
+    kind, keys, position, has_gauss, gauss = states["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), int(position), int(has_gauss), gauss))  # noqa: NPY002
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw from ``seed`` on inside; outside, everything draws on as if nothing had happened."""
+    before = random_states(device)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        restore_random(before, device)

@@ -19,8 +19,8 @@ from typing import Any
 
 from espalier.files import NotSaved
 from espalier.space import BadInput, BadType, EspalierError
+from espalier.train.loop import Stop
 from espalier.train.progress import Progress
-from espalier.train.stop import Stop
 
 Task = Callable[..., tuple[bool, Any]]  # of what all share, what is its own, seconds: whether it is done, what came out
 GRACE = 60.0  # seconds that a task may take beyond its limit before its worker counts as hung and is ended

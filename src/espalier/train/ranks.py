@@ -30,8 +30,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from espalier.space import BadInput, BadType, EspalierError, RankLost
-from espalier.train import fingerprint, pytree, state_codec
-from espalier.train.checkpoint import FORMAT, pack, unpack
+from espalier.train import fingerprint, pytree
+from espalier.train.checkpoint import FORMAT, join_state, pack, split_state, unpack
 from espalier.train.pytree import Nested
 from espalier.train.setting import one_of
 
@@ -229,7 +229,7 @@ class Ranks:
         content, error = b"", None
         if self.first:
             try:
-                tree, tensors = state_codec.split(function())
+                tree, tensors = split_state(function())
                 content = pack({"format": FORMAT, "state": tree}, tensors)
             except EspalierError as raised:
                 error, content = raised, str(raised).encode()
@@ -245,7 +245,7 @@ class Ranks:
         if failed:
             raise BadInput(content.decode())
         header, tensors = unpack(content)
-        return state_codec.join(header["state"], tensors)  # type: ignore[no-any-return]
+        return join_state(header["state"], tensors)  # type: ignore[no-any-return]
 
     @contextmanager
     def held_by_first(self, hold: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:

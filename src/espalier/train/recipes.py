@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.search.arguments import ramp_length
 from espalier.space import BadInput, BadType, Space
 from espalier.train import pytree
 from espalier.train.descent import Adam, AdamW, Linear, Schedule, Steps
@@ -127,7 +126,7 @@ class Recipe:
             )
         earlier = min(max(self.ramp_updates / updates - self.ramp, 0.0), self.begin)
         begin = min(round((self.begin - earlier) * updates), updates - 1)
-        ramp = min(ramp_length(updates, min(self.ramp + earlier, 1.0)), updates - begin)
+        ramp = min(max(round(min(self.ramp + earlier, 1.0) * updates), 1), updates - begin)
         settle = updates - round(self.settle * updates)
         if target is not None:
             settle = max(settle, begin + ramp)  # halves are rounded to both sides

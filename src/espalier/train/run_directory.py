@@ -37,9 +37,9 @@ from espalier.files import clean
 from espalier.records import COUNTED, METRICS, RESULT, SETTINGS, result_of, settings_of
 from espalier.records import DIRECTORY_FORMAT as FORMAT
 from espalier.space import BadInput, Corrupt, EspalierError
-from espalier.train import fingerprint, state_codec
+from espalier.train import fingerprint
 from espalier.train.callbacks import Callback
-from espalier.train.checkpoint import NotSaved, pack, write
+from espalier.train.checkpoint import NotSaved, pack, split_state, write
 from espalier.train.result import Result, Row
 from espalier.train.scoring import answers
 
@@ -131,7 +131,7 @@ class RunDirectory:
         small = deepcopy(result.model).cpu()  # what ships runs anywhere
         if hasattr(small, "espalier_plan"):  # gates of one's own may cut in a way that cannot be saved
             save(small, self.folder / SMALL)
-            structure, tensors = state_codec.split({"inputs": inputs, "outputs": answers(small, inputs)})
+            structure, tensors = split_state({"inputs": inputs, "outputs": answers(small, inputs)})
             write(self.folder / PROBE, pack({"format": FORMAT, "state": structure}, tensors))
         write(self.folder / RESULT, _json(clean(result.summary() | {"sizes": sizes(gated, result.mask)})))
         self.seal()

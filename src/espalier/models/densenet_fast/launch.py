@@ -14,8 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
-from espalier.models.densenet_fast import kernels_conv as conv
-from espalier.models.densenet_fast import kernels_norm as norm
+from espalier.models.densenet_fast import kernels
 from espalier.models.densenet_fast.chunks import EPS, LANES, Operations, Room
 
 TILE = 256  # pixels of a program that passes values on; of one that averages windows, 64 windows
@@ -107,7 +106,7 @@ class TritonOperations(Operations):
                 ints(consumers, chunks), ints(consumers), ints(chunks, consumers), ints(chunks), ints(chunks)
             )
         lists, block = room.lists, room.block
-        norm.begin[(consumers + chunks, groups)](
+        kernels.begin[(consumers + chunks, groups)](
             masks, room.bits, gamma, beta, room.gates, room.gain, room.offset, lists.by_consumer, lists.consumer_count,
             lists.by_chunk, lists.chunk_count, room.sums, room.totals, lists.arrived, masks.shape[1], consumers, chunks,
             room.samples, gamma.stride(0), triton.next_power_of_2(max(consumers, chunks)),
@@ -116,7 +115,7 @@ class TritonOperations(Operations):
 
     def enter(self, room: Room, row: Tensor) -> None:
         block = room.block
-        norm.enter[(triton.cdiv(room.pixels, TILE), block.first, room.groups)](
+        kernels.enter[(triton.cdiv(room.pixels, TILE), block.first, room.groups)](
             row, room.x, room.sums, room.lists.arrived, room.mean, room.rstd, room.gain, room.offset, room.scale,
             room.shift, block.inputs, block.consumers, block.chunks, room.groups // len(row), room.pixels, block.size,
             block.size, TILE, EPS, triton.next_power_of_2(block.consumers),
@@ -127,7 +126,7 @@ class TritonOperations(Operations):
         size, rows = block.size, min(tuning.rows, block.size)
         images, wide = room.pixels // size**2, max(tuning.tile, size)
         strips = triton.cdiv(images, wide // size) * (size // rows)
-        conv.layer[(strips, room.groups)](
+        kernels.layer[(strips, room.groups)](
             room.x, room.forward, room.scale, room.shift, lists.by_consumer, lists.consumer_count, room.sums,
             lists.arrived, room.mean, room.rstd, room.gain, room.offset, layer, block.first, block.consumers,
             block.chunks, room.samples, images, room.pixels, room.forward.stride(0), size, size,
@@ -140,7 +139,7 @@ class TritonOperations(Operations):
         read: Room | Opened = room
         if room.slopes is not None:
             read = room.opened = Opened.of(room)
-        norm.pool[(triton.cdiv(small, tile), block.chunks, room.groups)](
+        kernels.pool[(triton.cdiv(small, tile), block.chunks, room.groups)](
             room.x, read.scale, read.shift, read.pooled, block.consumers, block.slots, room.pixels, small, block.size,
             block.size, block.pool, tile, num_warps=2,
         )  # fmt: skip
@@ -152,7 +151,7 @@ class TritonOperations(Operations):
         tuning = self.tuning("input" if several else "source", block.size)
         many = tuning.many if several else 1
         programs = triton.cdiv(room.pixels, tuning.tile), triton.cdiv(last - first, many), room.groups
-        conv.source[programs](
+        kernels.source[programs](
             room.x, room.out, room.backward, room.pooled_grad, room.gain, room.offset, room.mean, room.rstd,
             lists.by_chunk, lists.chunk_count, room.gates, room.grad, room.totals,
             room.gamma_grad, room.beta_grad, room.gamma_grad.stride(0), first, last, block.consumers, block.chunks,
@@ -169,7 +168,7 @@ class TritonOperations(Operations):
 
     def _finish(self, room: Room, target: Tensor, first: int, count: int, frame: bool) -> None:
         block = room.block
-        norm.finish[(triton.cdiv(room.pixels, TILE), count, room.groups)](
+        kernels.finish[(triton.cdiv(room.pixels, TILE), count, room.groups)](
             room.x, room.grad, room.mean, room.rstd, room.totals, target, first, block.slots, block.inputs, room.pixels,
             framed(room), block.size, block.size, frame, TILE,
         )  # fmt: skip
@@ -184,13 +183,13 @@ class TritonOperations(Operations):
         per_split = triton.cdiv(triton.cdiv(room.pixels, splits), tuning.tile) * tuning.tile
         whole = tuning.tile % block.size == 0 and block.size**2 % tuning.tile == 0
         sums = torch.zeros(2, room.groups // samples, *room.weights.shape[1:], device=room.weights.device)
-        conv.weights[(triton.cdiv(room.pixels, per_split), block.layers * quads, room.groups)](
+        kernels.weights[(triton.cdiv(room.pixels, per_split), block.layers * quads, room.groups)](
             room.x, room.out, read.scale, read.shift, room.mean, room.rstd, read.gates, lists.by_consumer,
             lists.consumer_count, sums, block.consumers, block.chunks, samples, room.groups, room.pixels,
             framed(room), per_split, sums.stride(1), sums.stride(0), block.size, block.size, tuning.tile, tuning.many,
             self.precision, whole, num_warps=tuning.warps, num_stages=tuning.stages,
         )  # fmt: skip
-        conv.settle[(block.chunks - 1, block.layers, room.groups // room.samples)](
+        kernels.settle[(block.chunks - 1, block.layers, room.groups // room.samples)](
             sums, room.backward, room.gamma, room.beta, room.gates, room.weights, room.gamma_grad, room.beta_grad,
             room.slopes if sloped else room.gates, block.first, block.consumers, block.chunks, room.samples,
             sums.stride(0), sums.stride(1), room.gamma.stride(0), room.backward.stride(0), room.weights.stride(0),

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from espalier.gates.gate import Gate
+from espalier.models.architectures import DenseNet
 from espalier.models.densenet_fast.chunks import LANES, Block, Operations, Room
-from espalier.models.paper_networks import DenseNet
 from espalier.space import BadInput
 
 Named = dict[str, Tensor]

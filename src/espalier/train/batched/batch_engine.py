@@ -26,11 +26,10 @@ from espalier.train.batched.inputs import Given, Pair, Searched, Source, Stored,
 from espalier.train.batched.runs import Plan, Run
 from espalier.train.batched.step import Named, cross_entropy
 from espalier.train.fingerprint import Hashes
-from espalier.train.loop import Loop
+from espalier.train.loop import Loop, Stop
 from espalier.train.pytree import Nested
 from espalier.train.result import Result, Row, Shares, order_of, rows, structure
 from espalier.train.scoring import Score, evaluate
-from espalier.train.stop import Stop
 from espalier.train.targets import Asked, read
 
 # Builds an nn.Module, or a gated model; given the Run if it has a parameter of the name `run`.

@@ -18,7 +18,7 @@ from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.gates.blocks import RoundTo
 from espalier.space import BadInput, BadType, whole_number
-from espalier.train import checks, descent, feed, on_ray, progress, recipes, rng, scoring
+from espalier.train import checks, descent, feed, on_ray, progress, recipes, scoring
 from espalier.train.batched import runs as run_list
 from espalier.train.batched.batch import Compute
 from espalier.train.batched.batch_engine import BatchEngine, Factory
@@ -31,12 +31,11 @@ from espalier.train.checkpoint import Checkpoint
 from espalier.train.descent import Optimizer, Schedule
 from espalier.train.feed import Adapter
 from espalier.train.fingerprint import Hashes
-from espalier.train.loop import Loop, OutOfMemory
+from espalier.train.loop import Loop, OutOfMemory, Stop, seeded
 from espalier.train.on_ray import Ray
 from espalier.train.recipes import OptimizerFactory, Recipe
 from espalier.train.result import Result
 from espalier.train.run_directory import Records, locked
-from espalier.train.stop import Stop
 from espalier.train.targets import Target
 
 
@@ -202,7 +201,7 @@ def trained(
             place_of_state = files.below(root, root / f"batch-{number:03d}")
             store = Checkpoint(place_of_state, shared | {"runs": each}, of_all.anyway)
         loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store)
-        with rng.seeded(engine.seed, place):
+        with seeded(engine.seed, place):
             loop.train()
         if stop.interrupted:
             shown.say(f"stopped after update {loop.update}; the same call goes on from {root}")

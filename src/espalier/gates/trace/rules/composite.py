@@ -6,7 +6,7 @@ import numpy as np
 
 from espalier.gates.trace.layout import Block, Layout
 from espalier.gates.trace.rules.call import Call, Result, rule
-from espalier.gates.trace.rules.matmul import apart
+from espalier.gates.trace.rules.products import apart
 
 FIXED = "normalises a tensor of fixed size"
 
