@@ -65,14 +65,14 @@ def _wanted(structure: Structure, model: nn.Module, round_to: RoundTo, spans: Ma
     if isinstance(round_to, str):
         if round_to != "auto":
             raise BadInput(f'round_to is a number, "auto", or a dict of them by group, not {round_to!r}')
-        usual, found = usual_width(model), dict[str, int]()
+        usual, widths = usual_width(model), dict[str, int]()
         for group in structure.groups:
             width = usual
             while width > 1 and 2 * width > group.size * spans[group.name]:  # a single block could not go
                 width //= 2
             if group.kind not in SINGLE:
-                found[group.name] = width
-        return found
+                widths[group.name] = width
+        return widths
     if not isinstance(round_to, Mapping):
         number = whole_number(round_to, "round_to", 1)
         return {group.name: number for group in structure.groups if group.kind not in SINGLE}

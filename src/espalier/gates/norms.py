@@ -45,13 +45,13 @@ def _by_hand(module: nn.Module) -> Norm | None:
     factors = 1.5 + torch.sin(torch.arange(size, dtype=torch.float64))
     try:
         with torch.no_grad():
-            found = torch.func.functional_call(module, {"weight": factors}, (given.to(weight.device),)).cpu()
+            outputs = torch.func.functional_call(module, {"weight": factors}, (given.to(weight.device),)).cpu()
     except Exception:  # whatever it is, it is no norm of one tensor
         return None
     expected = factors * given * (given.square().mean(-1, keepdim=True) + eps).rsqrt()
-    if not isinstance(found, Tensor) or found.shape != expected.shape:
+    if not isinstance(outputs, Tensor) or outputs.shape != expected.shape:
         return None
-    apart = float((found - expected).abs().max())
+    apart = float((outputs - expected).abs().max())
     return Norm(eps, False, single=apart > 1e-12) if apart < 1e-5 else None
 
 

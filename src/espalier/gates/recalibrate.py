@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
-from espalier.gates.trace import eval_mode, modes_kept, values_kept
+from espalier.gates.trace import Example, eval_mode, modes_kept, values_kept
 from espalier.space import BadInput, BadType, whole_number
 
 Norm = nn.modules.batchnorm._BatchNorm
@@ -78,27 +79,18 @@ def _estimate(model: nn.Module, norms: Sequence[Norm], data: Any, batch_size: in
                 norm.reset_running_stats()
                 norm.momentum = None  # a cumulative mean
                 norm.train()
-            for batch in _batches(data, batch_size):
-                _refuse_empty(batch, seen)
-                if isinstance(batch, dict):
-                    model(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()})
-                else:
-                    parts = batch if isinstance(batch, tuple) else (batch,)
-                    model(*(v.to(device) if isinstance(v, Tensor) else v for v in parts))
+            for example in map(Example.of, _batches(data, batch_size)):
+                if not all(len(tensor) for tensor in example.tensors[:1] if tensor.ndim):
+                    # BatchNorm would take no statistics of it, and say nothing.
+                    raise BadInput(f"recalibrate needs data: batch {seen} has no examples; leave it out")
+                args, kwargs = tree_map(lambda v: v.to(device) if isinstance(v, Tensor) else v, tuple(example))
+                model(*args, **kwargs)
                 seen += 1
             if not seen:
                 raise BadInput("recalibrate needs data: there was no batch")
     finally:
         for norm, momentum in zip(norms, momenta):
             norm.momentum = momentum
-
-
-def _refuse_empty(batch: Tensor | tuple[Any, ...] | dict[str, Any], number: int) -> None:
-    """Refuse a batch without examples: BatchNorm would take no statistics of it, and say nothing."""
-    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, tuple) else (batch,)
-    first = next((part for part in parts if isinstance(part, Tensor) and part.ndim), None)
-    if first is not None and not len(first):
-        raise BadInput(f"recalibrate needs data: batch {number} has no examples; leave it out")
 
 
 def _batches(data: Any, batch_size: int) -> Iterator[Tensor | tuple[Any, ...] | dict[str, Any]]:

@@ -165,8 +165,8 @@ class Structure:
 
     def inside(self, path: str) -> tuple[int, ...]:
         """The entries without which a module does not run at all: of its residual branch, its block, its option."""
-        found = [self.members[path]] if path in self.members else []
-        return (*found, *(entry for name, entry in (self.blocks | self.options).items() if is_inside(path, name)))
+        branch = [self.members[path]] if path in self.members else []
+        return (*branch, *(entry for name, entry in (self.blocks | self.options).items() if is_inside(path, name)))
 
     @functools.cached_property
     def axes(self) -> list[Axis]:

@@ -46,6 +46,12 @@ class Penalty:
                     f"{shown:.6g}; targets from {shown:.6g} to 1 can be met (what no gate cuts always stays)"
                 )
 
+    @property
+    def budget(self) -> Tensor:
+        """What the cost may be at most ``(*B)``, of what has a target."""
+        assert self.target is not None
+        return self.target * self.full_cost
+
     def mean_slopes(self, theta: Tensor, slopes: Tensor) -> Tensor:
         """The slopes ``(*B, d)`` by which a run is led to its target: those of the cost, or where it has functions of
         widths, those of the straight lines between their ends. On a step of a staircase the former are as good as 0."""
@@ -74,8 +80,7 @@ class Penalty:
         ramp: a number of updates for a straight way, or the share of the way that is gone after 0, 1, .. updates,
         ``(horizon + 1, *B)``.
         """
-        assert self.target is not None
-        end = torch.clamp(self.target * self.full_cost, self.cost(lowest), self.cost(highest))
+        end = torch.clamp(self.budget, self.cost(lowest), self.cost(highest))
         self.start, self.end, self.ramp = self.cost(theta), end, ramp
 
     def wanted(self, updates: Tensor) -> Tensor:

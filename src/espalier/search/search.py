@@ -159,12 +159,9 @@ class Search:
 
     def budgets(self) -> dict[str, tuple[Cost, Tensor]]:
         """By name, "target" and those of the limits, each cost and what it may be at most ``(*batch)``."""
-        named = {"target": self._penalty, **self._limits}
-        return {
-            name: (one.cost, one.target * one.full_cost)
-            for name, one in named.items()
-            if one is not None and one.target is not None
-        }
+        if self.target is None:
+            return {}
+        return {name: (one.cost, one.budget) for name, one in {"target": self._controlled, **self._limits}.items()}
 
     def tighten(self, name: str, factor: float) -> bool:
         """Make ``select`` stay below a target or limit by a further factor, after a measurement above the prediction.
@@ -174,7 +171,7 @@ class Search:
         one, before = self._limits.get(name, self._controlled), self._tightened.get(name, 1.0)
         if one.target is None:
             return False
-        least = float((one.smallest_cost / (one.target * one.full_cost)).max())
+        least = float((one.smallest_cost / one.budget).max())
         self._tightened[name] = max(before * factor, min(before, least * (1 + 1e-12)))  # not missed by a last digit
         return self._tightened[name] < before
 
@@ -506,20 +503,17 @@ class Search:
             one.target = shares
             self._start_ramp(one, horizon, ramp)
             one.start = torch.maximum(one.start, one.end)  # what is below its limit may grow up to it
-        shares_of = {"the target": main.target} | {name: one.target for name, one in read.items()}
-        bounds = [(shares_of[name], one) for name, one in (("the target", main), *read.items())]
+        bounds = {"the target": main, **read}
 
         def fits(mask: Tensor) -> bool:
-            return all(
-                bool((one.cost(mask) <= share * one.full_cost).all()) for share, one in bounds if share is not None
-            )
+            return all(bool((one.cost(mask) <= one.budget).all()) for one in bounds.values())
 
-        best = next((one.smallest for _, one in bounds if fits(one.smallest)), None)
+        best = next((one.smallest for one in bounds.values() if fits(one.smallest)), None)
         if best is None:
             listed = "; ".join(
-                f"{name} {float(share.min()):.6g}, smallest {float(one.smallest_cost / one.full_cost):.6g}"
-                for name, (share, one) in zip(shares_of, bounds)
-                if share is not None
+                f"{name} {float(one.budget.min() / one.full_cost):.6g}, "
+                f"smallest {float(one.smallest_cost / one.full_cost):.6g}"
+                for name, one in bounds.items()
             )
             raise Unreachable(f"these cannot be met together, as shares of each cost: {listed} (what no gate cuts)")
         self._smallest = best

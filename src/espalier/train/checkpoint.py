@@ -191,12 +191,12 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     end = _header_end(data)
     if len(data) < 8 or end > len(data):
         raise Damaged(f"it is cut off, {len(data)} bytes are left")
-    found = SUM.findall(data[:end])
-    if len(found) != 1:
+    sums = SUM.findall(data[:end])
+    if len(sums) != 1:
         raise Damaged("its header is not that of a checkpoint")
-    check = hashlib.sha256(data[:end].replace(found[0], BLANK.encode()))
+    check = hashlib.sha256(data[:end].replace(sums[0], BLANK.encode()))
     check.update(memoryview(data)[end:])
-    if check.hexdigest() != found[0].decode():
+    if check.hexdigest() != sums[0].decode():
         raise Damaged("its checksum does not match its contents; where it is in parts, one may be missing")
     try:
         header = schema.parse(schema.parse(data[8:end], _FRONT)["__metadata__"]["espalier"].encode(), _HEADER)

@@ -24,16 +24,16 @@ def device(given: object) -> torch.device:
     if not isinstance(given, (str, torch.device)):
         raise BadType(f"device is a torch.device or its name, such as 'cpu' or 'cuda:0', not {given!r}")
     try:
-        found = torch.device(given)
+        place = torch.device(given)
     except RuntimeError:
         raise BadInput(f"device {given!r} is not known to torch; use 'cpu', 'cuda', 'cuda:1' or 'mps'") from None
-    if found.type == "meta":
+    if place.type == "meta":
         raise BadInput("device 'meta' holds no numbers, so nothing can be trained there; use 'cpu' or 'cuda'")
-    there = torch.cuda.device_count() if found.type == "cuda" else 1
-    if found.type == "cuda" and (found.index or 0) >= there:
+    there = torch.cuda.device_count() if place.type == "cuda" else 1
+    if place.type == "cuda" and (place.index or 0) >= there:
         seen = f"torch sees {there} CUDA devices" if there else "torch sees no CUDA device"
         raise BadInput(f"device {str(given)!r}: {seen} here; use 'cpu', or leave device out")
-    return found
+    return place
 
 
 def resume(given: object) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -83,7 +84,11 @@ class Tensors(Feed):
         if self.batch > self.n:
             raise BadInput(f"batch_size={self.batch} is larger than the data, {self.n} examples; use at most {self.n}")
         self.updates = self.n // self.batch
-        self.stream = Stream(self.seed, self.n)
+
+    @cached_property
+    def stream(self) -> Stream:
+        """The order in which they are read; what is only evaluated on needs none."""
+        return Stream(self.seed, self.n)
 
     def epoch(self, start: int, stop: int, compared: range, samples: int) -> Iterator[Batch]:
         wide = min(samples * self.batch, self.n)

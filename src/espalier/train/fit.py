@@ -338,10 +338,10 @@ def _scheduler(factory: SchedulerFactory, inner: torch.optim.Optimizer) -> Sched
     example = "lambda o: torch.optim.lr_scheduler.StepLR(o, 10)"
     if not callable(factory):
         raise BadType(f"scheduler is a function that is given the optimizer, such as {example}, not {factory!r}")
-    found = factory(inner)
-    if not isinstance(found, Scheduler):
-        raise BadType(f"the scheduler function gives a torch scheduler, as {example}, not {type(found).__name__}")
-    return found
+    scheduler = factory(inner)
+    if not isinstance(scheduler, Scheduler):
+        raise BadType(f"the scheduler function gives a torch scheduler, as {example}, not {type(scheduler).__name__}")
+    return scheduler
 
 
 def _settings(module: nn.Module, gated: Gated, optimizer: torch.optim.Optimizer, search: Search) -> dict[str, Any]:

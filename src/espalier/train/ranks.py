@@ -193,14 +193,14 @@ class Ranks:
 
     def agree(self, facts: Mapping[str, Any]) -> None:
         """Refuse ranks whose facts differ, before anything is trained; name what differs and where."""
-        told = self.exchange({"host": platform.node(), "facts": facts})
-        for rank, words in enumerate(told):
-            if "error" in words:
+        answers = self.exchange({"host": platform.node(), "facts": facts})
+        for rank, answer in enumerate(answers):
+            if "error" in answer:
                 self.agreed = True  # all of them know
-                raise BadInput(f"rank {rank} on {words['host']}: {words['error']}")
-        ours = _flat(told[0]["facts"])
-        for rank, words in enumerate(told):
-            theirs = _flat(words["facts"])
+                raise BadInput(f"rank {rank} on {answer['host']}: {answer['error']}")
+        ours = _flat(answers[0]["facts"])
+        for rank, answer in enumerate(answers):
+            theirs = _flat(answer["facts"])
             differ = [key for key in sorted(ours.keys() | theirs.keys()) if ours.get(key) != theirs.get(key)]
             if differ:
                 self.agreed = True
@@ -208,8 +208,9 @@ class Ranks:
                     f"{key}: {_short(ours.get(key))} there, {_short(theirs.get(key))} here" for key in differ
                 )
                 raise BadInput(
-                    f"the ranks disagree, so nothing was trained. Rank 0 on {told[0]['host']}, there, and rank {rank} "
-                    f"on {words['host']}, here: {shown}. Start all of them with the same code, data and settings"
+                    f"the ranks disagree, so nothing was trained. Rank 0 on {answers[0]['host']}, there, and "
+                    f"rank {rank} on {answer['host']}, here: {shown}. Start all of them with the same code, data and "
+                    "settings"
                 )
 
     @contextmanager

@@ -142,10 +142,10 @@ def declared(of: type[Any]) -> list[Setting]:
     for one in fields(of):
         if (definition := one.metadata.get(DEFINITION)) is None:
             continue
-        made = {"flag": one.name.replace("_", "-"), **definition}
+        about = {"flag": one.name.replace("_", "-"), **definition}
         names = [before.name for before in settings]
-        place = names.index(made["after"]) + 1 if made.get("after") else len(settings)
-        settings.insert(place, Setting(one.name, kinds[one.name], one.default, **made))
+        place = names.index(about["after"]) + 1 if about.get("after") else len(settings)
+        settings.insert(place, Setting(one.name, kinds[one.name], one.default, **about))
     return settings
 
 
