@@ -59,8 +59,7 @@ class Slow:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        for module in ("loop", "stop"):
-            monkeypatch.setattr(f"espalier.train.{module}.time", self)
+        monkeypatch.setattr("espalier.train.loop.time", self)
 
     def monotonic(self) -> float:
         return self.now
