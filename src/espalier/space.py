@@ -8,6 +8,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+__all__ = [
+    "BadInput", "BadMask", "BadMaskType", "BadType", "Bits", "Choice", "Corrupt", "Diverged", "EspalierError", "Group",
+    "NoGates", "RankLost", "Space", "Unreachable", "whole_number",
+]  # fmt: skip
+
 
 class EspalierError(Exception):
     """Anything Espalier refuses to do."""
