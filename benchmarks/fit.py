@@ -446,7 +446,10 @@ def main() -> None:
         rows[name] = {"ms": {key: round(value, 3) for key, value in times.items()}, **ratios(times)}
         if given.run:
             updates_of_run = max(FEWEST, round(1e3 * given.run / times["plain"]))
-            rows[name]["whole run"] = bench.whole_runs(updates_of_run, clock)
+            try:
+                rows[name]["whole run"] = bench.whole_runs(updates_of_run, clock)
+            except Exception as error:  # what was measured before is kept
+                rows[name]["whole run"] = {"failed": f"{type(error).__name__}: {error}"}
             print(name, json.dumps(rows[name]["whole run"]), file=sys.stderr, flush=True)
         if given.one_pass:
             rows[name]["one mask at a time, because"] = bench.one_at_a_time

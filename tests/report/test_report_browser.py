@@ -12,13 +12,15 @@ from urllib.request import url2pathname
 
 import pytest
 import torch
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import expect, sync_playwright
 from studies import TARGETS, grid, grid_run, run_directory
 from torch import nn
 
 import espalier
 from espalier.report import write
+
+pytest.importorskip("axe_playwright_python")
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine: .ci/run installs it")
