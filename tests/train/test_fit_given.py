@@ -17,6 +17,7 @@ from espalier.data import from_arrays, load
 from espalier.data.load import digits
 from espalier.train import PRESETS, Recipe, compiling, deterministic, eager, evaluate, stochastic
 from espalier.train.batched import SGD, Adam, AdamW
+from espalier.train.gradients import Update
 
 DATA, TEST = networks.digit_vectors()
 SMALL, _ = networks.digit_vectors(256)
@@ -431,3 +432,21 @@ def test_a_compiled_pass_under_a_mask_is_the_eager_one_and_computes_each_layer_o
             torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
     of_torch = sum(isinstance(module, (nn.Conv2d, nn.Linear)) for module in model.modules())
     assert layers == [of_torch, of_torch]
+
+
+def test_nothing_is_recorded_where_torch_compiles_nothing(monkeypatch):
+    """Then nobody would see what a network decides in Python, and a recording would repeat it."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)  # builds without CUDA have none
+    weight = nn.Parameter(torch.ones(3))
+
+    def closure(part):
+        loss = (weight * part).sum()
+        weight.grad = None
+        loss.backward()
+        return loss
+
+    recording = compiling.Recording(asked=False)
+    for n in range(compiling.WARM + 1):
+        assert recording.on == (n < compiling.WARM)
+        recording(Update(None, torch.ones(1, 0), [(torch.ones(3),)], [weight], closure))
+    assert torch.equal(weight.grad, torch.ones(3))

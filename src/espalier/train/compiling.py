@@ -103,6 +103,7 @@ class Recording:
 
     def __init__(self, asked: bool = True) -> None:
         self.asked, self.on, self.looking = asked, True, False
+        self.graphs = _graphs()
         self.parameters: Sequence[Tensor] = ()
         self.known: dict[object, tuple[Recorded, list[Tensor | None]]] = {}
 
@@ -140,6 +141,9 @@ class Recording:
         gradient = update.one_at_a_time()
         if recorded.graph is None:
             recorded.calls += 1
+        if _graphs() == self.graphs:  # as with TORCHDYNAMO_DISABLE=1
+            self._give_up("torch compiles nothing here, so that nobody sees what Python decides")
+            return gradient
         if _decided_in_python() == before:
             return gradient
         if recorded.calls != WARM:
@@ -154,8 +158,12 @@ class Recording:
             warnings.warn(f"updates are not recorded as a CUDA graph: {reason}", stacklevel=2)
 
 
+def _graphs() -> int:
+    """How many torch's compiler has made in this process."""
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
 def _decided_in_python() -> tuple[object, ...]:
     """Changes where a call has made torch's compiler find something new, or has drawn from a generator on the CPU."""
-    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     drawn = np.random.get_state(legacy=False)["state"]  # noqa: NPY002 - of the one that others draw from
-    return graphs, random.getstate(), drawn["key"].tobytes(), drawn["pos"], torch.get_rng_state().numpy().tobytes()
+    return _graphs(), random.getstate(), drawn["key"].tobytes(), drawn["pos"], torch.get_rng_state().numpy().tobytes()
