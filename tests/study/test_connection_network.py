@@ -14,9 +14,8 @@ import espalier
 from espalier.models import DenseNet
 from espalier.space import BadInput
 from espalier.study import networks
-from espalier.study.networks import Connections, DenseNetGraph
-from espalier.study.run_batches import PaperBatch
 from espalier.study.settings import RunSpec
+from espalier.study.study_batches import Connections, DenseNetGraph, PaperBatch
 from espalier.train.batched import Run, inputs
 from espalier.train.batched.batch_engine import made, strip
 from espalier.train.batched.step import Differential, Own, cross_entropy

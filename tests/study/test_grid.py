@@ -13,11 +13,10 @@ from study_helpers import StopAfter
 
 from espalier.data import from_arrays, load
 from espalier.space import BadInput, Corrupt, Unreachable
-from espalier.study.networks import Units
-from espalier.study.run_batches import GridBatch
+from espalier.study import Grid
 from espalier.study.settings import GRID_METHODS as METHODS
 from espalier.study.settings import GridSettings, RunSpec, even_widths
-from espalier.study.study import Grid
+from espalier.study.study_batches import GridBatch, Units
 from espalier.train import PRESETS, Recipe
 from espalier.train.batched.batch import Batch
 from espalier.train.batched.inputs import Given
@@ -148,7 +147,7 @@ def test_the_whole_grid(tmp_path: Path) -> None:
         if method == "found":
             assert story["run"]["units"] == by["search", target, fold, seed]["result"]["units"]
     assert not any((tmp_path / "state").rglob("*.safetensors"))
-    assert not any(study.missing(method, fold) for method in METHODS for fold in (0, 1))
+    assert not list(study.parts())
 
 
 def test_stopped_anywhere_it_goes_on_to_the_same_results(tmp_path: Path) -> None:
@@ -166,7 +165,7 @@ def test_more_seeds_train_only_what_is_missing(tmp_path: Path) -> None:
     assert grid(tmp_path, methods=("scratch",)).run(Stop(), Progress())
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.jsonl")}
     study = grid(tmp_path, methods=("scratch",), trials=3)
-    assert [[run.seed for run in runs] for runs in study.missing("scratch", None)] == [[2, 2]]
+    assert [[run.seed for run in part.runs] for part in study.parts()] == [[2, 2]]
     assert study.run(Stop(), Progress())
     assert all(path.stat().st_mtime_ns == then for path, then in before.items())
     assert len(list(tmp_path.rglob("*.jsonl"))) == 2

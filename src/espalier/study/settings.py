@@ -24,6 +24,7 @@ GRID_METHODS = ("search", "scratch", "found", "permuted", "penalty")
 COSTS = ("weights", "macs", "units", "parameters")
 BATCH_SIZE = 32
 WEIGHTS = ("weights_learning_rate", "momentum", "weight_decay", "drops")  # what a recipe says of the weights
+KEY = ("method", "fold", "target", "penalty", "size", "rate", "seed")
 PAIR = 2  # masks compared in the paper; what "epochs" and "batch_size" are given for, whatever `samples` is
 
 
@@ -60,8 +61,8 @@ class RunSpec:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What tells the runs of one grid apart."""
-        return self.method, self.fold, self.target, self.penalty, self.seed
+        """What tells the runs of one study and variant apart."""
+        return tuple(getattr(self, name) for name in KEY)
 
     def describe(self) -> dict[str, Any]:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items() if v is not None}
@@ -73,6 +74,7 @@ class StudySettings:
     the number of masks is."""
 
     study: ClassVar[str]
+    sharing: ClassVar[tuple[tuple[str, ...], ...]]  # methods whose runs have one shape, and may be one batch
     dataset: str = setting("digits", "digits, mnist or fashion-mnist.", flag="data", old="dataset", recorded="always")
     methods: tuple[str, ...] = setting((), "What is run.")
     penalties: tuple[float, ...] = setting((), "For example 2^-6,0,-2^-3.")
@@ -133,6 +135,11 @@ class StudySettings:
     def evaluated_on(self) -> str:
         return f"{self.held_out} held-out training images" if self.held_out else "test set"
 
+    @property
+    def parts(self) -> list[int | None]:
+        """The folds, or one None."""
+        return [None]
+
     def updates(self, examples: int) -> int:
         return self.epochs * examples // self.batch_size
 
@@ -166,7 +173,6 @@ class PaperSettings(StudySettings, ABC):
     adaptive: bool = setting(False, "The step size of theta adapts itself (ASNG).", recorded="search")
     permuted: bool = setting(False, "The control: losses shuffled before they are ranked.", recorded="search")
 
-    sharing: ClassVar[tuple[tuple[str, ...], ...]]  # methods whose runs have one shape, and may be one batch
     pad = 0  # images are padded by so much, cropped back and mirrored at random; 0 leaves them as they are
 
     def __post_init__(self) -> None:
@@ -368,6 +374,8 @@ class GridSettings(StudySettings):
     """
 
     study = "grid"
+    sharing = tuple((method,) for method in GRID_METHODS)
+    permuted, theta_rate, pad = False, None, 0  # which the paper's studies have
     dataset: str = changed(
         StudySettings, "dataset", "digits", help="A set by name; a file.npz with x, y; module:function, as to train."
     )
@@ -456,15 +464,14 @@ class GridSettings(StudySettings):
 
     @property
     def parts(self) -> list[int | None]:
-        """The folds, or one None."""
-        return list(range(self.folds)) if self.folds else [None]
+        return list(range(self.folds)) if self.folds else super().parts
 
     def recipe_of(self, method: str) -> Recipe:
         """The plain method under a penalty is the paper's, with the weights' schedule of all the others."""
         own = self.recipe
-        if method != "penalty":
-            return own
-        return replace(PAPER, **{name: getattr(own, name) for name in WEIGHTS})
+        if method == "penalty":
+            own = replace(PAPER, **{name: getattr(own, name) for name in WEIGHTS})
+        return replace(own, samples=self.samples)
 
     def updates(self, examples: int) -> int:
         return self.epochs * (examples // self.batch_size)
