@@ -31,7 +31,7 @@ from espalier.train import Result, progress, ranks, recipes
 from espalier.train.batched import Compute
 from espalier.train.on_ray import Ray
 from espalier.train.recipes import Recipe
-from espalier.train.setting import changed, setting, usual_device, whole, words
+from espalier.train.setting import setting, usual_device, whole, words
 from espalier.train.stop import Stop
 
 PLAIN: dict[str, Any] = {"no_args_is_help": True, "add_completion": False, "rich_markup_mode": None}
@@ -213,9 +213,9 @@ class StudyRunning(Running):
     """Of studies: also on what they are computed, which is a setting of the task for a sweep."""
 
     device: str = setting("", "cpu or cuda; default: cuda where there is one.", after="updates_at_once")
-    runs_at_once: int | None = changed(Running, "runs_at_once", None, old="at-once")
+    runs_at_once: int | None = setting(None, old="at-once")
     commit: str = setting("", "The revision to record, where git cannot tell.", after="time_limit")
-    report: bool = changed(Running, "report", True, help="Write tables and figures of what is in the folder.")
+    report: bool = setting(True, "Write tables and figures of what is in the folder.")
 
     def origin(self) -> dict[str, Any]:
         """Where the runs are computed, and what their files say of it."""
@@ -263,15 +263,15 @@ class PaperRunning(StudyRunning):
 class ConnectionRunning(PaperRunning):
     """Of connection selection: fewer runs and updates at once, for its networks are large."""
 
-    runs_at_once: int | None = changed(StudyRunning, "runs_at_once", 8)
-    updates_at_once: int = changed(Running, "updates_at_once", 5)
+    runs_at_once: int | None = 8
+    updates_at_once: int = 5
 
 
 @dataclass(frozen=True)
 class GridRunning(StudyRunning):
     """Of a grid."""
 
-    report: bool = changed(Running, "report", True, help="Write the tables of what is in the folder.")
+    report: bool = setting(True, "Write the tables of what is in the folder.")
     page: Path | None = setting(None, "A page whose generated parts are to be replaced as well.", after="report")
 
 

@@ -96,8 +96,12 @@ class Study(ABC):
         self.settings, self.out, self.compute, self.runs_at_once = settings, Path(out), compute, runs_at_once
         self.device, self.part_size, self.keep_state = checks.device(device), part_size, keep_state
         self.commit, self.command, self.force = commit or revision(), command, force
-        self.given = self.read(load(settings.dataset, data_dir) if data is None else data)
+        data = load(settings.dataset, data_dir) if data is None else data
+        self.standard, self.given = data.standard, self.read(data)
         self.sha256, self.forced = self.given.fingerprint(), list[str]()
+        size, examples = settings.batch_size, len(self.data(settings.parts[0]).train_labels)
+        if 2 * size > examples:
+            raise BadInput(f"batch_size={size} is too large for {examples} examples: at most {examples // 2}")
 
     @abstractmethod
     def read(self, data: Dataset) -> Dataset:
@@ -114,11 +118,6 @@ class Study(ABC):
     def place(self, kind: str, *names: str) -> Path:
         """A folder below ``runs/`` or ``state/``."""
         return files.below(self.out, self.out.joinpath(kind, self.settings.folder, *names))
-
-    def check_size(self, data: Dataset) -> None:
-        size, examples = self.settings.batch_size, len(data.train_labels)
-        if 2 * size > examples:
-            raise BadInput(f"batch_size={size} is too large for {examples} examples: at most {examples // 2}")
 
     def described(self, method: str) -> Record:
         """What runs of this method depend on."""
@@ -249,7 +248,7 @@ class Study(ABC):
             "settings": self.described(part.runs[0].method),
             "evaluated_on": self.settings.evaluated_on,
             "examples": {"train": len(batch.data.train_labels), "test": len(batch.data.test_labels)},
-            "standard_data": self.given.standard,
+            "standard_data": self.standard,
             DATA: self.sha256,
             **({"forced": forced} if forced else {}),
             "seconds": {
@@ -293,7 +292,6 @@ class PaperStudy(Study):
         if self.settings.held_out:
             data = data.hold_out(self.settings.held_out)
         data, self.network = selection(self.settings, data)
-        self.check_size(data)
         return data
 
     def parts(self, methods: Sequence[str] | None = None) -> list[Part]:
@@ -305,17 +303,14 @@ class PaperStudy(Study):
 
 
 class Grid(Study):
-    """A grid: the search, its rivals and its control at every target, seed and fold. named: whether the data are a set
-    by name although they are given."""
+    """A grid: the search, its rivals and its control at every target, seed and fold."""
 
     settings: GridSettings
     network: Units
     batches = GridBatch
 
-    def __init__(self, *given: Any, named: bool | None = None, **more: Any) -> None:
-        self.named = more.get("data") is None if named is None else named
+    def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
-        self.check_size(self.data(self.settings.parts[0]))
         for method in self.settings.methods:  # what cannot work is said before anything is trained
             if method != "found":  # those depend on what is found
                 self.batch(self.runs(method, self.settings.parts[0])[:: self.settings.trials])
@@ -323,7 +318,7 @@ class Grid(Study):
     def read(self, data: Dataset) -> Dataset:
         data = data.flatten()
         self.network = Units.of(self.settings.hidden, data, least=1)  # what ships is to compute something of its input
-        self.whole = _everything(data, self.named)
+        self.whole = _everything(data)
         return data
 
     def data(self, fold: int | None) -> Dataset:
@@ -363,7 +358,7 @@ class Grid(Study):
             return not jobs
         about: Record = {"device": str(self.device), "compute": self.compute, "commit": self.commit}
         # This process holds no lock of a batch, and a worker that died on another machine may have left one.
-        about |= {"command": self.command, "data": self.given, "force": True, "named": self.named}
+        about |= {"command": self.command, "data": self.given, "force": True}
         shared = (self.settings, self.out.resolve(), about)
         return all(ray.carry_out(_as_task, shared, jobs, self.out, stop, progress).values())
 
@@ -443,9 +438,9 @@ def revision() -> str:
     return head.strip() + ("-modified" if changes.strip() else "")
 
 
-def _everything(data: Dataset, named: bool) -> Dataset:
+def _everything(data: Dataset) -> Dataset:
     """The set with all its examples in the training part: what folds are made of. The digits in their stored order."""
-    if named and data.name == "digits":
+    if data.standard and data.name == "digits":
         inputs, labels = all_digits()
         inputs = inputs.flatten(1)
     else:

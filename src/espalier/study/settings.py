@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from espalier.space import BadInput
 from espalier.train.recipes import PAPER, SLOPES, Recipe
-from espalier.train.setting import changed, check, declared, setting, share
+from espalier.train.setting import check, declared, setting, share
 
 UNIT_METHODS = ("search", "fixed", "dropout")
 CONNECTION_METHODS = ("search", "random", "full")
@@ -84,20 +84,14 @@ class StudySettings:
         20, "Of the search; the others make as many updates of as many examples.", least=1, recorded="always"
     )
     batch_size: int = setting(
-        BATCH_SIZE,
-        "Of the search, under each of two masks; the others read twice as many.",
-        least=1,
-        recorded="always",
+        BATCH_SIZE, "Of the search, under each of two masks; the others read twice as many.", least=1, recorded="always"
     )
     held_out: int = setting(
         0, "For tuning: so many training images stand in for the test set.", least=0, recorded="always"
     )
     points: int = setting(8, "Measurements over a run.", least=1, recorded="always")
     precision: str = setting(
-        "float32",
-        "float32, tf32 or bf16 matrix products; default: tf32 on cuda.",
-        on_cuda="tf32",
-        recorded="always",
+        "float32", "float32, tf32 or bf16 matrix products; default: tf32 on cuda.", on_cuda="tf32", recorded="always"
     )
     samples: int = setting(
         PAIR, "Masks compared in one update, at equal examples per update; two or more.", least=2, recorded="search"
@@ -157,11 +151,7 @@ class PaperSettings(StudySettings, ABC):
     """
 
     learning_rate: float = setting(
-        0.01,
-        "Of the weights; a tenth at 1/2 and at 3/4 of the run.",
-        least=0,
-        after="batch_size",
-        recorded="always",
+        0.01, "Of the weights; a tenth at 1/2 and at 3/4 of the run.", least=0, after="batch_size", recorded="always"
     )
     momentum: float = setting(0.9, "Of SGD.", least=0, after="learning_rate", recorded="always")
     weight_decay: float = setting(1e-4, "Of SGD.", least=0, after="momentum", recorded="always")
@@ -224,18 +214,13 @@ class Settings(PaperSettings):
 
     study = "unit-selection"
     sharing = (("search",), ("fixed", "dropout"))
-    dataset: str = changed(StudySettings, "dataset", "mnist")
+    dataset: str = "mnist"
     methods: tuple[str, ...] = setting(UNIT_METHODS, f"Some of {', '.join(UNIT_METHODS)}.", choices=UNIT_METHODS)
-    penalties: tuple[float, ...] = changed(
-        StudySettings, "penalties", (2**-6, 2**-7, 2**-8, 2**-9, 0.0, -(2**-3), -1.0)
-    )
-    epochs: int = changed(StudySettings, "epochs", 500)
-    points: int = changed(StudySettings, "points", 20)
+    penalties: tuple[float, ...] = (2**-6, 2**-7, 2**-8, 2**-9, 0.0, -(2**-3), -1.0)
+    epochs: int = 500
+    points: int = 20
     cost: str = setting(
-        "units",
-        "What the penalty counts: units (the paper's) or weights.",
-        choices=("units", "weights"),
-        recorded="search",
+        "units", "What the penalty counts: units (the paper's) or weights.", choices=("units", "weights")
     )
     sizes: tuple[float, ...] = setting(
         (0.066, 0.13, 0.261, 0.578, 0.777, 1.0),  # where the paper's Table 1 has its search, and one between
@@ -270,31 +255,20 @@ class ConnectionSettings(PaperSettings):
 
     study = "connection-selection"
     sharing = (("search",), (RECIPE,), ("random", "full"))
-    dataset: str = changed(StudySettings, "dataset", "cifar10", help="A set of images; the paper's is cifar10.")
+    dataset: str = setting("cifar10", "A set of images; the paper's is cifar10.")
     methods: tuple[str, ...] = setting(
         CONNECTION_METHODS,
         f"Some of {', '.join(CONNECTION_METHODS)}; and {RECIPE}: the default recipe of train.",
         choices=(*CONNECTION_METHODS, RECIPE),
     )
-    penalties: tuple[float, ...] = changed(
-        StudySettings, "penalties", (2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 0.0, -(2**-3), -1.0)
-    )
-    epochs: int = changed(StudySettings, "epochs", 300)
-    points: int = changed(StudySettings, "points", 12)
-    precision: str = changed(
-        StudySettings,
-        "precision",
-        "float32",
-        help="float32, tf32 or bf16 matrix products; default: bf16 on cuda.",
-        on_cuda="bf16",
-    )
+    penalties: tuple[float, ...] = (2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 0.0, -(2**-3), -1.0)
+    epochs: int = 300
+    points: int = 12
+    precision: str = setting("float32", "float32, tf32 or bf16 matrix products; default: bf16 on cuda.", on_cuda="bf16")
     cost: str = setting(
-        "weights",
-        "What the penalty counts: weights (the paper's) or macs.",
-        choices=("weights", "macs"),
-        recorded="search",
+        "weights", "What the penalty counts: weights (the paper's) or macs.", choices=("weights", "macs")
     )
-    learning_rate: float = changed(PaperSettings, "learning_rate", 0.1)
+    learning_rate: float = 0.1
     shares: tuple[float, ...] = setting(
         (0.16, 0.24, 0.42, 0.675, 0.80),  # where the paper's Table 2 has its search
         "Of the weights, of random selections.",
@@ -376,32 +350,17 @@ class GridSettings(StudySettings):
     study = "grid"
     sharing = tuple((method,) for method in GRID_METHODS)
     permuted, theta_rate, pad = False, None, 0  # which the paper's studies have
-    dataset: str = changed(
-        StudySettings, "dataset", "digits", help="A set by name; a file.npz with x, y; module:function, as to train."
-    )
+    dataset: str = setting("digits", "A set by name; a file.npz with x, y; module:function, as to train.")
     methods: tuple[str, ...] = setting(GRID_METHODS[:4], f"Some of {', '.join(GRID_METHODS)}.", choices=GRID_METHODS)
-    penalties: tuple[float, ...] = changed(
-        StudySettings, "penalties", (2**-4, 2**-6, 2**-8), help="Of the method 'penalty', for example 2^-6,0."
-    )
-    trials: int = changed(StudySettings, "trials", 5, help="Runs of each setting, on each fold.", flag="seeds")
-    first_seed: int = changed(StudySettings, "first_seed", 0, help="The first seed.")
-    batch_size: int = changed(
-        StudySettings,
-        "batch_size",
-        BATCH_SIZE,
-        help="Examples under each of two masks; twice as many where there is one.",
-    )
-    held_out: int = changed(
-        StudySettings,
-        "held_out",
-        0,
-        help="For tuning: so many training examples stand in for the test part (with --folds: each fold of them).",
+    penalties: tuple[float, ...] = setting((2**-4, 2**-6, 2**-8), "Of the method 'penalty', for example 2^-6,0.")
+    trials: int = setting(5, "Runs of each setting, on each fold.", flag="seeds")
+    first_seed: int = setting(0, "The first seed.")
+    batch_size: int = setting(BATCH_SIZE, "Examples under each of two masks; twice as many where there is one.")
+    held_out: int = setting(
+        0, "For tuning: so many training examples stand in for the test part (with --folds: each fold of them)."
     )
     cost: str = setting(
-        "weights",
-        "What a target counts: weights, macs, units or parameters.",
-        choices=COSTS,
-        recorded="always",
+        "weights", "What a target counts: weights, macs, units or parameters.", choices=COSTS, recorded="always"
     )
     targets: tuple[float, ...] = setting(
         (0.03, 0.06, 0.12, 0.25, 0.5, 0.75),

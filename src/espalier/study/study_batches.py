@@ -30,14 +30,7 @@ from espalier.gates.gated import Gated
 from espalier.models import MLP, DenseNet
 from espalier.picture.describe import Connection, connections
 from espalier.space import BadInput
-from espalier.study.settings import (
-    PAIR,
-    ConnectionSettings,
-    GridSettings,
-    PaperSettings,
-    RunSpec,
-    Settings,
-)
+from espalier.study.settings import PAIR, ConnectionSettings, GridSettings, PaperSettings, RunSpec, Settings
 from espalier.train.batched.batch import Compute, Precision
 from espalier.train.batched.batch_engine import BatchEngine
 from espalier.train.batched.runs import Plan, Run
