@@ -30,7 +30,7 @@ from espalier.gates.gated import Gated
 from espalier.models import DenseNet
 from espalier.picture.describe import bits
 from espalier.report import read
-from espalier.study.networks import DenseNetGraph
+from espalier.study.study_batches import DenseNetGraph
 from espalier.train.fingerprint import versions
 from espalier.train.run_directory import hardware
 

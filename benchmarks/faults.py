@@ -55,8 +55,8 @@ from espalier.paper import write as write_report
 from espalier.report import read as read_report
 from espalier.ship import delivery
 from espalier.space import EspalierError
+from espalier.study import Grid, PaperStudy
 from espalier.study.settings import GridSettings, Settings
-from espalier.study.study import Grid, PaperStudy
 from espalier.train import fingerprint, loop
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.loop import Stop

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import espalier
-from espalier.study.run_files import revision
+from espalier.study import revision
 from espalier.train import PRESETS
 from evidence_table import mean
 from run_lines import Lines, arguments

@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 
 from espalier.report.significance import paired_interval
-from espalier.study import run_files
-from espalier.study.run_batches import GridBatch
+from espalier.study import Grid, revision
 from espalier.study.settings import PAIR, GridSettings
-from espalier.study.study import Grid
+from espalier.study.study_batches import GridBatch
 from espalier.train.batched.batch import Batch
 from espalier.train.batched.inputs import Given
 from espalier.train.batched.runs import Run
@@ -95,7 +94,7 @@ def main() -> None:
     folds: dict[float, list[int | None]] = {target: [] for target in settings.targets}
     for fold in settings.parts:
         data, runs = grid.data(fold), settings.runs("search", fold, {})
-        found = GridBatch(settings, grid.full, data, runs, CPU)
+        found = GridBatch(settings, grid.network, data, runs, CPU)
         loop = found.loop(None, Stop(), Progress())
         loop.train()
         masks = found.engine.masks()
@@ -130,7 +129,7 @@ def main() -> None:
         "settings": grid.described("search"),
         "hardware": hardware(CPU),
         "versions": versions(),
-        "commit": run_files.revision(),
+        "commit": revision(),
         "table": table,
         "errors": {name: {str(t): [round(e, 4) for e in es] for t, es in by.items()} for name, by in errors.items()},
     }

@@ -87,7 +87,7 @@ _MORE: dict[str, Spec] = {
     "data_sha256": text("[0-9a-f]{64}"),
     "forced": each(text()),
     "examples": table(_COUNT),
-    "runs_in_batch": _COUNT,
+    **_all("runs_in_batch lines", _COUNT),
     **_all("study evaluated_on commit command finished", text()),
 }
 _MACHINE = record({}, _all("system cpu gpu", text()))
@@ -121,8 +121,8 @@ def runs_of(path: Path, parts: list[Any] | None = None) -> list[dict[str, Any]]:
         lines = schema.read_lines(path, head, record(_OWN), newest=FORMAT, values=parts, way_out=REMOVE)
     else:
         lines = [schema.read(path, head, newest=FORMAT, way_out=REMOVE)]
-    if many and lines[0]["runs_in_batch"] != len(lines) - 1:
-        raise Corrupt(f"{path} is not whole: {len(lines) - 1} of {lines[0]['runs_in_batch']} runs. {REMOVE}")
+    if many and (count := lines[0].get("lines", lines[0]["runs_in_batch"])) != len(lines) - 1:
+        raise Corrupt(f"{path} is not whole: {len(lines) - 1} of {count} runs. {REMOVE}")
     return lines
 
 
@@ -212,8 +212,8 @@ def packed(path: Path) -> dict[str, list[Any]]:
     """The records of each file; refused where a line is not of the schema, or a byte is not what was written."""
     try:
         head, _, body = schema.content(path).partition(b"\n")
-        told = schema.parse(head, _PACKED)
-        if hashlib.sha256(body).hexdigest() != told["sha256"]:
+        about = schema.parse(head, _PACKED)
+        if hashlib.sha256(body).hexdigest() != about["sha256"]:
             raise ValueError("its checksum is of another content")
         content, templates, values = dict[str, list[Any]](), list[tuple[Any, int]](), 0
         for line in (schema.parse(line) for line in body.splitlines()):
@@ -227,8 +227,8 @@ def packed(path: Path) -> dict[str, list[Any]]:
                 templates.append((line["of"], _count(line["of"])))
             else:
                 content[_inside(line["file"])] = []
-        if len(content) != told["files"]:
-            raise ValueError(f"it holds {len(content)} files, not {told['files']}")
+        if len(content) != about["files"]:
+            raise ValueError(f"it holds {len(content)} files, not {about['files']}")
     except (Corrupt, OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
         raise Corrupt(f"{path} is not a file of packed runs: {error}. Take it from a copy that is whole") from None
     return content

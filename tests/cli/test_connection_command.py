@@ -51,17 +51,16 @@ def test_the_command_runs_and_reports(data, tmp_path):
     page.write_text(f"# Ours\n\n{begin}\n{end}\n\nby hand\n")
     done = invoke("--data-dir", data, "--out", tmp_path / "out", "--reproduction", page, "--keep-state")
     assert done.exit_code == 0, done.output
-    names = sorted(str(p.relative_to(tmp_path / "out" / "runs")) for p in tmp_path.glob("out/runs/**/*.json"))
+    names = sorted(str(p.relative_to(tmp_path / "out" / "runs")) for p in tmp_path.glob("out/runs/**/*.jsonl"))
     section = "cifar10-1_epochs-depth_10-growth_4"
     assert names == [
-        f"{section}/full/share_1.0-seed_0.json", f"{section}/random/share_0.5-seed_0.json",
-        f"{section}/search/penalty_-1.0-seed_0.json", f"{section}/search/penalty_0.25-seed_0.json",
+        f"{section}/random+full/size_0.5_to_1.0-seed_0.jsonl", f"{section}/search/penalty_-1.0_to_0.25-seed_0.jsonl",
     ]  # fmt: skip
-    story = json.loads((tmp_path / "out" / "runs" / names[3]).read_text())
+    story, run, _ = map(json.loads, (tmp_path / "out" / "runs" / names[1]).read_text().splitlines())
     assert story["commit"] == "abc"
     assert story["examples"] == {"train": 30, "test": 6}
     assert story["standard_data"] is False
-    assert story["result"]["updates"] == 30 // 4
+    assert run["result"]["updates"] == 30 // 4
     assert len(list(tmp_path.glob("out/state/**/*seed_0.safetensors"))) == 4
     report = (tmp_path / "out" / "README.md").read_text()
     assert "Table 2" in report
@@ -76,11 +75,11 @@ def test_the_command_runs_and_reports(data, tmp_path):
 def test_a_limit_of_time_stops_it_the_same_command_goes_on_and_says_how_far_it_is(data, tmp_path):
     stopped = invoke("--data-dir", data, "--out", tmp_path / "out", "--time-limit", "1e-6")
     assert stopped.exit_code == 0, stopped.output
-    assert not list(tmp_path.glob("out/runs/**/*.json"))
+    assert not list(tmp_path.glob("out/runs/**/*.jsonl"))
     words = [sys.executable, "-m", "espalier", *SMALL, "--data-dir", str(data), "--out", str(tmp_path / "out")]
     done = subprocess.run([*words, "--runs-at-once", "1", "--no-report"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert len(list(tmp_path.glob("out/runs/**/*.json"))) == 4
+    assert len(list(tmp_path.glob("out/runs/**/*.jsonl"))) == 4
     assert "search-penalty_0.25-seed_0-1_runs: 1 runs of 7 updates as one batch (1 of 4) on cpu" in done.stderr
     assert "7 of 7 updates" in done.stderr
 
@@ -95,7 +94,7 @@ def test_a_checkpoint_of_other_settings_is_refused_and_both_are_shown(data, tmp_
             self.looks -= 1
             return self.looks < 0
 
-    monkeypatch.setattr("espalier.cli.studies.Stop", Soon)
+    monkeypatch.setattr("espalier.cli.app.Stop", Soon)
     words = ("--data-dir", data, "--out", tmp_path / "out")
     assert invoke(*words, "--no-report").exit_code == 0
     assert list(tmp_path.glob("out/state/**/*.safetensors"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -46,17 +47,20 @@ def test_the_demo_shows_and_writes_all_of_its_parts(espal, tmp_path, narrow):
     assert "Equal is the number of examples read, not the time: 4 networks of the search and its control took" in shown
     assert "the control: their signal is shuffled among the gates" in shown
 
-    files = sorted(path.relative_to(out / "runs").as_posix() for path in (out / "runs").rglob("*.json"))
+    files = sorted(path.relative_to(out / "runs").as_posix() for path in (out / "runs").rglob("*.jsonl"))
     assert files == [
-        *(f"digits/permuted/target_0.25-seed_{seed}.json" for seed in (0, 1)),
-        *(f"digits/scratch/size_{share}-seed_{seed}.json" for share in ("0.25", "1") for seed in (0, 1)),
-        *(f"digits/search/target_0.25-seed_{seed}.json" for seed in (0, 1)),
-    ]
+        "digits/permuted/target_0.25.jsonl", "digits/scratch/size_0.25.jsonl", "digits/scratch/size_1.jsonl",
+        "digits/search/target_0.25.jsonl",
+    ]  # fmt: skip
+    stories = list[tuple[str, dict[str, Any]]]()
     for path in files:
-        story = json.loads((out / "runs" / path).read_text())
+        head, *runs = map(json.loads, (out / "runs" / path).read_text().splitlines())
+        assert [one["run"]["seed"] for one in runs] == [0, 1]
+        stories += [(path, head | one) for one in runs]
+    for path, story in stories:
         kept = story["result"]["units"]
         assert story["result"]["weight_share"] == pytest.approx(weights(kept) / weights((64, 64)))
-        assert weights(kept) <= weights((64, 64)) * (1.0 if "size_1-" in path else 0.25)
+        assert weights(kept) <= weights((64, 64)) * (1.0 if "size_1." in path else 0.25)
         if "search" in path:
             assert story["run"]["target"] == 0.25
         about = story["settings"]  # equally many examples, whatever the batch: two passes over 1,344 of them

@@ -30,13 +30,12 @@ def invoke(*words):
 def test_the_command_runs_and_reports(tmp_path):
     done = invoke("--out", tmp_path)
     assert done.exit_code == 0, done.output
-    names = sorted(p.name for p in tmp_path.glob("runs/**/*.json"))
+    names = sorted(f"{p.parent.name}/{p.name}" for p in tmp_path.glob("runs/**/*.jsonl"))
     assert names == [
-        "penalty_-1.0-seed_0.json", "penalty_0.25-seed_0.json", "rate_0.5-seed_0.json", "share_0.5-seed_0.json",
-        "share_1.0-seed_0.json",
+        "fixed+dropout/size_0.5_to_1.0-rate_0.5-seed_0.jsonl", "search/penalty_-1.0_to_0.25-seed_0.jsonl",
     ]  # fmt: skip
     assert (tmp_path / "README.md").exists()
-    story = json.loads(next(tmp_path.glob("runs/**/penalty_0.25*.json")).read_text())
+    story = json.loads(next(tmp_path.glob("runs/**/penalty*.jsonl")).read_text().splitlines()[0])
     assert story["commit"] == "abc"
     assert story["settings"]["widths"] == [64, 6, 6, 6, 10]
     assert "README.md" in done.output
@@ -45,10 +44,10 @@ def test_the_command_runs_and_reports(tmp_path):
 def test_a_limit_of_time_stops_it_and_the_same_command_goes_on(tmp_path):
     stopped = invoke("--out", tmp_path, "--time-limit", "1e-6")
     assert stopped.exit_code == 0, stopped.output
-    assert not list(tmp_path.glob("runs/**/*.json"))
-    done = invoke("--out", tmp_path, "--no-report")
+    assert not list(tmp_path.glob("runs/**/*.jsonl"))
+    done = invoke("--out", tmp_path, "--no-report", "--json")
     assert done.exit_code == 0
-    assert len(list(tmp_path.glob("runs/**/*.json"))) == 5
+    assert json.loads(done.stdout)["runs"] == 5
     assert not (tmp_path / "README.md").exists()
 
 
@@ -101,7 +100,7 @@ def test_a_signal_stops_it_cleanly_and_the_same_command_goes_on(tmp_path):
     assert process.returncode == 130
     assert said.strip().endswith("espalier: stopped; the same command goes on from the last checkpoint")
     assert list(tmp_path.glob("state/**/*.safetensors"))
-    assert not list(tmp_path.glob("runs/**/*.json"))
+    assert not list(tmp_path.glob("runs/**/*.jsonl"))
 
 
 def test_numbers_as_the_paper_writes_them():

@@ -10,8 +10,7 @@ import pytest
 typer = pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
 
-from espalier.cli.app import app  # noqa: E402
-from espalier.cli.studies import RecipeChanges  # noqa: E402
+from espalier.cli.app import RecipeChanges, app  # noqa: E402
 
 SMALL = [
     "study", "--data", "digits", "--device", "cpu", "--hidden", "8,6", "--epochs", "1", "--seeds", "2",

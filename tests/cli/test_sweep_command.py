@@ -10,7 +10,7 @@ import torch
 
 import espalier
 from espalier import report
-from espalier.cli.studies import GridSettings
+from espalier.cli.app import GridSettings
 from espalier.study.training import Sweeping, Training
 from espalier.train.batched import Run
 from espalier.train.setting import declared

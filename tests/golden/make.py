@@ -30,8 +30,8 @@ from espalier.cli.app import app
 from espalier.data import load
 from espalier.paper import write
 from espalier.schema import CHECKSUM
+from espalier.study import Grid
 from espalier.study.settings import GridSettings
-from espalier.study.study import Grid
 from espalier.train import Recipe
 from espalier.train.batched import Run
 from espalier.train.loop import Stop
@@ -252,8 +252,10 @@ def numbers(folder: Path) -> dict[str, Any]:
         elif path.name == "theta.safetensors":
             outcome[name] = {key: tensor.tolist() for key, tensor in load_file(path).items()}
         elif path.suffix in (".json", ".jsonl") and path.name != "settings.json":
-            records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-            outcome[name] = [{key: one[key] for key in ("run", "result", "curve") if key in one} for one in records]
+            for one in (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()):
+                if "run" in one:  # not the head of a batch; whether a batch has a file, or each of its runs, is all one
+                    parts = {key: one[key] for key in ("run", "result", "curve")}
+                    outcome[f"{path.parent.parent.name}/{json.dumps(one['run'], sort_keys=True)}"] = parts
     return outcome
 
 

@@ -13,8 +13,7 @@ from torch import nn
 
 import espalier
 from espalier.models import DenseNet
-from espalier.study.networks import DenseNetGraph
-from espalier.study.run_files import mask_to_hex
+from espalier.study.study_batches import DenseNetGraph, mask_to_hex
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = 3

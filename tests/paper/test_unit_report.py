@@ -37,7 +37,8 @@ def digits(tmp_path_factory):
 
 def test_the_numbers_of_a_real_study_are_those_of_its_files(digits):
     out, written = digits
-    records = [json.loads(path.read_text()) for path in out.glob("runs/**/*.json")]
+    batches = [path.read_text().splitlines() for path in out.glob("runs/**/*.jsonl")]
+    records = [json.loads(head) | json.loads(line) for head, *lines in batches for line in lines]
     (table,) = [path for path in written if path.name.endswith("table-1.csv")]
     by_penalty = {row["penalty eps'"]: row for row in rows(table)}
     assert set(by_penalty) == {"2^-2", "0", "-2^-1"}

@@ -16,8 +16,8 @@ from espalier.files import NotSaved
 from espalier.report import grid_tables, read
 from espalier.report import write as report
 from espalier.report.grid_tables import BEGIN, END, by_pair, compare, comparisons
-from espalier.report.phrases import made_by
 from espalier.report.significance import paired_interval
+from espalier.report.tables import made_by
 from espalier.space import BadInput, Corrupt
 
 HEAD = {

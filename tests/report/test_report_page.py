@@ -20,7 +20,7 @@ from espalier.cli import main
 from espalier.paper import write
 from espalier.report import read
 from espalier.report.page import NAME, render
-from espalier.report.phrases import headline
+from espalier.report.tables import headline
 from paper import synthetic_connections
 from paper.synthetic import as_the_paper_says
 

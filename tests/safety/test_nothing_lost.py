@@ -26,9 +26,8 @@ from espalier.data import from_arrays
 from espalier.report import read, write
 from espalier.report.tables import Table, readme_of
 from espalier.space import BadInput, BadType, Corrupt
-from espalier.study import sources
+from espalier.study import Grid, PaperStudy, sources
 from espalier.study.settings import GridSettings, Settings
-from espalier.study.study import Grid, PaperStudy
 from espalier.train import evaluate, feed, fingerprint
 from espalier.train.batched import Run
 from espalier.train.fingerprint import Hashes

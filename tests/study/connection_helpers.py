@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from espalier.data import Dataset, from_arrays
+from espalier.study import PaperStudy
 from espalier.study.settings import ConnectionSettings
-from espalier.study.study import PaperStudy
 from espalier.train.batched import Compute
 from espalier.train.loop import Stop
 from espalier.train.progress import Progress

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from espalier.study.settings import Settings
-from espalier.study.study import PaperStudy
+from espalier.study import PaperStudy
+from espalier.study.settings import RunSpec, Settings
 from espalier.train.loop import Stop
 from espalier.train.progress import Progress
 
@@ -38,11 +38,14 @@ def run(out: Path, stop: Stop | None = None, **changes: Any) -> bool:
 
 
 def stories(out: Path) -> dict[str, dict[str, Any]]:
-    """Every run file by its place in the folder, without what differs between two runs of the same thing."""
+    """Every run by its section, variant and name, without what differs between two runs of the same thing; with it,
+    what its batch shares."""
     found = {}
-    for path in sorted(out.glob("runs/**/*.json")):
-        story = json.loads(path.read_text())
-        found[str(path.relative_to(out))] = {
-            k: v for k, v in story.items() if k not in ("seconds", "calls", "finished", "espalier_sha256")
-        }
-    return found
+    for path in sorted(out.glob("runs/*/*/*.jsonl")):
+        head, *runs = map(json.loads, path.read_text().splitlines())
+        for key in ("seconds", "calls", "finished", "espalier_sha256", "lines"):
+            head.pop(key)
+        for run in runs:
+            spec = RunSpec(**run["run"])
+            found[f"{path.parent.parent.name}/{spec.variant}/{spec.setting}-seed_{spec.seed}"] = head | run
+    return dict(sorted(found.items()))

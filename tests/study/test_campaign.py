@@ -74,7 +74,7 @@ def test_a_command_runs_stops_goes_on_elsewhere_and_reports(number, data, tmp_pa
     if "--shares" in given:  # of 18 connections none are near to a sixth of the weights, with a path
         count = len(given[given.index("--shares") + 1].split(","))
         words += ["--shares", ",".join(["0.5", "0.6", "0.7", "0.8"][:count])]
-    monkeypatch.setattr("espalier.cli.studies.Stop", lambda _: StopAfter(4))
+    monkeypatch.setattr("espalier.cli.app.Stop", lambda _: StopAfter(4))
     place = 0
     while True:
         done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / str(place))])

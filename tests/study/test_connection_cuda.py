@@ -9,8 +9,8 @@ import torch
 from connection_helpers import TINY, images, run
 from study_helpers import StopAfter, stories
 
+from espalier.study import PaperStudy
 from espalier.study.settings import ConnectionSettings
-from espalier.study.study import PaperStudy
 from espalier.train.batched import Compute
 from espalier.train.loop import Stop
 from espalier.train.progress import Progress

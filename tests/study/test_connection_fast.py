@@ -52,7 +52,7 @@ def test_stopped_and_continued_equals_uninterrupted(whole, tmp_path):
 def test_the_rest_of_an_update_with_slopes_compiles(tmp_path):
     """On a GPU the kernels give slopes, and what theta learns from them is compiled behind them."""
     made = study(tmp_path, step="fast", methods=("recipe",), targets=(0.5,), epochs=2)
-    compiled_one, eager = (made.batch(made.parts()[0]).engine for _ in range(2))
+    compiled_one, eager = (made.batch(made.parts()[0].runs).engine for _ in range(2))
     begin = eager.phases.begin
     for engine in (compiled_one, eager):
         engine.batch.advance(begin + 1)

@@ -13,10 +13,9 @@ from torch.func import grad
 import espalier
 from espalier.models import DenseNet
 from espalier.space import BadInput
-from espalier.study import networks
-from espalier.study.networks import Connections, DenseNetGraph
-from espalier.study.run_batches import PaperBatch
+from espalier.study import study_batches
 from espalier.study.settings import RunSpec
+from espalier.study.study_batches import Connections, DenseNetGraph, PaperBatch
 from espalier.train.batched import Run, inputs
 from espalier.train.batched.batch_engine import made, strip
 from espalier.train.batched.step import Differential, Own, cross_entropy
@@ -240,7 +239,7 @@ def test_random_selections_are_near_their_share_and_lead_somewhere(paper, monkey
     low, high = (sum(t["without_path"] for t in seen[s]) / sum(t["draws"] for t in seen[s]) for s in (0.16, 0.42))
     assert low > 0.7  # PAPER: 86% and 3%
     assert high < 0.15
-    monkeypatch.setattr(networks, "MOST_DRAWS", 300)
+    monkeypatch.setattr(study_batches, "MOST_DRAWS", 300)
     with pytest.raises(BadInput, match=r"none of 300 .* another share"):
         DenseNetGraph(1).draw(0.001, torch.ones(9, dtype=torch.float64), 0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -18,8 +17,8 @@ from espalier.models import DenseNet
 from espalier.paper import write
 from espalier.picture import describe
 from espalier.space import BadInput
-from espalier.study.run_batches import PaperBatch
-from espalier.study.settings import ConnectionSettings
+from espalier.study.settings import ConnectionSettings, RunSpec
+from espalier.study.study_batches import PaperBatch
 from espalier.train.loop import Stop
 from espalier.train.progress import Progress
 from espalier.train.run_directory import locked
@@ -51,12 +50,12 @@ def test_the_defaults_are_the_paper_s():
 
 def test_every_run_has_its_file_and_its_story(whole):
     found = stories(whole)
-    folder = "runs/cifar10-1_epochs-depth_10-growth_4"
+    folder = "cifar10-1_epochs-depth_10-growth_4"
     assert list(found) == [
-        f"{folder}/full/share_1.0-seed_0.json",
-        f"{folder}/random/share_0.6-seed_0.json",
-        f"{folder}/search+theta_0.1/penalty_-0.5-seed_0.json",
-        f"{folder}/search+theta_0.1/penalty_0.25-seed_0.json",
+        f"{folder}/full/share_1.0-seed_0",
+        f"{folder}/random/share_0.6-seed_0",
+        f"{folder}/search+theta_0.1/penalty_-0.5-seed_0",
+        f"{folder}/search+theta_0.1/penalty_0.25-seed_0",
     ]
     network = study(whole).network
     prices = {kind: network.prices(kind) for kind in ("weights", "macs")}
@@ -92,8 +91,9 @@ def test_every_run_has_its_file_and_its_story(whole):
 def test_the_kept_weights_are_those_that_were_measured(whole):
     """Loaded into the readable network and cut, they give the error of the run file."""
     made = study(whole)
+    told = {RunSpec(**story["run"]): story for story in stories(whole).values()}
     for spec in (*made.settings.runs("random"), *made.settings.runs("search")):
-        story = json.loads(made.path(spec).read_text())
+        story = told[spec]
         model = DenseNet(10, 4)
         model.load_state_dict(safetensors.torch.load_file(made.weights(spec)))
         gated = espalier.attach(model, torch.zeros(1, 3, 8, 8), check=False)
@@ -288,9 +288,9 @@ def by_recipe(tmp_path_factory):
 
 def test_the_recipe_ends_at_its_target_with_the_budget_of_the_others(by_recipe):
     found = stories(by_recipe)
-    assert [name.split("/", 2)[2] for name in found] == [
-        "recipe+cost_macs/target_0.5-seed_0.json",
-        "recipe+cost_macs/target_0.8-seed_0.json",
+    assert [name.partition("/")[2] for name in found] == [
+        "recipe+cost_macs/target_0.5-seed_0",
+        "recipe+cost_macs/target_0.8-seed_0",
     ]
     for story in found.values():
         target, result, settings = story["run"]["target"], story["result"], story["settings"]
@@ -303,7 +303,7 @@ def test_the_recipe_ends_at_its_target_with_the_budget_of_the_others(by_recipe):
 
 def test_the_recipe_reads_as_many_examples_as_the_search(tmp_path):
     made = study(tmp_path, **RECIPE)
-    batch = made.batch(made.parts()[0]).engine.batch
+    batch = made.batch(made.parts()[0].runs).engine.batch
     assert (batch.samples, batch.batch_size, batch.examples) == (1, 8, 8)
     assert batch.source.search.reads_slopes if batch.begun else not batch.source.compares
 

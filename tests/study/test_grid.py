@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,10 @@ from study_helpers import StopAfter
 
 from espalier.data import from_arrays, load
 from espalier.space import BadInput, Corrupt, Unreachable
-from espalier.study.networks import Units
-from espalier.study.run_batches import GridBatch
+from espalier.study import Grid
 from espalier.study.settings import GRID_METHODS as METHODS
 from espalier.study.settings import GridSettings, RunSpec, even_widths
-from espalier.study.study import Grid
+from espalier.study.study_batches import GridBatch, Units
 from espalier.train import PRESETS, Recipe
 from espalier.train.batched.batch import Batch
 from espalier.train.batched.inputs import Given
@@ -147,7 +147,7 @@ def test_the_whole_grid(tmp_path: Path) -> None:
         if method == "found":
             assert story["run"]["units"] == by["search", target, fold, seed]["result"]["units"]
     assert not any((tmp_path / "state").rglob("*.safetensors"))
-    assert not any(study.missing(method, fold) for method in METHODS for fold in (0, 1))
+    assert not list(study.parts())
 
 
 def test_stopped_anywhere_it_goes_on_to_the_same_results(tmp_path: Path) -> None:
@@ -161,11 +161,26 @@ def test_stopped_anywhere_it_goes_on_to_the_same_results(tmp_path: Path) -> None
     assert stories(tmp_path / "parts") == stories(tmp_path / "whole")
 
 
+class Elsewhere:
+    """A cluster of this process: what a task is given has been pickled, as it is on its way to another machine."""
+
+    def carry_out(self, task: Any, shared: Any, jobs: dict[str, Any], *_: Any) -> dict[str, Any]:
+        return {name: task(*pickle.loads(pickle.dumps((shared, job))), None)[1] for name, job in jobs.items()}  # noqa: S301
+
+
+def test_trained_as_tasks_it_gives_the_same_results(tmp_path: Path) -> None:
+    changes = {"methods": ("search", "found"), "folds": 2}
+    assert grid(tmp_path / "here", **changes).run(Stop(), Progress())
+    assert grid(tmp_path / "there", **changes).run(Stop(), Progress(), Elsewhere())  # type: ignore[arg-type]
+    assert stories(tmp_path / "there") == stories(tmp_path / "here")
+    assert not any((tmp_path / "there" / "state").rglob("*.safetensors"))
+
+
 def test_more_seeds_train_only_what_is_missing(tmp_path: Path) -> None:
     assert grid(tmp_path, methods=("scratch",)).run(Stop(), Progress())
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.jsonl")}
     study = grid(tmp_path, methods=("scratch",), trials=3)
-    assert [[run.seed for run in runs] for runs in study.missing("scratch", None)] == [[2, 2]]
+    assert [[run.seed for run in part.runs] for part in study.parts()] == [[2, 2]]
     assert study.run(Stop(), Progress())
     assert all(path.stat().st_mtime_ns == then for path, then in before.items())
     assert len(list(tmp_path.rglob("*.jsonl"))) == 2
@@ -208,6 +223,12 @@ def test_folds_test_every_example_once_and_tuning_never_sees_the_test_part(tmp_p
             seen = {tuple(row) for part in (data.train_inputs, data.test_inputs) for row in part.tolist()}
             assert not seen & hidden
             assert len(data.train_labels) + len(data.test_labels) == 1347
+
+
+def test_a_penalty_of_many_digits_is_trained_once(tmp_path: Path) -> None:
+    study = {"methods": ("penalty",), "penalties": (2**-9, 1 / 3), "recipe": Recipe(weights_learning_rate=1 / 7)}
+    assert grid(tmp_path, **study).run(Stop(), Progress())
+    assert not list(grid(tmp_path, **study).parts())
 
 
 def test_data_of_ones_own(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from study_helpers import SMALL, StopAfter, run, stories
 
+from espalier.study import PaperStudy
 from espalier.study.settings import Settings
-from espalier.study.study import PaperStudy
 from espalier.train.loop import Stop
 from espalier.train.progress import Progress
 

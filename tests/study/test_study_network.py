@@ -8,9 +8,8 @@ from study_helpers import study
 from torch import nn
 
 from espalier.data import Stream, load
-from espalier.study.networks import Units
-from espalier.study.run_batches import PaperBatch
 from espalier.study.settings import RunSpec
+from espalier.study.study_batches import PaperBatch, Units
 from espalier.train.batched import Run
 from espalier.train.loop import Stop
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from itertools import pairwise
 
 import pytest
 import torch
 from study_helpers import SMALL, StopAfter, run, stories, study
 
+from espalier import schema
 from espalier.data import load
+from espalier.report import read
 from espalier.space import BadInput, Corrupt
-from espalier.study import run_files
+from espalier.study import Study
+from espalier.study.settings import RunSpec
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +49,7 @@ def test_every_run_has_its_file_and_its_story(whole):
             assert result["stochastic"]["draws"] == 20
         else:
             assert "theta_histogram" not in result
-    timed = json.loads(next(whole.glob("runs/**/*.json")).read_text())["seconds"]
+    timed = json.loads(next(whole.glob("runs/**/*.jsonl")).read_text().splitlines()[0])["seconds"]
     assert timed["batch"] == pytest.approx(sum(timed["parts"].values()), abs=0.01)
 
 
@@ -57,27 +61,45 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("files", [1, 4])
-def test_killed_between_two_run_files_the_others_say_the_same(whole, tmp_path, monkeypatch, files):
-    """The masks of a batch come from one generator: its runs stay together, whichever of them are told already."""
-    save, left = run_files.save, [files]
+def as_files(folder):
+    """The batches of a folder as earlier versions kept them: a file for each run."""
+    for path in folder.glob("runs/*/*/*.jsonl"):
+        head, *runs = map(json.loads, path.read_text().splitlines())
+        for record in runs:
+            spec = RunSpec(**record["run"])
+            place = path.parent.parent / spec.variant / f"{spec.setting}-seed_{spec.seed}.json"
+            place.parent.mkdir(exist_ok=True)
+            place.write_text(schema.sealed({k: v for k, v in head.items() if k != schema.CHECKSUM} | record))
+        path.unlink()
 
-    def dies(path, story):
-        if not left[0]:
-            raise Killed
-        left[0] -= 1
-        save(path, story)
 
-    monkeypatch.setattr(run_files, "save", dies)
-    with pytest.raises(Killed):
-        run(tmp_path, methods=("search",))
-    monkeypatch.undo()
-    assert len(stories(tmp_path)) == files
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_batch_that_was_begun_stays_together_whichever_of_its_runs_are_finished(whole, tmp_path, monkeypatch, count):
+    """Its masks come from one generator. Those that another command finished are not written again."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Study, "keep", lambda *_: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            run(tmp_path, methods=("search",))
+    assert not stories(tmp_path)
+    shutil.copytree(whole / "runs", tmp_path / "runs")
+    as_files(tmp_path)
+    files = sorted(tmp_path.glob("runs/*/search*/*.json"))
+    for path in [*files[count:], *tmp_path.glob("runs/*/[df]*/*.json")]:
+        path.unlink()
     assert run(tmp_path, methods=("search",))
     ours, theirs = stories(tmp_path), stories(whole)
-    assert len(ours) == 6
+    assert len(ours) == 6 - count
     assert all(story == theirs[name] for name, story in ours.items())
+    assert len(read(tmp_path).runs) == 6
     assert not list(tmp_path.glob("state/**/*.safetensors"))
+
+
+def test_a_study_of_an_earlier_version_is_complete(whole, tmp_path):
+    shutil.copytree(whole / "runs", tmp_path / "runs")
+    as_files(tmp_path)
+    assert len(list(tmp_path.glob("runs/*/*/*.json"))) == len(stories(whole))
+    assert study(tmp_path).parts() == []
+    assert len(read(tmp_path).runs) == len(stories(whole))
 
 
 def test_further_trials_train_what_is_missing_alone(whole, tmp_path):
@@ -117,9 +139,9 @@ def test_stopped_and_continued_equals_uninterrupted(whole, tmp_path, looks):
 
 
 def test_a_complete_study_does_nothing_more(whole):
-    before = {path: path.stat().st_mtime_ns for path in whole.glob("runs/**/*.json")}
+    before = {path: path.stat().st_mtime_ns for path in whole.glob("runs/**/*.jsonl")}
     assert run(whole)
-    assert {path: path.stat().st_mtime_ns for path in whole.glob("runs/**/*.json")} == before
+    assert {path: path.stat().st_mtime_ns for path in whole.glob("runs/**/*.jsonl")} == before
 
 
 def test_more_trials_add_runs_and_leave_the_others(whole, tmp_path):
@@ -142,7 +164,7 @@ def test_other_settings_are_refused_and_shown(whole, tmp_path):
 
 def test_a_half_written_run_file_is_named(whole, tmp_path):
     made = study(tmp_path, trials=1, methods=("dropout",))
-    path = made.path(made.settings.runs("dropout")[0])
+    path = made.parts()[0].place / "rate_0.5-seed_0.jsonl"
     path.parent.mkdir(parents=True)
     path.write_text('{"format": 1, "ru')
     with pytest.raises(Corrupt, match=path.name):
@@ -187,8 +209,8 @@ def test_held_out_images_stand_in_for_the_test_set(tmp_path):
 
 
 def test_bad_devices_and_batches_are_refused_at_once(tmp_path):
+    from espalier.study import PaperStudy
     from espalier.study.settings import Settings
-    from espalier.study.study import PaperStudy
 
     with pytest.raises(BadInput, match="tpu9"):
         PaperStudy(Settings(**SMALL), tmp_path, device="tpu9")

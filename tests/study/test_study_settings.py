@@ -12,8 +12,8 @@ import torch
 from study_helpers import study
 
 from espalier.space import BadInput
-from espalier.study.run_batches import PaperBatch
 from espalier.study.settings import ConnectionSettings, GridSettings, RunSpec, Settings
+from espalier.study.study_batches import PaperBatch
 from espalier.study.training import Training
 from espalier.train.setting import declared
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier.space import BadInput
-from espalier.train.setting import changed, check, declared, number, setting, share, text
+from espalier.train.setting import check, declared, number, setting, share, text
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False) | st.integers(-60, 60).map(lambda k: -(2.0**k)))
@@ -33,7 +33,8 @@ class Tree:
 @dataclass(frozen=True)
 class Bush(Tree):
     branches: int = setting(3, "Of the bush.", least=2, after="height")
-    height: float = changed(Tree, "height", 0.5, help="In feet.")
+    kind: str = "pear"
+    height: float = setting(0.5, "In feet.")
 
 
 def test_a_class_below_changes_a_default_and_keeps_the_rest():
@@ -41,6 +42,7 @@ def test_a_class_below_changes_a_default_and_keeps_the_rest():
     assert list(settings) == ["height", "branches", "kind", "years"]
     height = settings["height"]
     assert (height.default, height.help, height.least, height.recorded) == (0.5, "In feet.", 0, "always")
+    assert (settings["kind"].default, settings["kind"].help) == ("pear", "Of the tree.")
     assert declared(Tree)[0].help == "In metres."
 
 

@@ -28,10 +28,9 @@ from espalier.data import load
 from espalier.files import below
 from espalier.ship import Shipped, ship
 from espalier.space import BadInput, Corrupt
-from espalier.study import run_files, training
-from espalier.study.networks import Units
-from espalier.study.run_batches import CURVE
+from espalier.study import save, training
 from espalier.study.settings import RunSpec, even_widths
+from espalier.study.study_batches import CURVE, Units
 from espalier.study.training import Training
 from espalier.train import PRESETS, Result, sweep
 from espalier.train.batched import Run
@@ -205,8 +204,8 @@ def _sizes(console: Console, out: Path, epochs: int, seeds: range, quiet: bool) 
 
 
 def _write(out: Path, cell: tuple[float, str], results: Sequence[Result], full: Units, epochs: int, many: int) -> None:
-    """A run file for each network, below ``runs/digits``. cell: its target and method. many: runs in its batch."""
-    target, method = cell
+    """A file of a target's networks, as a study writes it. cell: target and method. many: runs in their batch."""
+    (target, method), runs = cell, list[dict[str, Any]]()
     name = "size" if method == "scratch" else "target"
     settings = {"dataset": "digits", **full.describe(), "epochs": epochs, "cost": "weights"}
     led = {"batch_size": BATCH, "masks": MASKS, "signal": PRESETS["default"].signal}
@@ -214,24 +213,23 @@ def _write(out: Path, cell: tuple[float, str], results: Sequence[Result], full: 
         assert result.run is not None
         (share,) = full.counts(full.first(kept(result)).unsqueeze(0))
         asked: dict[str, Any] = {name: round(share["weight_share"], 6) if name == "size" else target}
-        spec = RunSpec(method, method, result.run.seed, **asked)
-        record = {
+        outcome = {"test_error": result.validation_error, "test_loss": result.validation_loss, **share}
+        curve = [{CURVE.get(key, key): value for key, value in row.items()} for row in result.history]
+        about = {"run": RunSpec(method, method, result.run.seed, **asked).describe(), "curve": curve}
+        runs.append(about | {"result": outcome | {"updates": result.updates}})
+    if results:
+        seconds = results[0].seconds
+        head = {
             "command": command_line(),
             "evaluated_on": "test set",
-            "run": spec.describe(),
             "settings": settings | ({"batch_size": RIVALS_BATCH, "masks": 1} if method == "scratch" else led),
-            "result": {
-                "test_error": result.validation_error,
-                "test_loss": result.validation_loss,
-                **share,
-                "updates": result.updates,
-            },
-            "curve": [{CURVE.get(key, key): value for key, value in row.items()} for row in result.history],
-            "seconds": {"batch": round(result.seconds, 3), "per_run": round(result.seconds / many, 3)},
+            "seconds": {"batch": round(seconds, 3), "per_run": round(seconds / many, 3)},
+            "runs_in_batch": many,
+            "lines": len(runs),
             "hardware": hardware(torch.device("cpu")),
             "versions": versions(),
         }
-        run_files.save(out / "runs" / "digits" / method / f"{name}_{target:g}-seed_{spec.seed}.json", record)
+        save(out / "runs" / "digits" / method / f"{name}_{target:g}.jsonl", head, runs)
 
 
 def _single(

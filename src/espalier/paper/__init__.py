@@ -14,9 +14,8 @@ from espalier.paper import claims
 from espalier.paper import paper_tables as paper
 from espalier.paper.claims import UNDECIDED, Verdict
 from espalier.picture import power
-from espalier.report.phrases import made_by
 from espalier.report.study_reader import Section, Study
-from espalier.report.tables import MARK, Table, escaped, put_between, readme_of
+from espalier.report.tables import MARK, Table, escaped, made_by, put_between, readme_of
 
 __all__ = ["REPORTS", "write"]
 

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from espalier.picture import raised
-from espalier.report.phrases import amount, counted, facts, layer, listed, percent, score
 from espalier.report.run_reader import Run, Theta
 from espalier.report.significance import Quartiles, median, quartiles
 from espalier.report.study_reader import Point, Section, Series
+from espalier.report.tables import amount, counted, facts, layer, listed, percent, score
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")

@@ -18,9 +18,9 @@ from espalier import files
 from espalier.picture import raised
 from espalier.report import grid_tables
 from espalier.report.charts import MEASURES, error_axis, over_updates
-from espalier.report.phrases import layer
 from espalier.report.significance import quartiles
 from espalier.report.study_reader import Point, Section, Series, numbers
+from espalier.report.tables import layer
 
 # Okabe and Ito's colours, told apart by the colour-blind; every series has its own marker besides.
 COLOURS = (

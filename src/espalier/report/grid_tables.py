@@ -12,11 +12,10 @@ import numpy as np
 
 from espalier import files
 from espalier.picture import power
-from espalier.report.phrases import made_by
 from espalier.report.run_reader import LABELS, Run
 from espalier.report.significance import median, paired_interval
 from espalier.report.study_reader import Section, Study, numbers
-from espalier.report.tables import MARK, Table, put_between, readme_of
+from espalier.report.tables import MARK, Table, made_by, put_between, readme_of
 
 RIVALS = {
     "scratch": "equal layers from scratch",

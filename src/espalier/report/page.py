@@ -15,10 +15,9 @@ from espalier import picture, schema
 from espalier.picture import raised
 from espalier.report import charts, tables
 from espalier.report.charts import Chart
-from espalier.report.phrases import amount, duration, headline, layer, listed, made_by, percent
 from espalier.report.run_reader import Run
 from espalier.report.study_reader import Section, Study, grouped
-from espalier.report.tables import Table
+from espalier.report.tables import Table, amount, duration, headline, layer, listed, made_by, percent
 from espalier.space import BadInput, Corrupt
 
 NAME = "report.html"

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from espalier.space import BadInput
 from espalier.train.recipes import PAPER, SLOPES, Recipe
-from espalier.train.setting import changed, check, declared, setting, share
+from espalier.train.setting import check, declared, setting, share
 
 UNIT_METHODS = ("search", "fixed", "dropout")
 CONNECTION_METHODS = ("search", "random", "full")
@@ -24,6 +24,7 @@ GRID_METHODS = ("search", "scratch", "found", "permuted", "penalty")
 COSTS = ("weights", "macs", "units", "parameters")
 BATCH_SIZE = 32
 WEIGHTS = ("weights_learning_rate", "momentum", "weight_decay", "drops")  # what a recipe says of the weights
+KEY = ("method", "fold", "target", "penalty", "size", "rate", "seed")
 PAIR = 2  # masks compared in the paper; what "epochs" and "batch_size" are given for, whatever `samples` is
 
 
@@ -60,8 +61,8 @@ class RunSpec:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What tells the runs of one grid apart."""
-        return self.method, self.fold, self.target, self.penalty, self.seed
+        """What tells the runs of one study and variant apart."""
+        return tuple(getattr(self, name) for name in KEY)
 
     def describe(self) -> dict[str, Any]:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items() if v is not None}
@@ -73,6 +74,7 @@ class StudySettings:
     the number of masks is."""
 
     study: ClassVar[str]
+    sharing: ClassVar[tuple[tuple[str, ...], ...]]  # methods whose runs have one shape, and may be one batch
     dataset: str = setting("digits", "digits, mnist or fashion-mnist.", flag="data", old="dataset", recorded="always")
     methods: tuple[str, ...] = setting((), "What is run.")
     penalties: tuple[float, ...] = setting((), "For example 2^-6,0,-2^-3.")
@@ -82,20 +84,14 @@ class StudySettings:
         20, "Of the search; the others make as many updates of as many examples.", least=1, recorded="always"
     )
     batch_size: int = setting(
-        BATCH_SIZE,
-        "Of the search, under each of two masks; the others read twice as many.",
-        least=1,
-        recorded="always",
+        BATCH_SIZE, "Of the search, under each of two masks; the others read twice as many.", least=1, recorded="always"
     )
     held_out: int = setting(
         0, "For tuning: so many training images stand in for the test set.", least=0, recorded="always"
     )
     points: int = setting(8, "Measurements over a run.", least=1, recorded="always")
     precision: str = setting(
-        "float32",
-        "float32, tf32 or bf16 matrix products; default: tf32 on cuda.",
-        on_cuda="tf32",
-        recorded="always",
+        "float32", "float32, tf32 or bf16 matrix products; default: tf32 on cuda.", on_cuda="tf32", recorded="always"
     )
     samples: int = setting(
         PAIR, "Masks compared in one update, at equal examples per update; two or more.", least=2, recorded="search"
@@ -133,6 +129,11 @@ class StudySettings:
     def evaluated_on(self) -> str:
         return f"{self.held_out} held-out training images" if self.held_out else "test set"
 
+    @property
+    def parts(self) -> list[int | None]:
+        """The folds, or one None."""
+        return [None]
+
     def updates(self, examples: int) -> int:
         return self.epochs * examples // self.batch_size
 
@@ -150,11 +151,7 @@ class PaperSettings(StudySettings, ABC):
     """
 
     learning_rate: float = setting(
-        0.01,
-        "Of the weights; a tenth at 1/2 and at 3/4 of the run.",
-        least=0,
-        after="batch_size",
-        recorded="always",
+        0.01, "Of the weights; a tenth at 1/2 and at 3/4 of the run.", least=0, after="batch_size", recorded="always"
     )
     momentum: float = setting(0.9, "Of SGD.", least=0, after="learning_rate", recorded="always")
     weight_decay: float = setting(1e-4, "Of SGD.", least=0, after="momentum", recorded="always")
@@ -166,7 +163,6 @@ class PaperSettings(StudySettings, ABC):
     adaptive: bool = setting(False, "The step size of theta adapts itself (ASNG).", recorded="search")
     permuted: bool = setting(False, "The control: losses shuffled before they are ranked.", recorded="search")
 
-    sharing: ClassVar[tuple[tuple[str, ...], ...]]  # methods whose runs have one shape, and may be one batch
     pad = 0  # images are padded by so much, cropped back and mirrored at random; 0 leaves them as they are
 
     def __post_init__(self) -> None:
@@ -218,18 +214,13 @@ class Settings(PaperSettings):
 
     study = "unit-selection"
     sharing = (("search",), ("fixed", "dropout"))
-    dataset: str = changed(StudySettings, "dataset", "mnist")
+    dataset: str = "mnist"
     methods: tuple[str, ...] = setting(UNIT_METHODS, f"Some of {', '.join(UNIT_METHODS)}.", choices=UNIT_METHODS)
-    penalties: tuple[float, ...] = changed(
-        StudySettings, "penalties", (2**-6, 2**-7, 2**-8, 2**-9, 0.0, -(2**-3), -1.0)
-    )
-    epochs: int = changed(StudySettings, "epochs", 500)
-    points: int = changed(StudySettings, "points", 20)
+    penalties: tuple[float, ...] = (2**-6, 2**-7, 2**-8, 2**-9, 0.0, -(2**-3), -1.0)
+    epochs: int = 500
+    points: int = 20
     cost: str = setting(
-        "units",
-        "What the penalty counts: units (the paper's) or weights.",
-        choices=("units", "weights"),
-        recorded="search",
+        "units", "What the penalty counts: units (the paper's) or weights.", choices=("units", "weights")
     )
     sizes: tuple[float, ...] = setting(
         (0.066, 0.13, 0.261, 0.578, 0.777, 1.0),  # where the paper's Table 1 has its search, and one between
@@ -264,31 +255,20 @@ class ConnectionSettings(PaperSettings):
 
     study = "connection-selection"
     sharing = (("search",), (RECIPE,), ("random", "full"))
-    dataset: str = changed(StudySettings, "dataset", "cifar10", help="A set of images; the paper's is cifar10.")
+    dataset: str = setting("cifar10", "A set of images; the paper's is cifar10.")
     methods: tuple[str, ...] = setting(
         CONNECTION_METHODS,
         f"Some of {', '.join(CONNECTION_METHODS)}; and {RECIPE}: the default recipe of train.",
         choices=(*CONNECTION_METHODS, RECIPE),
     )
-    penalties: tuple[float, ...] = changed(
-        StudySettings, "penalties", (2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 0.0, -(2**-3), -1.0)
-    )
-    epochs: int = changed(StudySettings, "epochs", 300)
-    points: int = changed(StudySettings, "points", 12)
-    precision: str = changed(
-        StudySettings,
-        "precision",
-        "float32",
-        help="float32, tf32 or bf16 matrix products; default: bf16 on cuda.",
-        on_cuda="bf16",
-    )
+    penalties: tuple[float, ...] = (2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 0.0, -(2**-3), -1.0)
+    epochs: int = 300
+    points: int = 12
+    precision: str = setting("float32", "float32, tf32 or bf16 matrix products; default: bf16 on cuda.", on_cuda="bf16")
     cost: str = setting(
-        "weights",
-        "What the penalty counts: weights (the paper's) or macs.",
-        choices=("weights", "macs"),
-        recorded="search",
+        "weights", "What the penalty counts: weights (the paper's) or macs.", choices=("weights", "macs")
     )
-    learning_rate: float = changed(PaperSettings, "learning_rate", 0.1)
+    learning_rate: float = 0.1
     shares: tuple[float, ...] = setting(
         (0.16, 0.24, 0.42, 0.675, 0.80),  # where the paper's Table 2 has its search
         "Of the weights, of random selections.",
@@ -368,32 +348,19 @@ class GridSettings(StudySettings):
     """
 
     study = "grid"
-    dataset: str = changed(
-        StudySettings, "dataset", "digits", help="A set by name; a file.npz with x, y; module:function, as to train."
-    )
+    sharing = tuple((method,) for method in GRID_METHODS)
+    permuted, theta_rate, pad = False, None, 0  # which the paper's studies have
+    dataset: str = setting("digits", "A set by name; a file.npz with x, y; module:function, as to train.")
     methods: tuple[str, ...] = setting(GRID_METHODS[:4], f"Some of {', '.join(GRID_METHODS)}.", choices=GRID_METHODS)
-    penalties: tuple[float, ...] = changed(
-        StudySettings, "penalties", (2**-4, 2**-6, 2**-8), help="Of the method 'penalty', for example 2^-6,0."
-    )
-    trials: int = changed(StudySettings, "trials", 5, help="Runs of each setting, on each fold.", flag="seeds")
-    first_seed: int = changed(StudySettings, "first_seed", 0, help="The first seed.")
-    batch_size: int = changed(
-        StudySettings,
-        "batch_size",
-        BATCH_SIZE,
-        help="Examples under each of two masks; twice as many where there is one.",
-    )
-    held_out: int = changed(
-        StudySettings,
-        "held_out",
-        0,
-        help="For tuning: so many training examples stand in for the test part (with --folds: each fold of them).",
+    penalties: tuple[float, ...] = setting((2**-4, 2**-6, 2**-8), "Of the method 'penalty', for example 2^-6,0.")
+    trials: int = setting(5, "Runs of each setting, on each fold.", flag="seeds")
+    first_seed: int = setting(0, "The first seed.")
+    batch_size: int = setting(BATCH_SIZE, "Examples under each of two masks; twice as many where there is one.")
+    held_out: int = setting(
+        0, "For tuning: so many training examples stand in for the test part (with --folds: each fold of them)."
     )
     cost: str = setting(
-        "weights",
-        "What a target counts: weights, macs, units or parameters.",
-        choices=COSTS,
-        recorded="always",
+        "weights", "What a target counts: weights, macs, units or parameters.", choices=COSTS, recorded="always"
     )
     targets: tuple[float, ...] = setting(
         (0.03, 0.06, 0.12, 0.25, 0.5, 0.75),
@@ -456,15 +423,14 @@ class GridSettings(StudySettings):
 
     @property
     def parts(self) -> list[int | None]:
-        """The folds, or one None."""
-        return list(range(self.folds)) if self.folds else [None]
+        return list(range(self.folds)) if self.folds else super().parts
 
     def recipe_of(self, method: str) -> Recipe:
         """The plain method under a penalty is the paper's, with the weights' schedule of all the others."""
         own = self.recipe
-        if method != "penalty":
-            return own
-        return replace(PAPER, **{name: getattr(own, name) for name in WEIGHTS})
+        if method == "penalty":
+            own = replace(PAPER, **{name: getattr(own, name) for name in WEIGHTS})
+        return replace(own, samples=self.samples)
 
     def updates(self, examples: int) -> int:
         return self.epochs * (examples // self.batch_size)

@@ -167,7 +167,7 @@ def _arrays(path: Path, scale: float | None) -> tuple[PART, PART | None, float]:
         if path.exists():
             _check_size(path)
         with np.load(path, allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
+            arrays = {name: file[name] for name in file.files}
     except FileNotFoundError:
         raise BadInput(f"there is no file {path}") from None
     except EspalierError:
@@ -175,12 +175,12 @@ def _arrays(path: Path, scale: float | None) -> tuple[PART, PART | None, float]:
     except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError, SyntaxError, OverflowError) as error:
         raise BadInput(f"{path} cannot be read as arrays: {error}") from None
     parts = {
-        part: next(((found[a], found[b]) for a, b in words if a in found and b in found), None)
+        part: next(((arrays[a], arrays[b]) for a, b in words if a in arrays and b in arrays), None)
         for part, words in WORDS.items()
     }
     if parts["train"] is None:
         raise BadInput(
-            f"{path} holds {', '.join(sorted(found)) or 'nothing'}; it should hold x and y, or x_train, y_train and "
+            f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; it should hold x and y, or x_train, y_train and "
             "x_test, y_test (also inputs and targets, train_inputs, ..)"
         )
     pixels = parts["train"][0].dtype == np.uint8

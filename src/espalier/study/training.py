@@ -430,13 +430,13 @@ def _load(model: nn.Module, path: Path) -> None:
             "safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')"
         )
     try:
-        found = load_file(path)
+        weights = load_file(path)
     except FileNotFoundError:
         raise BadInput(f"--weights: there is no file {path}") from None
     except (OSError, SafetensorError) as error:
         raise BadInput(f"--weights {path} cannot be read: {error}") from None
     try:
-        model.load_state_dict(found)
+        model.load_state_dict(weights)
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()[1:]]
         raise BadInput(f"--weights {path} does not fit the network: {lines[0] if lines else error}") from None

@@ -12,7 +12,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Collection
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -114,7 +114,8 @@ class Setting:
 
 
 def setting(default: Any = MISSING, help: str = "", **more: Any) -> Any:
-    """A field with its definition; more: of :class:`Setting`. Without a default it has to be given.
+    """A field with its definition; more: of :class:`Setting`. Without a default it has to be given. A class below has
+    the same field with another default, and with what else it says of it.
 
     >>> @dataclass(frozen=True)
     ... class Growth:
@@ -122,30 +123,27 @@ def setting(default: Any = MISSING, help: str = "", **more: Any) -> Any:
     ...     epochs: int = setting(20, "Passes over the data.", least=1)
     >>> [(one.name, one.flag_default) for one in declared(Growth)]
     [('penalties', '2^-6,0'), ('epochs', 20)]
-    >>> check(Growth(epochs=0))
+    >>> @dataclass(frozen=True)
+    ... class Slow(Growth):
+    ...     epochs: int = 500
+    >>> check(Slow(epochs=0))
     Traceback (most recent call last):
     espalier.space.BadInput: epochs is at least 1, not 0
     """
-    return field(default=default, metadata={DEFINITION: {"help": help, **more}})
-
-
-def changed(of: type[Any], name: str, default: Any, **more: Any) -> Any:
-    """A field of a class as a class below it has it: another default, and what else is given."""
-    before = next(one for one in fields(of) if one.name == name)
-    return field(default=default, metadata={DEFINITION: {**before.metadata[DEFINITION], **more}})
+    return field(default=default, metadata={DEFINITION: ({"help": help} if help else {}) | more})
 
 
 def declared(of: type[Any]) -> list[Setting]:
     """The settings of a dataclass in the order of the help; fields without a definition are none."""
-    kinds = typing.get_type_hints(of)
-    settings = list[Setting]()
-    for one in fields(of):
-        if (definition := one.metadata.get(DEFINITION)) is None:
-            continue
-        about = {"flag": one.name.replace("_", "-"), **definition}
-        names = [before.name for before in settings]
-        place = names.index(about["after"]) + 1 if about.get("after") else len(settings)
-        settings.insert(place, Setting(one.name, kinds[one.name], one.default, **about))
+    kinds, definitions, settings = typing.get_type_hints(of), dict[str, dict[str, Any]](), list[Setting]()
+    for one in (one for base in reversed(of.__mro__) if is_dataclass(base) for one in fields(base)):
+        if DEFINITION in one.metadata:
+            usual = {"flag": one.name.replace("_", "-"), "help": ""}
+            definitions[one.name] = definitions.get(one.name, usual) | one.metadata[DEFINITION]
+    for one in (one for one in fields(of) if one.name in definitions):
+        after, names = definitions[one.name].get("after"), [before.name for before in settings]
+        place = names.index(after) + 1 if after else len(settings)
+        settings.insert(place, Setting(one.name, kinds[one.name], one.default, **definitions[one.name]))
     return settings
 
 
