@@ -76,14 +76,14 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 
 class First(nn.Module):
-    """As many slices as a selection takes, but the first ones: a view."""
+    """As many slices as a selection takes, but the first ones, in one chunk of memory."""
 
     def __init__(self, select: Select) -> None:
         super().__init__()
         self.dim, self.count = select.dim, len(select.index)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.narrow(self.dim, 0, self.count)
+        return x.narrow(self.dim, 0, self.count).contiguous()
 
 
 def exchanged(model: nn.Module, made: Callable[[Select], nn.Module]) -> nn.Module:
