@@ -11,6 +11,7 @@ import json
 import math
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -165,6 +166,26 @@ def test_a_target_that_cannot_be_met_by_measurement_is_said(machine):
     assert float(cost(result.mask)) == pytest.approx(float(cost(smallest_mask(gated))))  # a gate within a tile is free
     assert result.latency["most"] < result.latency["smallest"] <= result.latency["compared"]
     assert f"misses its {result.latency['most']:.3g} ms; the smallest network takes" in str(result)
+
+
+@pytest.mark.parametrize(
+    ("times", "lowered"),
+    [
+        ([0.9], []),  # far enough below 1 to be sure
+        ([0.99, 0.98], []),
+        ([0.99, 1.02, 0.9], [0.995 / 1.02]),  # met once, by luck
+        ([1.1, 0.99, 0.99], [0.995 / 1.1]),
+    ],
+)
+def test_what_is_near_its_limit_has_to_meet_it_twice(monkeypatch, times, lowered):
+    rows = iter([{"name": "target", "predicted": 1.0, "most": 1.0, "compared": time} for time in times])
+    monkeypatch.setattr(targets, "measured_again", lambda *_: next(rows))
+    factors = []
+    search = SimpleNamespace(target=0.5, select=lambda: None, tighten=lambda _, by: factors.append(by) or True)
+    gated = SimpleNamespace(latencies=[1], canonical=lambda mask: mask, compact=lambda _: nn.Identity())
+    assert targets.correct(search, gated)[0] == len(lowered)
+    assert factors == pytest.approx(lowered)
+    assert next(rows, None) is None  # all were taken
 
 
 def smallest_mask(gated):
