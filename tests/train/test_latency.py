@@ -231,18 +231,18 @@ import resource
 import torch
 from espalier.gates import latency
 
-def faults():
+def faults(size):
     for _ in range(2):
-        torch.ones(1 << 24)
+        torch.ones(size)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(4):
-        torch.ones(1 << 24)
+        torch.ones(size)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-before = faults()
+before = faults(1 << 24)
 with latency.kept_memory():
-    kept = faults()
-print(before, kept, faults())
+    kept = faults(1 << 24)
+print(before, kept, faults(1 << 26))  # of this size nothing lies on the heap yet
 """
 
 
