@@ -279,8 +279,8 @@ def test_what_is_selected_of_joined_tensors_is_joined_alone(tmp_path, kept, sour
 
 def test_an_exported_densenet_gathers_nothing():
     torch.manual_seed(0)
-    gated = espalier.attach(DenseNet(10, 4), torch.randn(2, 3, 8, 8))
-    small = gated.compact(gated.canonical((torch.rand(gated.d) < 0.6).float())).eval()
+    gated = espalier.attach(DenseNet(22, 2), torch.randn(2, 3, 8, 8), check=False)
+    small = gated.compact(gated.canonical((torch.rand(gated.d) < 0.5).float())).eval()
     assert any(isinstance(module, Select) and module.run is None for module in small.modules())
     x = torch.randn(3, 3, 8, 8)
     program = exported(plain_outputs(small), (x,), {})
