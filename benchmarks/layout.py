@@ -188,9 +188,13 @@ def table(folder: Path, device: str) -> str:
     lines = ["| | MACs | selections, of them gathers | " + " | ".join(keys) + " |", "|" + "---|" * (3 + len(keys))]
     for row in (row for told in files for row in told["rows"]):
         cells = []
-        for ms in (row["milliseconds"].get(key) for key in keys):
-            shown = [ms[one] / ms["compact"] for one in ("whole", "no gather", "gathered")] if ms else []
-            cells.append("; ".join(f"{ratio:.2f}" for ratio in shown) or "-")
+        files = any(key.startswith("python") for key in row["milliseconds"])
+        for key in keys:
+            ms = row["milliseconds"].get(key, {})
+            shown = {one: f"{ms[one] / ms['compact']:.2f}" for one in ("whole", "no gather", "gathered") if ms}
+            if files and ms and not key.startswith("torch"):  # a file drops what "no gather" does not read: no rival
+                shown["no gather"] = "-"
+            cells.append("; ".join(shown.values()) or "-")
         head = f"| {row['network']} | {row['macs']:.1%} | {row['selections']}, {row['gathers']} | "
         lines.append(head + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
