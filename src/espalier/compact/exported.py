@@ -137,7 +137,8 @@ def _joined_as_read(program: ExportedProgram) -> None:
 
 def _dim(joined: Node) -> int:
     """The dimension in which a concatenation joins."""
-    return int(joined.args[1] if len(joined.args) > 1 else 0) % joined.meta["val"].ndim  # type: ignore[arg-type]
+    _, dim = (*joined.args, 0)[:2]
+    return int(dim % joined.meta["val"].ndim)
 
 
 def _parts(node: Node, dim: int) -> list[Node]:
