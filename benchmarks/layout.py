@@ -6,7 +6,8 @@
 
 Masks are drawn gate by gate until the network has at most this share of the MACs; the weights are random. "gathered" is
 the same network with every selection a gather in the model's own order, as it was before channels were put in order.
-Times as in ``benchmarks/ship.py``; on a GPU each network is one CUDA graph.
+"torch" runs the compact network itself, "python" and "onnxruntime" the files that ship. Times as in
+``benchmarks/ship.py``; on a GPU each network is one CUDA graph.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import argparse
 import copy
 import json
 import sys
+import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +29,15 @@ from torch import Tensor, nn
 import espalier
 from compact import graphed, ungated
 from espalier.compact.apply import apply_plan
+from espalier.compact.exported import exported, onnx_file, plain_outputs
 from espalier.compact.layers import Select
 from espalier.files import write
 from espalier.gates import latency
 from espalier.gates.gated import Gated
 from espalier.gates.masking import strip
 from espalier.models import DenseNet
+from espalier.ship.delivery import FORMATS
+from espalier.ship.standalone import PYTHON, WEIGHTS, _loaded
 from ship import machine
 
 MARKS = ("<!-- generated: layout -->", "<!-- end of generated: layout -->")
@@ -76,14 +82,14 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 
 class First(nn.Module):
-    """As many slices as a selection takes, but the first ones: a view."""
+    """As many slices as a selection takes, but the first ones, in one chunk of memory."""
 
     def __init__(self, select: Select) -> None:
         super().__init__()
         self.dim, self.count = select.dim, len(select.index)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.narrow(self.dim, 0, self.count)
+        return x.narrow(self.dim, 0, self.count).contiguous()
 
 
 def exchanged(model: nn.Module, made: Callable[[Select], nn.Module]) -> nn.Module:
@@ -126,11 +132,29 @@ def drawn(gated: Gated, share: float) -> Tensor:
     return mask
 
 
-def runs(model: nn.Module, x: Tensor, runtime: str) -> Callable[[], object]:
-    if x.device.type == "cuda":
-        replay = graphed(copy.deepcopy(model).to(x.device), x)
-        return lambda: (replay(), torch.cuda.synchronize())
-    return latency.prepared(runtime, model, (x,), {})
+def prepared(model: nn.Module, runtime: str, device: str) -> Callable[[Tensor], Callable[[], object]]:
+    """From inputs to what runs the model on them."""
+    if device != "cpu":
+        model = copy.deepcopy(model).to(device)
+
+        def graph(x: Tensor) -> Callable[[], object]:
+            replay = graphed(model, x)
+            return lambda: (replay(), torch.cuda.synchronize())
+
+        return graph
+    if runtime == "onnxruntime":
+        import onnxruntime
+
+        file = onnx_file(exported(plain_outputs(model), (torch.randn(3, 3, 32, 32),), {}), ["x"], batch="batch")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = 1, 3
+        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        return lambda x: partial(session.run, None, {"x": x.numpy()})
+    if runtime == "python":
+        with tempfile.TemporaryDirectory() as folder:
+            FORMATS["python"](model, torch.randn(3, 3, 32, 32), Path(folder))
+            model = _loaded(Path(folder) / PYTHON, Path(folder) / WEIGHTS)
+    return lambda x: latency.prepared("torch", model, (x,), {})
 
 
 def benchmark(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
@@ -145,11 +169,12 @@ def benchmark(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
         selections = [m for m in models["compact"].modules() if isinstance(m, Select)]
         row: dict[str, Any] = {"network": name, "macs": round(float(gated.cost("macs")(mask)) / full, 4)}
         row |= {"selections": len(selections), "gathers": sum(m.run is None for m in selections), "milliseconds": {}}
-        for batch in given.batches:
-            x = torch.randn(batch, 3, 32, 32, device=given.device)
-            for runtime in given.runtimes if given.device == "cpu" else ["graph"]:
-                ready = [runs(one, x, runtime) for one in models.values()]
-                times = latency.timed(ready, given.rounds, seconds=40, wait=given.device != "cpu")
+        for runtime in given.runtimes if given.device == "cpu" else ["graph"]:
+            ready = [prepared(one, runtime, given.device) for one in models.values()]
+            for batch in given.batches:
+                x = torch.randn(batch, 3, 32, 32, device=given.device)
+                runs = [one(x) for one in ready]
+                times = latency.timed(runs, given.rounds, seconds=40, wait=given.device != "cpu")
                 key = f"{runtime}, batch {batch}"
                 row["milliseconds"][key] = {label: round(t, 4) for label, t in zip(models, times)}
         print(json.dumps(row), file=sys.stderr, flush=True)
@@ -159,14 +184,17 @@ def benchmark(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
 
 def table(folder: Path, device: str) -> str:
     files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"{device}-*.json"))]
-    keys = list(files[0]["rows"][0]["milliseconds"])
+    keys = list(dict.fromkeys(key for told in files for key in told["rows"][0]["milliseconds"]))
     lines = ["| | MACs | selections, of them gathers | " + " | ".join(keys) + " |", "|" + "---|" * (3 + len(keys))]
     for row in (row for told in files for row in told["rows"]):
         cells = []
+        files = any(key.startswith("python") for key in row["milliseconds"])
         for key in keys:
-            ms = row["milliseconds"][key]
-            fast, near, old = (ms[one] / ms["compact"] for one in ("whole", "no gather", "gathered"))
-            cells.append(f"{fast:.2f}; {near:.2f}; {old:.2f}")
+            ms = row["milliseconds"].get(key, {})
+            shown = {one: f"{ms[one] / ms['compact']:.2f}" for one in ("whole", "no gather", "gathered") if ms}
+            if files and ms and not key.startswith("torch"):  # a file drops what "no gather" does not read: no rival
+                shown["no gather"] = "-"
+            cells.append("; ".join(shown.values()) or "-")
         head = f"| {row['network']} | {row['macs']:.1%} | {row['selections']}, {row['gathers']} | "
         lines.append(head + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
@@ -177,7 +205,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 64])
-    parser.add_argument("--runtimes", nargs="+", default=["torch", "onnxruntime"])
+    parser.add_argument("--runtimes", nargs="+", default=["torch", "python", "onnxruntime"])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--out", type=Path, default=Path("results/ship-layout"))
     parser.add_argument("--table", type=Path, help="The page whose generated part is to be replaced.")

@@ -91,6 +91,14 @@ def test_a_cut_in_another_order_equals_the_masked_model(train):
     assert min(orders, views) >= 10
 
 
+def test_what_lies_together_is_given_in_one_chunk_on_a_cpu():
+    x = torch.randn(2, 6, 3, 3)
+    given = Select([2, 3, 4], 1)(x)
+    assert torch.equal(given, x[:, 2:5])
+    assert given.is_contiguous()
+    assert Select([2, 3, 4], 1)(x.to("meta")).stride() == x[:, 2:5].stride()  # on another device a view
+
+
 def test_nested_and_overlapping_readers_need_no_gather():
     gated = espalier.attach(Stream(), torch.randn(2, 3, 4, 4))
     small = gated.compact(stream_mask(gated, [{1, 3, 5, 7}, {3, 7}, {0, 2, 5, 7, 3}]))

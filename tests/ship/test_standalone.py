@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -16,7 +17,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 import espalier
+from espalier.compact.exported import exported, plain_outputs
 from espalier.compact.layers import Select
+from espalier.models import DenseNet
 from espalier.ship.delivery import FORMATS
 from espalier.ship.parity import NotExported
 from espalier.ship.standalone import export
@@ -241,6 +244,49 @@ def test_a_selection_of_neighbours_is_a_view(tmp_path):
     text = (tmp_path / "network.py").read_text()
     assert "[:, 1:4]" in text
     assert "index" not in text
+
+
+class Joined(nn.Module):
+    """Readers that select from three sources of four slices each, which were joined one after the other."""
+
+    def __init__(self, *kept: list[int]) -> None:
+        super().__init__()
+        self.sources = nn.ModuleList(nn.Linear(5, 4) for _ in range(3))
+        self.readers = nn.ModuleList(nn.Sequential(Select(index, 1), nn.Linear(len(index), 2)) for index in kept)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b, c = (source(x) for source in self.sources)
+        joined = torch.cat([torch.cat([a, b], 1), c], -1)
+        return torch.cat([reader(joined) for reader in self.readers])
+
+
+@pytest.mark.parametrize(
+    ("kept", "sources", "gathers"),
+    [
+        ([[0, 1, 2, 3, 8, 9, 10, 11], [9, 10]], [2], 0),  # of two sources; of a part of one, which nothing has to join
+        ([[2, 3, 4, 5]], [2], 0),  # of parts of two
+        ([[0, 1, 3, 8, 9, 11]], [3], 1),  # in more pieces than there are sources
+    ],
+)
+def test_what_is_selected_of_joined_tensors_is_joined_alone(tmp_path, kept, sources, gathers):
+    torch.manual_seed(0)
+    assert export(Joined(*kept).eval(), torch.randn(4, 5), tmp_path / "network.py").difference == 0.0
+    text = (tmp_path / "network.py").read_text()
+    joined = re.findall(r"torch.cat\(\[(.*)\], 1\)", text)
+    assert [one.count(",") + 1 for one in joined] == sources, text
+    assert text.count(".index_select(") == gathers, text
+
+
+def test_an_exported_densenet_gathers_nothing():
+    torch.manual_seed(0)
+    gated = espalier.attach(DenseNet(22, 2), torch.randn(2, 3, 8, 8), check=False)
+    small = gated.compact(gated.canonical((torch.rand(gated.d) < 0.5).float())).eval()
+    assert any(isinstance(module, Select) and module.run is None for module in small.modules())
+    x = torch.randn(3, 3, 8, 8)
+    program = exported(plain_outputs(small), (x,), {})
+    assert "index_select" not in str(program.graph)
+    with torch.no_grad():
+        assert torch.equal(program.module()(x), small(x))
 
 
 def test_shrunk_twice_loads_from_the_uncut_network(tmp_path):

@@ -1,7 +1,8 @@
 """A network as torch.export's graph of plain operations: what is measured, and what ships, without any module of ours.
 
 A layer that a cut leaves nothing to read gives its bias. In the graph it is written as that, so that whatever leads to
-it goes as well; onnxruntime refuses tensors without elements.
+it goes as well; onnxruntime refuses tensors without elements. A reader that selects from what was joined, as those of
+a DenseNet do, joins what it keeps instead.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ def exported(plain: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     with quiet(), torch.no_grad():
         program = torch.export.export(plain, args, dict(kwargs) or None, dynamic_shapes=shapes, strict=False)
     _without_empty(program.graph)
+    _joined_as_read(program)
     program.graph_module.recompile()
     return program
 
@@ -86,9 +88,7 @@ def _without_empty(graph: Graph) -> None:
             else:
                 kind = {"dtype": node.meta["val"].dtype, "device": node.meta["val"].device}
                 given = graph.call_function(ATEN.zeros.default, (sizes,), kind)
-        given.meta = dict(node.meta)
-        node.replace_all_uses_with(given)
-        graph.erase_node(node)
+        _replace(node, given)
     graph.eliminate_dead_code()
 
 
@@ -100,6 +100,68 @@ def _sized(graph: Graph, size: torch.SymInt) -> Node:
     read = graph.call_function(ATEN.sym_size.int, (source, dim))
     read.meta = {"val": size}
     return read
+
+
+def _joined_as_read(program: ExportedProgram) -> None:
+    """Write what is selected from a concatenation as one of just the slices selected. The concatenations that nothing
+    else reads go; one of another is written as one, so that the inner goes as well."""
+    graph, buffers = program.graph, program.graph_signature.inputs_to_buffers
+    for node in [n for n in graph.nodes if n.target in (ATEN.index_select.default, ATEN.narrow.default)]:
+        source, dim, *rest = node.args
+        dim %= source.meta["val"].ndim
+        parts = _parts(source, dim)
+        sizes = [part.meta["val"].shape[dim] for part in parts]
+        if not all(isinstance(size, int) for size in sizes):  # known when the network runs
+            continue
+        if node.target is ATEN.narrow.default and all(isinstance(number, int) for number in rest):
+            index = list(range(rest[0], rest[0] + rest[1]))
+        elif getattr(rest[0], "name", "") in buffers:
+            index = program.state_dict[buffers[rest[0].name]].tolist()
+        else:
+            continue
+        places = [(which, at) for which, size in enumerate(sizes) for at in range(size)]
+        pieces = list[list[int]]()  # part, first, end
+        for which, at in (places[i] for i in index):
+            if pieces and pieces[-1][0] == which and pieces[-1][2] == at:
+                pieces[-1][2] += 1
+            else:
+                pieces.append([which, at, at + 1])
+        if len(parts) > 1 and 0 < len(pieces) <= len(parts):  # of more and smaller pieces a gather is faster
+            with graph.inserting_before(node):
+                taken = [_slice(graph, parts[which], dim, first, end) for which, first, end in pieces]
+                _replace(node, taken[0] if len(taken) == 1 else graph.call_function(ATEN.cat.default, (taken, dim)))
+    for node in [n for n in graph.nodes if n.target is ATEN.cat.default]:
+        node.args = (_parts(node, _dim(node)), _dim(node))
+    graph.eliminate_dead_code()
+
+
+def _dim(joined: Node) -> int:
+    """The dimension in which a concatenation joins."""
+    _, dim = (*joined.args, 0)[:2]
+    return int(dim % joined.meta["val"].ndim)
+
+
+def _parts(node: Node, dim: int) -> list[Node]:
+    """What a tensor is joined of in this dimension: itself where it is not."""
+    if node.target is not ATEN.cat.default or _dim(node) != dim:
+        return [node]
+    return [part for own in node.args[0] for part in _parts(own, dim)]  # type: ignore[union-attr, arg-type]
+
+
+def _slice(graph: Graph, part: Node, dim: int, first: int, end: int) -> Node:
+    value = part.meta["val"]
+    if (first, end) == (0, value.shape[dim]):
+        return part
+    node = graph.call_function(ATEN.slice.Tensor, (part, dim, first, end))
+    node.meta = {"val": value.narrow(dim, first, end - first)}
+    return node
+
+
+def _replace(node: Node, given: Node) -> None:
+    if "val" not in given.meta:
+        given.meta = dict(node.meta)
+    node.replace_all_uses_with(given)
+    node.graph.erase_node(node)
 
 
 def onnx_file(

@@ -79,7 +79,7 @@ class Latency:
     def measure(self, models: Mapping[str, nn.Module], rounds: int = 40) -> dict[str, float]:
         """Milliseconds of each model, measured in turns."""
         runs = {name: prepared(self.runtime, model, self._inputs, self._words) for name, model in models.items()}
-        times = timed(list(runs.values()), rounds, wait=self.device != "cpu")
+        times = timed(list(runs.values()), rounds, seconds=20, wait=self.device != "cpu")
         return dict(zip(runs, times, strict=True))
 
 
