@@ -116,7 +116,7 @@ class Row:
     def __init__(self, spots: list[Spot], d: int) -> None:
         self.spots, held = spots, [spot.held.detach() for spot in spots]
         self.values = torch.cat([buffer.reshape(-1) for buffer in held])
-        pieces = self.values.split([buffer.numel() for buffer in held])
+        pieces = torch.split(self.values, [buffer.numel() for buffer in held])
         # Leaves, to which gradients can go; what writes into the one tensor counts as a change of all.
         self.buffers = [piece.view(buffer.shape).detach() for piece, buffer in zip(pieces, held)]
         for spot, buffer in zip(spots, self.buffers):
@@ -455,10 +455,11 @@ def set_mask(installed: Installed, mask: Tensor | None, slopes: bool = False) ->
     rows = installed.in_rows()
     for row in rows:
         row.set(None if samples else mask, slopes and not samples)
-    for spot in installed.spots if mask is not None and samples else ():
-        spot.aside = buffer = spot.held
-        value = spot.value(mask.detach().to(buffer.device))
-        spot.module._buffers[spot.buffer] = value.to(buffer.dtype).detach().requires_grad_(slopes)
+    if mask is not None and samples:
+        for spot in installed.spots:
+            spot.aside = buffer = spot.held
+            value = spot.value(mask.detach().to(buffer.device))
+            spot.module._buffers[spot.buffer] = value.to(buffer.dtype).detach().requires_grad_(slopes)
     together.samples, together.examples, together.check = samples, 0, None
     # All open: the weights themselves, since a fresh copy of equal numbers may be multiplied in another order. A mask
     # on a GPU is not looked at, which would wait for it. Of several masks inputs are masked, not weights.
