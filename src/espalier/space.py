@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 __all__ = [
@@ -184,9 +185,9 @@ class Space:
     def check_mask(self, mask: Tensor) -> None:
         """Refuse what is not a 0/1 tensor ``(*, d)`` with exactly one option open in every choice."""
         self.check_mask_form(mask)
-        right = (mask == 0).logical_or_(mask == 1)
-        if not bool(right.all()):
-            raise BadMask(f"a mask holds 0 and 1 only, not {mask[~right][0].item()!r}")
+        bits = (mask != 0).to(mask.dtype)
+        if not torch.equal(bits, mask):
+            raise BadMask(f"a mask holds 0 and 1 only, not {mask[bits != mask][0].item()!r}")
         for group, where in self.choices:
             taken = mask[..., where].sum(-1)
             if bool((taken != 1).any()):

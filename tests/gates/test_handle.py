@@ -116,6 +116,32 @@ def test_masks_of_another_dtype_and_a_model_moved_later():
         assert torch.allclose(gated.call(tensors, mask.to(dtype), x.double()), out)
 
 
+@pytest.mark.parametrize("name", NETS)
+def test_every_buffer_holds_its_part_of_the_mask_and_ones_afterwards(name):
+    make, example = NETS[name]
+    gated = espalier.attach(make(), example())
+    spots = gated._installed.spots
+    for moved in (False, True):
+        if moved:  # buffers of two types
+            spots[0].module.double()
+        mask = (torch.rand(gated.d) < 0.5).float()
+        with gated.masked(mask, slopes=moved):
+            for spot in spots:
+                assert torch.equal(spot.held.detach().float(), spot.value(mask).reshape(spot.held.shape))
+                assert spot.held.requires_grad == moved
+                assert spot.held.is_leaf
+        assert all(bool((spot.held == 1).all()) and not spot.held.requires_grad for spot in spots)
+
+
+def test_a_mask_that_changes_before_the_backward_pass_is_noticed():
+    model = small_mlp()
+    gated = espalier.attach(model, torch.randn(3, 4))
+    with gated.masked(torch.tensor([1.0, 0, 1, 0, 1, 0]), slopes=True):
+        loss = model(torch.randn(3, 4)).sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_autocast_keeps_its_dtype():
     model = small_mlp()
     gated = espalier.attach(model, torch.randn(3, 4))

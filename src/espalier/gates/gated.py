@@ -76,9 +76,8 @@ class Gated:
     def _checked(self, mask: Tensor, wait: bool = True) -> Tensor:
         """wait: look at the values of a mask on a GPU too."""
         self._attached()
-        self.space.check_mask_form(mask)
-        if wait or mask.device.type == "cpu":
-            self.space.check_mask(mask)
+        unseen = not wait and isinstance(mask, Tensor) and mask.device.type != "cpu"
+        (self.space.check_mask_form if unseen else self.space.check_mask)(mask)
         return mask.detach()
 
     @property

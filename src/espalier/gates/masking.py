@@ -80,7 +80,6 @@ class Spot:
         self.run = (first, first + len(entries)) if is_run else None  # a stretch of the mask needs no index
         self.index = torch.as_tensor(np.ascontiguousarray(entries), dtype=torch.int64)
         self.index_buffer = f"{buffer}_index"
-        self.ones: Tensor | None = None  # see ones_like
         self.aside: Tensor | None = None  # the buffer of one mask, while that of several is in its place
 
     def value(self, mask: Tensor) -> Tensor:
@@ -92,12 +91,6 @@ class Spot:
             return own if len(self.shape) == 1 else own.reshape((*several, *self.shape))
         extended = torch.cat([mask, torch.ones_like(mask[..., :1])], -1)  # entry -1, the last, is always one
         return extended[..., self.module._buffers[self.index_buffer]].reshape((*several, *self.shape))
-
-    def ones_like(self, buffer: Tensor) -> Tensor:
-        """Ones to open the buffer with; kept, as every update needs them."""
-        if self.ones is None or self.ones.device != buffer.device or self.ones.dtype != buffer.dtype:
-            self.ones = torch.ones_like(buffer, requires_grad=False)
-        return self.ones
 
     @property
     def held(self) -> Tensor:
@@ -117,10 +110,45 @@ def mask_of(module: nn.Module, buffer: str = BUFFER) -> Tensor:
     return mask
 
 
+class Row:
+    """The buffers of one device and type as pieces of one tensor: one copy sets the mask in all of them."""
+
+    def __init__(self, spots: list[Spot], d: int) -> None:
+        self.spots, held = spots, [spot.held.detach() for spot in spots]
+        self.values = torch.cat([buffer.reshape(-1) for buffer in held])
+        pieces = torch.split(self.values, [buffer.numel() for buffer in held])
+        # Leaves, to which gradients can go; what writes into the one tensor counts as a change of all.
+        self.buffers = [piece.view(buffer.shape).detach() for piece, buffer in zip(pieces, held)]
+        for spot, buffer in zip(spots, self.buffers):
+            spot.module._buffers[spot.buffer] = buffer
+        index = torch.cat([spot.index.expand(spot.width) for spot in spots])
+        self.index = None if torch.equal(index, torch.arange(d)) else index.to(self.values.device)
+        self.always = bool((index < 0).any())  # entry -1 stands for one
+
+    def is_in_place(self) -> bool:
+        """Whether the modules still hold these buffers; ``.to(device)`` gives them others."""
+        return all(spot.module._buffers[spot.buffer] is buffer for spot, buffer in zip(self.spots, self.buffers))
+
+    def set(self, mask: Tensor | None, slopes: bool) -> None:
+        """mask: ``(d)``; None: ones. slopes: gradients are to reach the buffers."""
+        for buffer in self.buffers:
+            buffer.grad = None
+            if buffer.requires_grad is not slopes:
+                buffer.requires_grad_(slopes)
+        if mask is None:
+            self.values.fill_(1.0)
+            return
+        own = mask.detach().to(self.values.device)
+        if self.always:
+            own = torch.cat([own, torch.ones_like(own[:1])])
+        self.values.copy_(own if self.index is None else own[self.index])
+
+
 @dataclass(eq=False)
 class Installed:
     """What was added to a model, so that it can be taken away again."""
 
+    d: int
     spots: list[Spot]
     handles: list[RemovableHandle]
     added: list[tuple[nn.Module, str]]
@@ -128,6 +156,16 @@ class Installed:
     together: Together
     tables: dict[torch.device, Tensor] = field(default_factory=dict)  # see readings
     in_order: bool | None = None  # see side_by_side
+    rows: list[Row] = field(default_factory=list)  # see in_rows
+
+    def in_rows(self) -> list[Row]:
+        """All buffers, those of one device and type together. Laid out anew where a module holds other ones now."""
+        if not self.rows or not all(row.is_in_place() for row in self.rows):
+            kinds: dict[Any, list[Spot]] = {}
+            for spot in self.spots:
+                kinds.setdefault((spot.held.device, spot.held.dtype), []).append(spot)
+            self.rows = [Row(spots, self.d) for spots in kinds.values()]
+        return self.rows
 
     def readings(self, d: int, device: torch.device) -> Tensor:
         """Where the gradients of an entry lie among those of all buffers side by side ``(d, K)``, K for the entry that
@@ -256,7 +294,7 @@ def install(model: nn.Module, structure: Structure) -> Installed:
     paths = {module: path for path, module in model.named_modules()}
     for module in states:
         module.__dict__[STATE] = State(paths[module], together, module)
-    return Installed(spots, handles, added, states, together)
+    return Installed(structure.space.d, spots, handles, added, states, together)
 
 
 def _hooks(spot: Spot) -> list[RemovableHandle]:
@@ -271,10 +309,9 @@ def _hooks(spot: Spot) -> list[RemovableHandle]:
         return [after(functools.partial(_mask_output, spot.buffer, changes[spot.buffer]), with_kwargs=True)]
     if spot.weight is not None:
         hooks = [before(functools.partial(_mask_smaller, *spot.weight), with_kwargs=True)]
-        hooks.append(after(restore_layer, prepend=True, always_call=True))
         if _is_plain(spot.module, *spot.weight):
-            hooks.append(after(_again, prepend=True, with_kwargs=True))
-        return hooks
+            return [*hooks, after(_restore_plain, prepend=True, with_kwargs=True, always_call=True)]
+        return [*hooks, after(restore_layer, prepend=True, always_call=True)]
     return [before(_mask_input, with_kwargs=True)] if spot.buffer == BUFFER else []
 
 
@@ -332,11 +369,12 @@ def _is_plain(module: nn.Module, name: str, shape: tuple[int, ...]) -> bool:
     return type(module) in PLAIN and name == "weight" and shape[1] == -1
 
 
-def _again(module: Any, args: Any, kwargs: Any, output: Tensor) -> Tensor | None:
-    """In a compiled pass, where no parameter can be exchanged: the layer with its masked weight in place of its output,
-    which nobody reads then and which is not computed (see ``train.compiling.as_it_is``)."""
+def _restore_plain(module: Any, args: Any, kwargs: Any, output: Tensor | None) -> Tensor | None:
+    """After a layer of torch: its own weight again. In a compiled pass, where no parameter can be exchanged: the layer
+    with its masked weight in place of its output, which nobody reads then and which is not computed (see
+    ``train.compiling.as_it_is``)."""
     if not torch.compiler.is_compiling():
-        return None
+        return restore_layer(module, args, output)
     x = args[0] if args else next(iter(kwargs.values()))
     weight = module._parameters["weight"]
     masked = weight * mask_of(module).reshape(1, -1, *[1] * (weight.ndim - 2)).to(weight.dtype)
@@ -412,36 +450,22 @@ def set_mask(installed: Installed, mask: Tensor | None, slopes: bool = False) ->
     Masks ``(samples, d)`` are put in the places of the buffers: one for each example, see ``one_pass``.
     """
     together, samples = installed.together, 0 if mask is None or mask.ndim == 1 else len(mask)
-    own: dict[torch.device, Tensor] = {}
-    buffers, values = list[Tensor](), list[Tensor]()
     for spot in installed.spots:
-        buffer = spot.put_back()
-        buffer.grad = None
-        if buffer.requires_grad:
-            buffer.requires_grad_(False)
-        buffers.append(buffer)
-        if mask is None:
-            values.append(spot.ones_like(buffer))
-            continue
-        if buffer.device not in own:
-            own[buffer.device] = mask.detach().to(buffer.device)
-        value = spot.value(own[buffer.device])
-        if samples:
-            spot.aside = buffer
+        spot.put_back()
+    rows = installed.in_rows()
+    for row in rows:
+        row.set(None if samples else mask, slopes and not samples)
+    if mask is not None and samples:
+        for spot in installed.spots:
+            spot.aside = buffer = spot.held
+            value = spot.value(mask.detach().to(buffer.device))
             spot.module._buffers[spot.buffer] = value.to(buffer.dtype).detach().requires_grad_(slopes)
-        else:
-            values.append(value if value.shape == buffer.shape else value.reshape(buffer.shape))
-    if values:
-        torch._foreach_copy_(buffers, values)
-        if slopes:
-            for buffer in buffers:
-                buffer.requires_grad_(True)
     together.samples, together.examples, together.check = samples, 0, None
     # All open: the weights themselves, since a fresh copy of equal numbers may be multiplied in another order. A mask
     # on a GPU is not looked at, which would wait for it. Of several masks inputs are masked, not weights.
     is_open = mask is None or (not slopes and mask.device.type == "cpu" and not bool((mask != 1).any()))
     together.masked, together.slopes = not is_open and not samples, slopes
-    together.open = {id(buffer): buffer for buffer in buffers} if is_open else {}
+    together.open = {id(buffer): buffer for row in rows for buffer in row.buffers} if is_open else {}
 
 
 def slopes_of(installed: Installed, d: int, channels: bool = False) -> Tensor:
