@@ -179,6 +179,13 @@ def fit(
         held_out = feed.read_held_out(validation, batch_size, pytree.dtype(module), beside, adapt)
     elif measured:
         raise BadInput("metrics are of held-out data: give validation=")
+    if loss is F.cross_entropy:
+        inputs, targets = feeding.first()
+        outputs = checks.readable(module, pytree.each(lambda t: t[:4].to(where), inputs))
+        checks.cross_entropy(outputs, targets)
+        for part in (feeding, held_out):
+            if isinstance(part, feed.Tensors):
+                checks.cross_entropy(outputs, part.targets)
     if schedule is not None and scheduler is not None:
         raise BadInput("schedule and scheduler both say how the learning rate goes; give one of them")
     if scheduler is not None:
