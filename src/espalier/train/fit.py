@@ -180,12 +180,10 @@ def fit(
     elif measured:
         raise BadInput("metrics are of held-out data: give validation=")
     if loss is F.cross_entropy:
-        inputs, targets = feeding.first()
-        outputs = checks.readable(module, pytree.each(lambda t: t[:4].to(where), inputs))
-        checks.cross_entropy(outputs, targets)
+        outputs = checks.readable(module, pytree.each(lambda t: t.to(where), feeding.example()))
         for part in (feeding, held_out):
-            if isinstance(part, feed.Tensors):
-                checks.cross_entropy(outputs, part.targets)
+            if part is not None:
+                checks.cross_entropy(outputs, part.targets if isinstance(part, feed.Tensors) else part.first()[1])
     if schedule is not None and scheduler is not None:
         raise BadInput("schedule and scheduler both say how the learning rate goes; give one of them")
     if scheduler is not None:
