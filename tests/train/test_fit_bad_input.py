@@ -19,6 +19,7 @@ from torch.nn import functional as F
 import espalier
 from espalier import fit
 from espalier.data import Dataset
+from espalier.space import BadInput, BadType
 from espalier.train import NotSaved, OutOfMemory, Recipe, fingerprint
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.loop import Stop
@@ -399,3 +400,27 @@ def test_a_model_stopped_inside_an_epoch_of_a_loader_goes_on_in_the_same_process
     assert short(model, batches, target=0.5, checkpoint=tmp_path).finished
     with pytest.raises(espalier.BadInput, match="not those that the run"):
         short(networks.mlp(seed=3), batches, target=0.5, checkpoint=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets", "words"),
+    [
+        (1, torch.randn(64, 1), "needs a score for each class"),
+        (3, torch.randn(64, 3), "as probabilities of the classes"),
+        (3, torch.zeros(64), "does not take outputs .* and targets float32"),
+        (3, torch.zeros(64, 1, dtype=torch.int64), r"y\[:, 0\]"),
+        (3, torch.arange(64) % 4, "classes from 0 to 3, but the network tells 3 apart"),
+        (3, (torch.arange(64) % 3,), "the targets are a tuple; give loss="),
+    ],
+)
+def test_targets_that_the_default_loss_cannot_learn_from_are_named(outputs, targets, words):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, outputs))
+    with pytest.raises((BadInput, BadType), match=words):
+        espalier.fit(model, (torch.randn(64, 4), targets), epochs=1, target=0.5, quiet=True)
+
+
+def test_models_without_numbers_or_hooks_are_named():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    data = torch.randn(64, 4), torch.zeros(64, dtype=torch.int64)
+    with pytest.raises(BadInput, match="to_empty"):
+        espalier.fit(model.to("meta"), data, epochs=1, target=0.5, quiet=True)

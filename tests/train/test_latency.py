@@ -136,6 +136,17 @@ def test_a_target_that_the_prediction_misses_is_corrected(machine):
     assert result.target == 0.4
 
 
+def test_more_time_than_the_whole_network_takes_cuts_nothing(machine, monkeypatch):
+    gated = espalier.attach(network(), data()[0][:4])
+    gated.cost("latency")
+    # What ships is measured beside the whole network, and takes a little longer by chance.
+    monkeypatch.setattr(latency, "timed", lambda runs, *_, **__: [1.02 * runs[0](), *(run() for run in runs[1:])])
+    result = espalier.fit(gated, data(), target="3 ms", epochs=4, batch_size=16, quiet=True, device="cpu")
+    assert result.mask.all()
+    assert result.latency["corrections"] == 0
+    assert "misses" not in str(result)
+
+
 def test_what_is_predicted_after_a_correction_knows_the_error_measured_before(machine):
     gated = espalier.attach(network(), data()[0][:4])
     cost = gated.cost("latency")

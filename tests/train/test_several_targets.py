@@ -148,13 +148,14 @@ def test_amounts_are_read_and_what_is_none_is_named():
     full = counted(network())
     for text, kind, amount in (
         ("0.5 kparams", "parameters", 500), ("0.5k parameters", "parameters", 500), ("2000 B", "parameters", 500),
+        ("0.5K params", "parameters", 500), ("1,000 parameters", "parameters", 1000),
         ("1.953125 KiB", "parameters", 500), ("0.01 MMACs", "macs", 10_000), ("50%", "weights", full["weights"] / 2),
     ):  # fmt: skip
         asked = targets.read(gated, "weights", text)
         assert asked.share == pytest.approx(amount / full[kind], rel=1e-12), text
     assert targets.read(gated, "weights", "macs=0.4, weights=50%").limits["weights"][1] == 0.5
     assert targets.read(gated, "weights", "1 GB").share == 1.0
-    for wrong in ("fast", "3 bananas", "1.2.3 ms", {"macs": 2.0}, {"macs": "3 ms"}, {}, "macs=0.4,macs=0.5"):
+    for wrong in ("fast", "3 bananas", "1.2.3 ms", "1,00 MB", {"macs": 2.0}, {"macs": "3 ms"}, {}, "macs=0.4,macs=0.5"):
         with pytest.raises((BadInput, TypeError)):
             targets.read(gated, "weights", wrong)
     for target, cost in (("12k MACs", "units"), ({"macs": 0.4}, "parameters")):

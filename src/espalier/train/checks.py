@@ -18,6 +18,8 @@ from espalier.space import BadInput, BadType, Unreachable
 from espalier.train import pytree
 from espalier.train.pytree import Nested
 
+IGNORED = -100  # the class that torch's cross entropy leaves out
+
 
 def device(given: object) -> torch.device:
     """A device that torch knows and that is there."""
@@ -53,6 +55,48 @@ def loss(given: object) -> None:
         raise BadType(f"loss is a function of (outputs, targets), such as F.cross_entropy, not {given!r}")
 
 
+def cross_entropy(outputs: object, targets: Nested) -> None:
+    """Torch's cross entropy, the default loss, reads what the network gives and what the data want. Some of what is
+    wrong torch names without a way out; a regression it would learn in silence.
+
+    outputs: of a few examples. targets: of these, and of all others that are at hand.
+    """
+    way = "; for other targets give loss=, a function of (outputs, targets), such as F.mse_loss"
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        given = f"the model gives a {type(outputs).__name__}, the targets are a {type(targets).__name__}"
+        raise BadType(f"cross entropy, the default loss, reads two tensors: {given}; give loss=")
+    few = targets[: len(outputs)]
+    shapes = f"outputs {_shown(outputs)} and targets {_shown(few)}"
+    if outputs.ndim < 2 or outputs.shape[1] < 2:
+        raise BadInput(f"cross entropy, the default loss, needs a score for each class, not {shapes}{way}")
+    try:
+        nn.functional.cross_entropy(outputs[: len(few)], torch.zeros_like(few, device=outputs.device))
+    except (RuntimeError, ValueError) as error:
+        why = str(error).splitlines()[0]
+        raise BadInput(
+            f"cross entropy, the default loss, does not take {shapes}: {why}. Classes are int64 of shape (n), y.long() "
+            f"or y[:, 0]{way}"
+        ) from None
+    if targets.is_floating_point():
+        if bool((targets < 0).any()) or bool((targets.sum(1) > 1.001).any()):
+            raise BadInput(
+                "cross entropy, the default loss, reads floating-point targets as probabilities of the classes; some "
+                f"of these are below 0, or above 1 together{way}"
+            )
+    else:
+        classes(targets[targets != IGNORED], outputs.shape[1])
+
+
+def classes(targets: Tensor, count: int) -> None:
+    """The network has a score for each of these classes."""
+    low, high = (int(targets.min()), int(targets.max())) if targets.numel() else (0, 0)
+    if low < 0 or high >= count:
+        raise BadInput(
+            f"targets are classes from {low} to {high}, but the network tells {count} apart, from 0 to {count - 1}; "
+            "number them so, or give a loss that knows them"
+        )
+
+
 def gradient_of(given: object) -> None:
     """The loss of one mini-batch can be gone backwards through."""
     if not isinstance(given, Tensor):
@@ -72,6 +116,13 @@ def module_of(model: object) -> nn.Module:
     module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
     if not isinstance(module, nn.Module):
         raise BadType(f"model is a torch module or what espalier.attach gave, not {type(model).__name__}")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise BadInput("a model of TorchScript cannot be watched or cut; give the module that it was made from")
+    if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
+        raise BadInput(
+            "the model is on the device 'meta', where tensors hold no numbers; build it on 'cpu', or use "
+            "model.to_empty(device='cpu') and load its weights"
+        )
     if next(module.parameters(), None) is None:
         raise BadInput("the model has no parameters, so there is nothing to train")
     if torch.is_inference_mode_enabled():

@@ -177,6 +177,11 @@ def fit(
         held_out = feed.read_held_out(validation, batch_size, pytree.dtype(module), beside, adapt)
     elif measured:
         raise BadInput("metrics are of held-out data: give validation=")
+    if loss is F.cross_entropy:
+        outputs = checks.readable(module, pytree.each(lambda t: t.to(where), feeding.example()))
+        for part in (feeding, held_out):
+            if part is not None:
+                checks.cross_entropy(outputs, part.targets if isinstance(part, feed.Tensors) else part.first()[1])
     if schedule is not None and scheduler is not None:
         raise BadInput("schedule and scheduler both say how the learning rate goes; give one of them")
     if scheduler is not None:

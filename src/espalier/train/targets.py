@@ -113,7 +113,8 @@ def _amount(text: str) -> tuple[str, float]:
     >>> _amount("250k parameters"), _amount("30 MMACs"), _amount("10 MB"), _amount("3 ms")
     (('parameters', 250000.0), ('macs', 30000000.0), ('bytes', 10000000.0), ('latency', 3.0))
     """
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([kMGT]?)\s+([A-Za-z]+)\s*|\s*([0-9.]+)([A-Za-z]+)\s*", text)
+    plain = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)  # 5,000 as we print it
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([kKMGT]?)\s+([A-Za-z]+)\s*|\s*([0-9.]+)([A-Za-z]+)\s*", plain)
     if match is None:
         raise BadInput(f"a target is a share such as 0.25 or 25%, or an amount such as {EXAMPLES}, not {text!r}")
     number, prefix, unit = (match[1], match[2], match[3]) if match[1] else (match[4], "", match[5])
@@ -153,7 +154,7 @@ def _one(gated: Any, kind: str | Cost | Sequence[float] | Tensor, value: float |
         per = gated.examples if unit == "macs" and isinstance(kind, str) else 1
         raise Unreachable(
             f"target {value!r} is below the smallest that can be reached: {least / per:,.6g} of {full / per:,.6g} "
-            f"{name} always stay (what no gate cuts)"
+            f"{'ms' if unit == 'latency' else name} always stay (what no gate cuts)"
         )
     share = min(amount / full, 1.0)
     while share * full < amount and share < 1:  # not a gate less for a last digit
@@ -197,6 +198,9 @@ def measured_again(
         others = {"full": mask.new_ones(mask.shape), "least": gated.canonical(least)}
         times = latency.measure({"small": model} | {key: gated.compact(one) for key, one in others.items()})
         then = latency.full / times["full"]
+        compared, allowed = times["small"] * then, float(most)
+        if allowed >= float(cost(others["full"])) * (1 - 1e-6):  # the whole network is allowed, whatever it takes now
+            allowed = max(allowed, compared)
         rows.append(
             {
                 "name": name,
@@ -205,9 +209,9 @@ def measured_again(
                 "predicted": float(cost(mask)) * (errors or {}).get(name, 1.0),
                 "measured": times["small"],
                 "full": times["full"],
-                "compared": times["small"] * then,
+                "compared": compared,
                 "smallest": times["least"] * then,
-                "most": float(most),
+                "most": allowed,
                 "residual": latency.residual,
             }
         )

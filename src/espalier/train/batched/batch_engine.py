@@ -143,13 +143,7 @@ class BatchEngine:
         example = self.example.to(self.device, dtype if self.example.is_floating_point() else None)
         with torch.no_grad():
             mask = torch.ones(self.gated.space.d, device=self.device, dtype=dtype)
-            classes = self.gated.call(one, mask, example).shape[-1]
-        low, high = int(targets.min()), int(targets.max())
-        if low < 0 or high >= classes:
-            raise BadInput(
-                f"targets are classes from {low} to {high}, but the network tells {classes} apart, from 0 to "
-                f"{classes - 1}; number them so, or give a loss that knows them"
-            )
+            checks.classes(targets, self.gated.call(one, mask, example).shape[-1])
 
     def _chain(self, one: Named) -> Chain | None:
         if self.plan.gradient is not None or self.blocks or not isinstance(self.example, Tensor):
