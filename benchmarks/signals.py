@@ -7,6 +7,9 @@ at that theta, told ten updates with a learning rate so small that theta stays. 
 figure of docs/signal.md are made of it by ``signals_table.py``.
 
     python benchmarks/signals.py [--out results/signal/digits.json] [--updates 1000] [--weights 5]
+    python benchmarks/signals.py --units 4,4,4,4,4,4 --out results/signal/blocks.json
+
+units: how many each of a layer's six gates opens; then sizes made of the slopes by single units are measured, too.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import math
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,7 @@ import espalier
 from espalier import Search
 from espalier.data import load
 
-PIXELS, WIDTH, CLASSES, D = 64, 6, 10, 12
+PIXELS, GATES, CLASSES, D = 64, 6, 10, 12  # GATES: of each of two layers
 EXAMPLES, SAMPLES, SPAN = 32, 2, 10  # of one update; SPAN: the updates that a run of the search averages
 LENGTHS = (100, 1500)  # updates of the weights
 RATE = 1e-6  # of theta in the searches: it stands still but for the sixth digit, and its differences keep ten
@@ -39,6 +42,12 @@ THETAS = {"0.99": 0.99, "0.95": 0.95, "0.8": 0.8, "0.5": 0.5, "0.3": 0.3, "mixed
 MASKS = torch.tensor(list(itertools.product([0.0, 1.0], repeat=D)), dtype=torch.float64)  # (4096, 12)
 
 Weights = tuple[Tensor, ...]  # W1 b1 W2 b2 W3 b3, each with any leading dimensions
+SINGLE = torch.arange(D)  # the gate of each unit of both layers, where each has its own
+
+
+def gates_of(units: Sequence[int]) -> Tensor:
+    """The gate of each unit of both layers, of how many units each gate of a layer opens."""
+    return SINGLE.repeat_interleave(torch.tensor([*units, *units]))
 
 
 def expectations(name: str) -> Tensor:
@@ -51,9 +60,11 @@ def layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def behind(weights: Weights, hidden: Tensor, masks: Tensor) -> Tensor:
-    """Logits. hidden: the first layer's outputs ``(*, examples, 6)``; masks: ``(*, examples or 1, 12)``."""
-    h = torch.relu(layer(hidden * masks[..., :WIDTH], *weights[2:4]))
-    return layer(h * masks[..., WIDTH:], *weights[4:])
+    """Logits. hidden: the first layer's outputs ``(*, examples, width)``; masks: by units, ``(*, examples or 1, 2 x
+    width)``."""
+    width = hidden.shape[-1]
+    h = torch.relu(layer(hidden * masks[..., :width], *weights[2:4]))
+    return layer(h * masks[..., width:], *weights[4:])
 
 
 def single_losses(logits: Tensor, labels: Tensor) -> Tensor:
@@ -61,8 +72,9 @@ def single_losses(logits: Tensor, labels: Tensor) -> Tensor:
     return flat.reshape(logits.shape[:-1])
 
 
-def trained(x: Tensor, y: Tensor, thetas: Tensor, seeds: int) -> dict[int, Weights]:
+def trained(x: Tensor, y: Tensor, thetas: Tensor, seeds: int, gates: Tensor = SINGLE) -> dict[int, Weights]:
     """Weights after each of LENGTHS updates, for each theta ``(T, 12)`` and seed: every tensor ``(T, seeds, ..)``."""
+    width = len(gates) // 2
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -73,11 +85,11 @@ def trained(x: Tensor, y: Tensor, thetas: Tensor, seeds: int) -> dict[int, Weigh
         return torch.zeros(len(thetas), seeds, n, dtype=torch.float64, requires_grad=True)
 
     weights = (
-        normal(WIDTH, PIXELS),
-        zeros(WIDTH),
-        normal(WIDTH, WIDTH),
-        zeros(WIDTH),
-        normal(CLASSES, WIDTH),
+        normal(width, PIXELS),
+        zeros(width),
+        normal(width, width),
+        zeros(width),
+        normal(CLASSES, width),
         zeros(10),
     )
     optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
@@ -88,7 +100,7 @@ def trained(x: Tensor, y: Tensor, thetas: Tensor, seeds: int) -> dict[int, Weigh
         masks = (uniform < thetas[:, None, None, None]).double()  # (T, seeds, samples, 1, d)
         hidden = torch.relu(layer(x[rows], *weights[:2])).unsqueeze(2)
         inner = tuple(w.unsqueeze(2) for w in weights)
-        losses = single_losses(behind(inner, hidden, masks), y[rows].unsqueeze(1))
+        losses = single_losses(behind(inner, hidden, masks[..., gates]), y[rows].unsqueeze(1))
         optimizer.zero_grad()
         losses.mean((-1, -2)).sum().backward()
         optimizer.step()
@@ -98,9 +110,9 @@ def trained(x: Tensor, y: Tensor, thetas: Tensor, seeds: int) -> dict[int, Weigh
 
 
 @torch.no_grad()
-def exact_gradient(weights: Weights, hidden: Tensor, y: Tensor, theta: Tensor) -> Tensor:
+def exact_gradient(weights: Weights, hidden: Tensor, y: Tensor, theta: Tensor, gates: Tensor = SINGLE) -> Tensor:
     """The natural gradient of minus the expected loss ``(12)``: -sum over all masks of p(m) f(m) (m - theta)."""
-    parts = [single_losses(behind(weights, hidden, part[:, None, :]), y).mean(-1) for part in MASKS.split(64)]
+    parts = [single_losses(behind(weights, hidden, part[:, None, gates]), y).mean(-1) for part in MASKS.split(64)]
     p = (theta * MASKS + (1 - theta) * (1 - MASKS)).prod(-1)
     return -((p * torch.cat(parts)).unsqueeze(-1) * (MASKS - theta)).sum(0)
 
@@ -123,7 +135,7 @@ def shuffled(like: Tensor, parts: int, generator: torch.Generator) -> Tensor:
 
 
 def directions(
-    weights: Weights, hidden: Tensor, y: Tensor, theta: Tensor, runs: int, seed: int
+    weights: Weights, hidden: Tensor, y: Tensor, theta: Tensor, runs: int, seed: int, gates: Tensor = SINGLE
 ) -> Iterator[tuple[str, Tensor]]:
     """Name of each signal and its steps ``(SPAN, runs, 12)``."""
     generator = torch.Generator().manual_seed(seed)
@@ -135,7 +147,11 @@ def directions(
     shared = rows[:, :, :1].expand(rows.shape)
 
     def losses_of(masks: Tensor) -> Tensor:
-        return single_losses(behind(weights, hidden[shared], masks.double().unsqueeze(-2)), y[shared]).mean(-1)
+        by_unit = masks.double()[..., gates].unsqueeze(-2)
+        return single_losses(behind(weights, hidden[shared], by_unit), y[shared]).mean(-1)
+
+    def by_gate(units: Tensor) -> Tensor:  # (.., 2 x width) added up
+        return units if len(gates) == D else torch.zeros(*units.shape[:-1], D).double().index_add(-1, gates, units)
 
     losses = losses_of(masks)
     yield "ranked", told("ranked", theta, masks, losses)
@@ -147,9 +163,10 @@ def directions(
     gain = losses[..., 1] - losses[..., 0]
     yield "raw", gain.unsqueeze(-1) * apart / 2
     for form, read in (("", shared), (", own", rows)):
-        each = masks.double().unsqueeze(-2).repeat(1, 1, 1, EXAMPLES, 1).requires_grad_()
+        each = masks.double()[..., gates].unsqueeze(-2).repeat(1, 1, 1, EXAMPLES, 1).requires_grad_()
         single = single_losses(behind(weights, hidden[read], each), y[read])
-        (examples,) = torch.autograd.grad(single.sum(), each)
+        (units,) = torch.autograd.grad(single.sum(), each)
+        examples = by_gate(units)
         g, square = examples.mean(-2), examples.square().mean(-2)  # (SPAN, runs, 2, 12)
         s, m, loss = square.sqrt(), masks.double(), single.detach().mean(-1)
         if not form:
@@ -166,6 +183,11 @@ def directions(
         yield f"slopes{form}", told("slopes", theta, masks, loss, g, s)
         if not form:
             continue
+        if len(gates) > D:  # sizes of the mean slopes by single units, and of those of single examples
+            mean, one = units.mean(-2), units.square().mean(-2)
+            yield "sum, own", told("slopes", theta, masks, loss, g, by_gate(mean.abs()))
+            yield "norm, own", told("slopes", theta, masks, loss, g, by_gate(mean.square()).sqrt())
+            yield "sum of s, own", told("slopes", theta, masks, loss, g, by_gate(one.sqrt()))
         for weight in (0.0, 0.25, 1.0):  # the library's is 0.5
             yield f"size, {weight:g}, own", natural * (s - weight * g).mean(-2)
         yield "open, own", natural * (m * s - g / 2).mean(-2)
@@ -204,18 +226,18 @@ def measured(steps: Tensor, exact: Tensor) -> dict[str, float]:
     }
 
 
-def study(updates: int, seeds: int) -> list[dict[str, Any]]:
+def study(updates: int, seeds: int, units: Sequence[int] = (1,) * GATES) -> list[dict[str, Any]]:
     """A record for each theta, length of training and signal: its measures, a list over the seeds of the weights."""
     data = load("digits").flatten().as_floats()
-    x, y = data.train[0].double(), data.train[1]
-    stacked = trained(x, y, torch.stack([expectations(name) for name in THETAS]), seeds)
+    x, y, gates = data.train[0].double(), data.train[1], gates_of(units)
+    stacked = trained(x, y, torch.stack([expectations(name) for name in THETAS]), seeds, gates)
     records: dict[tuple[Any, ...], dict[str, Any]] = {}
     for (t, name), length, seed in itertools.product(enumerate(THETAS), LENGTHS, range(seeds)):
         theta, weights = expectations(name), tuple(w[t, seed] for w in stacked[length])
         natural = theta * (1 - theta)
         hidden = torch.relu(layer(x, *weights[:2]))
-        exact = exact_gradient(weights, hidden, y, theta)
-        for signal, steps in directions(weights, hidden, y, theta, updates // SPAN, seed):
+        exact = exact_gradient(weights, hidden, y, theta, gates)
+        for signal, steps in directions(weights, hidden, y, theta, updates // SPAN, seed, gates):
             for part in ("whole", "apart"):
                 one, other = steps, exact
                 if part == "apart":  # without what opens or closes all gates alike: the projection of a target
@@ -234,17 +256,23 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("results/signal/digits.json"))
     parser.add_argument("--updates", type=int, default=1000, help="of each signal, for each theta and weights")
     parser.add_argument("--weights", type=int, default=5, help="networks, each trained from its own seed")
+    parser.add_argument("--units", default=",".join("1" * GATES), help="of each of a layer's six gates")
     options = parser.parse_args(arguments)
+    units = list(map(int, options.units.split(",")))
+    if len(units) != GATES:
+        parser.error(f"--units are numbers for {GATES} gates, not {len(units)}")
     torch.set_num_threads(1)
     begin = time.perf_counter()
-    records = study(options.updates, options.weights)
+    records = study(options.updates, options.weights, units)
+    of_units = {} if set(units) == {1} else {"units": units}
+    more = f" --units {options.units}" if of_units else ""
     story = {
         "benchmark": "signals: single updates against the exact natural gradient",
-        "command": f"python benchmarks/signals.py --updates {options.updates} --weights {options.weights}",
+        "command": f"python benchmarks/signals.py --updates {options.updates} --weights {options.weights}{more}",
         "settings": {
-            "network": [PIXELS, WIDTH, WIDTH, CLASSES], "gates": D, "masks": 2**D, "precision": "float64",
+            "network": [PIXELS, sum(units), sum(units), CLASSES], "gates": D, "masks": 2**D, "precision": "float64",
             "examples": EXAMPLES, "samples": SAMPLES, "updates": options.updates, "weights": options.weights,
-            "span": SPAN, "mixed": MIXED,
+            "span": SPAN, "mixed": MIXED, **of_units,
         },
         "hardware": {"cpu": platform.processor() or platform.machine(), "threads": 1},
         "versions": {

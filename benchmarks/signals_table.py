@@ -37,6 +37,9 @@ ROWS = {
     "slopes, mean, own": 'sizes, \\|g\\| for s (`"slopes"`)',
     "slopes": 'sizes (`"slopes"`), same examples',
     "slopes, own": '**sizes (`"slopes"`)**',
+    "sum, own": "sum over units of their \\|g\\|",
+    "norm, own": "root of the sum over units of their g^2",
+    "sum of s, own": "sum over units of their s",
     "size, 0, own": "s, no direction",
     "size, 0.25, own": "s - g / 4",
     "size, 1, own": "s - g",
@@ -47,7 +50,13 @@ ROWS = {
     "permuted, all, masks too, own": "control: masks and slopes permuted among all",
     "alike": "all gates alike",
 }
-PAGE = [name for name in ROWS if name in ("ranked", "antithetic", "raw", "varied") or name.endswith(", own")]
+OF_UNITS = ("norm, own", "sum, own", "sum of s, own")
+BY_UNITS = ("slopes, mean, own", "norm, own", "sum, own", "slopes, own", "sum of s, own")  # of gates on several units
+PAGE = [
+    name
+    for name in ROWS
+    if name in ("ranked", "antithetic", "raw", "varied") or (name.endswith(", own") and name not in OF_UNITS)
+]
 SHORT = (
     "ranked", "antithetic", "varied", "first-order, own", "probe, own", "fisher, own", "slopes, mean, own",
     "slopes, own", "open, own", "permuted, layer, own", "permuted, all, own", "permuted, all, masks too, own",
@@ -112,7 +121,7 @@ def over_all(records: Records, part: str, signals: Iterable[str] = ROWS) -> str:
 
     rows, best = [], average("slopes, own", "single")
     for signal in signals:
-        if (part, signal) == ("apart", "alike"):
+        if (part, signal) == ("apart", "alike") or not any(key[2] == signal for key in records):
             continue
         control = signal.startswith(("permuted", "alike"))
         measures = ["single", "ten"] if control else ["single", "ten", "mean", "bias", "noise"]

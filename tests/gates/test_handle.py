@@ -120,14 +120,14 @@ def test_masks_of_another_dtype_and_a_model_moved_later():
 def test_every_buffer_holds_its_part_of_the_mask_and_ones_afterwards(name):
     make, example = NETS[name]
     gated = espalier.attach(make(), example())
-    spots = gated._installed.spots
+    spots, channels = gated._installed.spots, gated._installed.channels
     for moved in (False, True):
         if moved:  # buffers of two types
             spots[0].module.double()
         mask = (torch.rand(gated.d) < 0.5).float()
         with gated.masked(mask, slopes=moved):
             for spot in spots:
-                assert torch.equal(spot.held.detach().float(), spot.value(mask).reshape(spot.held.shape))
+                assert torch.equal(spot.held.detach().float(), spot.value(channels.of(mask)).reshape(spot.held.shape))
                 assert spot.held.requires_grad == moved
                 assert spot.held.is_leaf
         assert all(bool((spot.held == 1).all()) and not spot.held.requires_grad for spot in spots)

@@ -56,7 +56,7 @@ class Problem:
         grads, (losses, wrong), slopes = differential(
             self.params, {}, self.masks, *self.own_images(), each=False, slopes=True
         )
-        return grads, losses, wrong, slopes
+        return grads, losses, wrong, slopes[0]
 
     def fast_slopes(self, precision="float64", params=None):
         fast = FastDenseNet(**self.shape, precision=precision)

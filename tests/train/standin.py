@@ -51,10 +51,10 @@ class Recorder:
         self.seen.append(self.source.masks(noise).clone())
         return self.seen[-1]
 
-    def learn(self, masks: Tensor, losses: Tensor, noise: Any, slopes: Tensor | None = None) -> None:
+    def learn(self, masks: Tensor, losses: Tensor, noise: Any, slopes: Any = None) -> None:
         self.told.append(losses.clone())
         if slopes is not None:
-            self.slopes.append(slopes.clone())
+            self.slopes.append(slopes[0].clone())
         self.source.learn(masks, losses, noise, slopes)
 
 

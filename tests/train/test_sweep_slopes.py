@@ -53,26 +53,47 @@ def resnet() -> nn.Module:
     return networks.resnet(width=3, seed=torch.initial_seed()).double()
 
 
-WAYS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "chain": (mlp, "vectors"),
-    "mapped": (mlp, "vectors"),
-    "conv": (conv, "images"),
-    "resnet": (resnet, "images"),
+class Encoder(nn.Module):
+    """Rows of an image as tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(8, 12), nn.Linear(8, 12), nn.Linear(8, 12), nn.Linear(12, 5))
+        self.head = nn.Linear(5, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1, 2)
+        q, k, v = (part(x).unflatten(-1, (-1, 3)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        y = (torch.softmax(q @ k.transpose(2, 3), -1) @ v).transpose(1, 2).flatten(2)  # torch maps no fused attention
+        return self.head(torch.tanh(self.out(y)).mean(1))
+
+
+WAYS: dict[str, tuple[Callable[[], nn.Module], str, dict[str, Any]]] = {
+    "chain": (mlp, "vectors", {}),
+    "mapped": (mlp, "vectors", {}),
+    "conv": (conv, "images", {}),
+    "resnet": (resnet, "images", {}),
+    "blocks of units": (mlp, "vectors", {"round_to": 4}),  # of nine units the last block holds one
+    "blocks of channels": (conv, "images", {"round_to": 2}),
+    "heads": (lambda: Encoder().double(), "images", {}),
+    "residual blocks": (resnet, "images", {"kinds": ("channels", "blocks")}),
 }
+WIDE = ("blocks of units", "blocks of channels", "heads", "residual blocks")
 
 
 class Case:
     """A network of every run as one stack, and each by itself with gates of its own."""
 
     def __init__(self, way: str, runs: int = RUNS) -> None:
-        factory, kind = WAYS[way]
+        factory, kind, how = WAYS[way]
         self.data = DATA[kind]
         example = self.data[0][:4]
         self.gated, self.params, fixed = batch_engine.stacked(
-            factory, [Run(seed) for seed in range(runs)], example, torch.device("cpu")
+            factory, [Run(seed) for seed in range(runs)], example, torch.device("cpu"), how=how
         )
         assert not fixed
-        self.singles = [batch_engine.build(factory, Run(seed), example) for seed in range(runs)]
+        how = how | ({"round_to": self.gated.blocks} if self.gated.blocks else {})  # those of the first run
+        self.singles = [batch_engine.build(factory, Run(seed), example, how=how) for seed in range(runs)]
         first = {name: p[0] for name, p in self.params.items()}
         gates = [where for _, where in self.gated.space.bits]
         self.chain: Chain | None = None
@@ -80,14 +101,18 @@ class Case:
             self.chain = chain_of(self.gated.model, gates, self.gated.call, first, example)
             assert self.chain is not None
 
-    def slopes(self, masks: Tensor, x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """By the batched road: gradients, losses and slopes; x ``(R, S, B, ...)``."""
+    def sized(self, masks: Tensor, x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor | None]:
+        """By the batched road: gradients, losses, slopes and their sizes; x ``(R, S, B, ...)``."""
         if self.chain is None:
-            differential = Differential(self.gated.call, cross_entropy)
-            grads, (losses, _), slopes = differential(self.params, {}, masks, x, y, each=False, slopes=True)
-            return grads, losses, slopes
+            differential = Differential(self.gated.call, cross_entropy, channels=self.gated.channels)
+            grads, (losses, _), both = differential(self.params, {}, masks, x, y, each=False, slopes=True)
+            assert both is not None
+            return grads, losses, *both
         factors, (losses, _), slopes = self.chain(self.params, masks, x, y, slopes=True)
-        return {name: g for one in factors for name, g in one.gradients().items()}, losses, slopes
+        return {name: g for one in factors for name, g in one.gradients().items()}, losses, slopes, None
+
+    def slopes(self, masks: Tensor, x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        return self.sized(masks, x, y)[:3]
 
 
 def examples(data: tuple[Tensor, Tensor], runs: int, samples: int, size: int) -> tuple[Tensor, Tensor]:
@@ -103,7 +128,8 @@ def test_slopes_are_those_of_each_run_alone_closed_gates_included(way: str, samp
     rng = torch.Generator().manual_seed(1)
     masks = (torch.rand(RUNS, samples, case.gated.space.d, generator=rng) < 0.7).float()
     x, y = examples(case.data, RUNS, samples, 6)
-    grads, losses, slopes = case.slopes(masks, x, y)
+    grads, losses, slopes, sizes = case.sized(masks, x, y)
+    assert (sizes is not None) == (way in WIDE)
     for run, gated in enumerate(case.singles):
         parts = iter(zip(x[run], y[run], strict=True))
         parameters = dict(gated.model.named_parameters())
@@ -115,9 +141,15 @@ def test_slopes_are_those_of_each_run_alone_closed_gates_included(way: str, samp
             return loss
 
         update = Update(gated, masks[run], [()], list(parameters.values()), closure, slopes=True)
-        alone, by_gate = update.one_at_a_time()
+        alone, sized = update.one_at_a_time()
+        assert sized is not None
+        by_gate, own_sizes = sized
         torch.testing.assert_close(losses[run], alone, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(slopes[run], by_gate, rtol=1e-12, atol=1e-12)
+        if sizes is None:
+            assert own_sizes is None
+        else:
+            torch.testing.assert_close(sizes[run], own_sizes, rtol=1e-12, atol=1e-12)
         for name, parameter in parameters.items():
             torch.testing.assert_close(grads[name][run], parameter.grad, rtol=1e-11, atol=1e-12)
     assert (slopes[masks == 0].abs() > 1e-6).any()
@@ -166,6 +198,7 @@ def engine(case: Case, price: dict[str, Any], loss: Any = F.cross_entropy, **giv
         batch_size=given.pop("batch_size", SIZE),
         samples=given.pop("samples", SAMPLES),
         chain=case.chain,
+        channels=case.gated.channels,
         **given,
     )
     if case.chain is not None:
@@ -183,7 +216,12 @@ def alone(search: dict[str, Any], gated: Any, run: int) -> Search:
 
 @pytest.mark.parametrize(
     ("way", "price"),
-    [*itertools.product(("chain", "mapped"), SEARCH), ("conv", "target"), ("resnet", "penalty")],
+    [
+        *itertools.product(("chain", "mapped"), SEARCH),
+        ("conv", "target"),
+        ("resnet", "penalty"),
+        *((way, "target") for way in WIDE),
+    ],
 )
 def test_batched_runs_equal_single_ones(way: str, price: str) -> None:
     """Twenty updates of StructureOptimizer, given the same masks, batches and initial weights."""
@@ -241,8 +279,8 @@ def test_theta_follows_the_slopes_of_finite_losses_where_the_weights_stay() -> N
 
             masks = source.seen[update][run]
             update_of = Update(gated, masks, [()], list(parameters.values()), closure, slopes=True)
-            losses, slopes = update_of.one_at_a_time()
-            single.learn(masks, losses, slopes)
+            losses, sized = update_of.one_at_a_time()
+            single.learn(masks, losses, *(sized or ()))
             if bool(losses.isfinite().all()):
                 inner.step()
         torch.testing.assert_close(search.theta[run], single.theta, rtol=1e-10, atol=1e-10)
@@ -320,7 +358,7 @@ def test_permuted_slopes_reach_the_permuted_runs_only() -> None:
     batch, search, source = engine(case, SEARCH["penalty"], permuted=[False, True, False])
     seen: list[Tensor] = []
     learn = search.learn
-    search.learn = lambda m, losses, slopes: (seen.append(slopes), learn(m, losses, slopes))[1]  # type: ignore[method-assign]
+    search.learn = lambda m, losses, slopes, _: (seen.append(slopes), learn(m, losses, slopes))[1]  # type: ignore[method-assign]
     batch.advance(6)
     for given, shuffled in zip(source.slopes, seen, strict=True):
         assert torch.equal(given.sort(-1).values, shuffled.sort(-1).values)
@@ -380,7 +418,7 @@ def test_a_network_with_a_gradient_of_its_own_is_refused(gradient: Any) -> None:
 def test_a_sweep_of_one_run_is_fit(way: str, samples: int, preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All phases: the whole network, the search, the settled structure. The masks of a sweep come from a seed of its
     own; here it is that of the single run."""
-    factory, kind = WAYS[way]
+    factory, kind, _ = WAYS[way]
     monkeypatch.setattr(batch_engine.zlib, "crc32", lambda _: 5)
     if way == "chain":
         monkeypatch.setattr(Step, "exactly", Step.__call__)

@@ -259,6 +259,7 @@ def structure_of(trace: Trace, groups: Sequence[GateGroup], learned: Learned | N
         elif group.kind in ("blocks", "choices"):
             into = structure.blocks if group.kind == "blocks" else structure.options
             into.update(zip(group.reads, numbers.tolist()))
+    structure.features = {root: min(copies) for root, copies in _input_classes(trace).items()}
     for atoms in trace.inputs:  # the input arrives whole; what is left out is left out where it is read
         structure.entry[trace.atoms.roots(atoms)] = -1
     return structure

@@ -20,12 +20,39 @@ from espalier.gates.build_plan import build_plan
 from espalier.gates.costs import cost_of, held
 from espalier.gates.explain import explain
 from espalier.gates.latency import Latency, latency_of
-from espalier.gates.masking import install, opened_afterwards, set_mask, sizes_of, slopes_of, strip, with_mask
+from espalier.gates.masking import (
+    Channels,
+    Installed,
+    install,
+    opened_afterwards,
+    set_mask,
+    slopes_of,
+    strip,
+    with_mask,
+)
 from espalier.gates.one_pass import Together, Unfit, apart, examples_of
 from espalier.gates.structure import Structure, as_array, canonical, device_of, join
 from espalier.gates.trace import Example
 from espalier.gates.verify import Verdict, enlarged, forbidden, tried
 from espalier.space import BadInput, BadMask, Space
+
+
+class Slopes:
+    """Reads what a backward pass has left at the gates under the mask that is set; see :meth:`Gated.masked`."""
+
+    def __init__(self, installed: Installed, alone: bool) -> None:
+        self.installed, self.alone = installed, alone  # alone: one of ``(1, d)`` masks
+
+    def __call__(self) -> Tensor:
+        return self.sized()[0]
+
+    def sized(self, across: Callable[[Tensor], Tensor] = lambda slopes: slopes) -> tuple[Tensor, Tensor | None]:
+        """The slopes and their sizes, see :meth:`Channels.sized`.
+
+        across: the mean over processes that each compute a part of the loss. Sizes are of that mean.
+        """
+        slopes = across(slopes_of(self.installed))
+        return self.installed.channels_on(slopes.device).sized(slopes.unsqueeze(0) if self.alone else slopes)
 
 
 class Gated:
@@ -101,7 +128,7 @@ class Gated:
     # ---- using a mask ----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def masked(self, mask: Tensor, *, slopes: bool = False) -> Iterator[Callable[..., Tensor]]:
+    def masked(self, mask: Tensor, *, slopes: bool = False) -> Iterator[Slopes]:
         """While inside, the model runs under this mask ``(d)``; outside it is as before. May be nested.
 
         So does a ``deepcopy`` of it: made inside, the copy runs under this mask too, and without one afterwards.
@@ -109,7 +136,7 @@ class Gated:
         slopes: the context then yields a function that returns, after a backward pass, the slopes ``(d)``: the
         derivative of the loss by each entry of the mask, closed gates included. Go backwards inside:
         ``with gated.masked(mask, slopes=True) as slopes: loss(model(x), y).backward(); gradient = slopes()``.
-        ``slopes(channels=True)`` is for :meth:`slope_sizes`.
+        ``slopes.sized()`` is both the slopes and their sizes, as ``search.tell`` takes them.
 
         Masks ``(samples, d)`` run in one pass: example n of the batch runs under mask ``n % samples``, and BatchNorm
         takes the statistics of each mask's examples alone. Each mask's outputs are ``outputs[s::samples]``. The loss is
@@ -124,22 +151,15 @@ class Gated:
         self._set(mask[0] if alone else mask, slopes)
         try:
             with opened_afterwards(self._installed.together):
-
-                def read(channels: bool = False) -> Tensor:
-                    found = slopes_of(self._installed, self.d, channels)
-                    return found.unsqueeze(0) if alone else found
-
-                yield read
+                yield Slopes(self._installed, alone)
         finally:
             self._set(*previous)
 
-    def slope_sizes(self, slopes: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What ``search.tell`` takes as slopes and spreads ``(*B, d)``, of what ``slopes(channels=True)`` reads.
-
-        The slope of a branch or block is the sum of those by the channels of its output, which cancel. Its size is the
-        sum of their sizes. None where every size is that of the slope: there are no such gates.
-        """
-        return sizes_of(self._installed, self.d, slopes)
+    @property
+    def channels(self) -> Channels:
+        """Which channels each gate multiplies."""
+        self._attached()
+        return self._installed.channels
 
     def _set(self, mask: Tensor | None, slopes: bool = False) -> None:
         if not self._is_attached:  # detached inside
@@ -202,8 +222,9 @@ class Gated:
     def call(self, params_and_buffers: Mapping[str, Tensor], mask: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The model as a pure function of its tensors and one mask ``(d)``; made for ``vmap``, ``grad``, ``compile``.
 
-        The mask's values are not looked at. Under ``vmap`` over masks, BatchNorm in train mode needs running
-        statistics of its own for each mask: give a copy of them a batch dimension.
+        The mask may also be given by channels, ``gated.channels.of(mask)``: its derivative then is. The values are not
+        looked at. Under ``vmap`` over masks, BatchNorm in train mode needs running statistics of its own for each mask:
+        give a copy of them a batch dimension.
         """
         if not torch.compiler.is_compiling():  # there every look at a module would become a guard
             self._attached()

@@ -44,15 +44,13 @@ from espalier.gates.trace import Array
 from espalier.space import BadInput
 
 BUFFER = "espalier_mask"
+CHANNELS = "espalier_mask_channels_index"  # on the model: the gate of each channel, where a gate has several
 BRANCH, PASS = "espalier_mask_branch", "espalier_mask_pass"  # of a residual branch, of a block that may go
 EXAMPLES = 32  # an update reads at least so many, where it matters whether weights or inputs are masked
 
 
 class Spot:
-    """One mask buffer: its module, its name, its shape, and which entry each of its values is (-1: always one).
-
-    channels: of a buffer of one entry, how many values are this entry, one for each channel that the gate multiplies;
-    0 where every value has its entry.
+    """One mask buffer: its module, its name, its shape, and which channel each of its values is (-1: always one).
 
     All that :meth:`value` needs is laid out here as plain integers and a tensor, so that ``gated.call`` traces under
     ``torch.compile`` without a look at NumPy.
@@ -64,30 +62,28 @@ class Spot:
         path: str,
         buffer: str,
         shape: tuple[int, ...],
-        entries: Array,
+        own: Array,
         raw: tuple[tuple[str, str], ...] = (),
         weight: tuple[str, tuple[int, ...]] | None = None,
-        channels: int = 0,
     ) -> None:
         self.module, self.path, self.buffer, self.shape = model.get_submodule(path), path, buffer, shape
         self.weight = weight  # the module's own parameter that may be masked instead, and the mask's shape there
         self.name = join(path, buffer)
-        self.channels, self.width = channels, channels or len(entries)
+        self.width = len(own)
         self.raw = raw  # for a masked weight: the places that hold it
         self.raw_names = tuple(join(owner, name) for owner, name in raw)
-        first = int(entries[0])
-        is_run = first >= 0 and np.array_equal(entries, np.arange(first, first + len(entries)))
-        self.run = (first, first + len(entries)) if is_run else None  # a stretch of the mask needs no index
-        self.index = torch.as_tensor(np.ascontiguousarray(entries), dtype=torch.int64)
+        first = int(own[0])
+        is_run = first >= 0 and np.array_equal(own, np.arange(first, first + len(own)))
+        self.run = (first, first + len(own)) if is_run else None  # a stretch of the channels needs no index
+        self.index = torch.as_tensor(np.ascontiguousarray(own), dtype=torch.int64)
         self.index_buffer = f"{buffer}_index"
         self.aside: Tensor | None = None  # the buffer of one mask, while that of several is in its place
 
     def value(self, mask: Tensor) -> Tensor:
-        """mask: ``(*S, d)``, on the device of the module, which holds this buffer. Returns the buffer's value."""
+        """mask: by channels ``(*S, channels)``, on the device of the module. Returns the buffer's value."""
         several = mask.shape[:-1]
         if self.run is not None:
             own = mask[..., self.run[0] : self.run[1]]
-            own = own.expand(*several, self.channels) if self.channels else own
             return own if len(self.shape) == 1 else own.reshape((*several, *self.shape))
         extended = torch.cat([mask, torch.ones_like(mask[..., :1])], -1)  # entry -1, the last, is always one
         return extended[..., self.module._buffers[self.index_buffer]].reshape((*several, *self.shape))
@@ -110,10 +106,59 @@ def mask_of(module: nn.Module, buffer: str = BUFFER) -> Tensor:
     return mask
 
 
+class Channels:
+    """What the gates multiply: a gate on a unit one channel, one on a head, a branch or a block of units several.
+
+    A channel is one slice of what a producer gives, wherever and however often it is read: see ``Structure.spans``.
+    The channels of a gate lie side by side, in the order of the gates. ``entries``: the gate of each ``(channels)``.
+    ``whole``: gates on all that a branch or block gives. docs/signal.md says why their size is another.
+    """
+
+    def __init__(self, entries: Array, d: int, whole: Array, device: torch.device | None = None) -> None:
+        self.d, self.count, self.whole = d, len(entries), whole
+        self.entries = torch.as_tensor(entries, device=device)
+        self.single = self.count == d  # one for each gate
+        counts = np.bincount(entries, minlength=d)
+        first, is_whole = np.cumsum(counts) - counts, np.isin(np.arange(d), whole)
+        # Gates of a kind and width are added up at once: which gates, where their channels lie (gates, width), and of
+        # which norm their size is.
+        self.by_width: list[tuple[Tensor, Tensor, int]] = []
+        for power, width in dict.fromkeys(zip(np.where(is_whole, 1, 2).tolist(), counts.tolist())):
+            own = np.flatnonzero((counts == width) & (is_whole == (power == 1)))
+            where = torch.as_tensor(first[own, None] + np.arange(width), device=device)
+            self.by_width.append((torch.as_tensor(own, device=device), where, 1 if width == 1 else power))
+
+    def on(self, device: torch.device) -> Channels:
+        """The same, its indices on another device."""
+        if device == self.entries.device:
+            return self
+        return Channels(self.entries.cpu().numpy(), self.d, self.whole, device)
+
+    def of(self, mask: Tensor) -> Tensor:
+        """A mask ``(*B, d)`` by channels ``(*B, channels)``; one that is so already as it is."""
+        return mask if self.single or mask.shape[-1] == self.count else mask[..., self.entries]
+
+    def sized(self, slopes: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What ``search.tell`` takes as slopes and spreads ``(*B, d)``, of the slopes by channels ``(*B, channels)``.
+
+        The slope of a gate is the sum of those by its channels, which cancel. Its size is the root of the sum of their
+        squares; of a whole branch or block the sum of their sizes. None where every gate has one channel, so that its
+        size is that of its slope.
+        """
+        if self.single:
+            return slopes, None
+        totals, sizes = (slopes.new_empty((*slopes.shape[:-1], self.d)) for _ in range(2))
+        for gates, where, power in self.by_width:
+            own = slopes[..., where]
+            totals[..., gates] = own.sum(-1)
+            sizes[..., gates] = torch.linalg.vector_norm(own, power, -1)
+        return totals, sizes
+
+
 class Row:
     """The buffers of one device and type as pieces of one tensor: one copy sets the mask in all of them."""
 
-    def __init__(self, spots: list[Spot], d: int) -> None:
+    def __init__(self, spots: list[Spot], channels: int) -> None:
         self.spots, held = spots, [spot.held.detach() for spot in spots]
         self.values = torch.cat([buffer.reshape(-1) for buffer in held])
         pieces = torch.split(self.values, [buffer.numel() for buffer in held])
@@ -121,16 +166,16 @@ class Row:
         self.buffers = [piece.view(buffer.shape).detach() for piece, buffer in zip(pieces, held)]
         for spot, buffer in zip(spots, self.buffers):
             spot.module._buffers[spot.buffer] = buffer
-        index = torch.cat([spot.index.expand(spot.width) for spot in spots])
-        self.index = None if torch.equal(index, torch.arange(d)) else index.to(self.values.device)
-        self.always = bool((index < 0).any())  # entry -1 stands for one
+        index = torch.cat([spot.index for spot in spots])
+        self.index = None if torch.equal(index, torch.arange(channels)) else index.to(self.values.device)
+        self.always = bool((index < 0).any())  # -1 stands for one
 
     def is_in_place(self) -> bool:
         """Whether the modules still hold these buffers; ``.to(device)`` gives them others."""
         return all(spot.module._buffers[spot.buffer] is buffer for spot, buffer in zip(self.spots, self.buffers))
 
     def set(self, mask: Tensor | None, slopes: bool) -> None:
-        """mask: ``(d)``; None: ones. slopes: gradients are to reach the buffers."""
+        """mask: by channels ``(channels)``; None: ones. slopes: gradients are to reach the buffers."""
         for buffer in self.buffers:
             buffer.grad = None
             if buffer.requires_grad is not slopes:
@@ -138,24 +183,24 @@ class Row:
         if mask is None:
             self.values.fill_(1.0)
             return
-        own = mask.detach().to(self.values.device)
         if self.always:
-            own = torch.cat([own, torch.ones_like(own[:1])])
-        self.values.copy_(own if self.index is None else own[self.index])
+            mask = torch.cat([mask, torch.ones_like(mask[:1])])
+        self.values.copy_(mask if self.index is None else mask[self.index])
 
 
 @dataclass(eq=False)
 class Installed:
     """What was added to a model, so that it can be taken away again."""
 
-    d: int
+    model: nn.Module
+    channels: Channels
     spots: list[Spot]
     handles: list[RemovableHandle]
     added: list[tuple[nn.Module, str]]
     states: list[nn.Module]  # modules with a State
     together: Together
     tables: dict[torch.device, Tensor] = field(default_factory=dict)  # see readings
-    in_order: bool | None = None  # see side_by_side
+    copies: dict[torch.device, Channels] = field(default_factory=dict)  # see channels_on
     rows: list[Row] = field(default_factory=list)  # see in_rows
 
     def in_rows(self) -> list[Row]:
@@ -164,28 +209,31 @@ class Installed:
             kinds: dict[Any, list[Spot]] = {}
             for spot in self.spots:
                 kinds.setdefault((spot.held.device, spot.held.dtype), []).append(spot)
-            self.rows = [Row(spots, self.d) for spots in kinds.values()]
+            self.rows = [Row(spots, self.channels.count) for spots in kinds.values()]
         return self.rows
 
-    def readings(self, d: int, device: torch.device) -> Tensor:
-        """Where the gradients of an entry lie among those of all buffers side by side ``(d, K)``, K for the entry that
-        is read most; what is left over points one past the last."""
+    def channels_on(self, device: torch.device) -> Channels:
+        if device not in self.copies:
+            self.copies[device] = self.channels.on(device)
+        return self.copies[device]
+
+    def readings(self, device: torch.device) -> Tensor:
+        """Where the gradients of a channel lie among those of all buffers side by side ``(channels, K)``, K for the one
+        that is read most; what is left over points one past the last."""
         if device not in self.tables:
-            entries = torch.cat([spot.index for spot in self.spots]).numpy()
-            order = np.argsort(entries, kind="stable")
-            order = order[entries[order] >= 0]  # the others are always one
-            counts = np.bincount(entries[order], minlength=d)
-            table = np.full((d, max(int(counts.max(initial=0)), 1)), len(entries))
-            table[entries[order], np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)] = order
+            own = torch.cat([spot.index for spot in self.spots]).numpy()
+            order = np.argsort(own, kind="stable")
+            order = order[own[order] >= 0]  # the others are always one
+            counts = np.bincount(own[order], minlength=self.channels.count)
+            table = np.full((len(counts), max(int(counts.max(initial=0)), 1)), len(own))
+            table[own[order], np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)] = order
             self.tables[device] = torch.as_tensor(table, device=device)
         return self.tables[device]
 
-    def side_by_side(self, d: int) -> bool:
-        """Whether the buffers, one after the other, are the mask: each entry is read once, and all in their order."""
-        if self.in_order is None:
-            entries = torch.cat([spot.index for spot in self.spots])
-            self.in_order = torch.equal(entries, torch.arange(d)) and not any(spot.channels for spot in self.spots)
-        return self.in_order
+    @functools.cached_property
+    def side_by_side(self) -> bool:
+        """Whether the buffers, one after the other, are the channels: each is read once, and all in their order."""
+        return torch.equal(torch.cat([spot.index for spot in self.spots]), torch.arange(self.channels.count))
 
     def remove(self) -> None:
         for module in self.states:
@@ -197,37 +245,67 @@ class Installed:
             module._non_persistent_buffers_set.discard(name)
 
 
-def spots_of(model: nn.Module, structure: Structure) -> list[Spot]:
-    """Where masks act: hand-placed gates, inputs of single layers, else weights."""
-    spot = functools.partial(Spot, model)
-    spots = [spot(path, BUFFER, (len(entries),), entries) for path, entries in structure.placed.items()]
+class Found:
+    """Where masks act, as it is found: spots, with the entry that each value follows and a number for its channel,
+    which tells it from the other channels of that entry."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.places: list[tuple[Callable[[Array], Spot], Array, Array]] = []
+
+    def add(self, path: str, buffer: str, shape: tuple[int, ...], entries: Array, numbers: Array, **more: Any) -> None:
+        make = functools.partial(Spot, self.model, path, buffer, shape, **more)
+        self.places.append((make, entries, np.broadcast_to(numbers, entries.shape)))
+
+    def spots(self, structure: Structure) -> tuple[list[Spot], Channels]:
+        """An entry that nothing reads has a channel too."""
+        d, whole = structure.space.d, [*structure.branches.values(), *structure.blocks.values()]
+        entries = np.concatenate([np.arange(d), *(own for _, own, _ in self.places)])
+        numbers = np.concatenate([np.full(d, -1), *(own for *_, own in self.places)])
+        entries[np.unique(entries[d:][entries[d:] >= 0])] = -1  # of the first d those stay that nothing reads
+        pairs, own = np.unique(np.stack([entries, numbers])[:, entries >= 0], axis=1, return_inverse=True)
+        index = np.full(len(entries), -1)
+        index[entries >= 0] = own.reshape(-1)
+        ends = np.cumsum([len(own) for _, own, _ in self.places])[:-1]
+        parts = np.split(index[d:], ends)
+        return [make(own) for (make, *_), own in zip(self.places, parts)], Channels(pairs[0], d, np.array(whole))
+
+
+def spots_of(model: nn.Module, structure: Structure) -> tuple[list[Spot], Channels]:
+    """Where masks act: hand-placed gates, inputs of single layers, else weights; and on which channels."""
+    found = Found(model)
+    for path, entries in structure.placed.items():
+        # A slice is one channel, as it is to the kernels of ``models.densenet_fast``, which know its slope alone.
+        found.add(path, BUFFER, (len(entries),), entries, np.zeros(1, dtype=np.int64))
     if structure.placed:
-        return spots
+        return found.spots(structure)
     for buffer, gates in ((BRANCH, structure.branches), (PASS, structure.blocks)):
         for path, entry in gates.items():
             shape = _output_channels(structure, path)
-            spots.append(spot(path, buffer, shape, np.array([entry]), channels=math.prod(shape) if shape else 0))
+            width = math.prod(shape)
+            found.add(path, buffer, shape, np.full(width, entry), np.arange(width))
     for group in structure.groups:
-        if group.kind == "choices":
+        if group.kind == "choices":  # what is compared is one option with another, not its channels
             path = group.reads[0].rpartition("options.")[0].removesuffix(".")
-            spots.append(spot(path, MIXED, (1, group.size), structure.numbers(group)))
+            found.add(path, MIXED, (1, group.size), structure.numbers(group), np.zeros(1, dtype=np.int64))
     for path, entries in structure.norms.items():
         if path in structure.trace.norms:
-            spots.append(spot(path, NORM, (1, len(entries)), entries))
+            found.add(path, NORM, (1, len(entries)), entries, structure.channels(structure.trace.norms[path]))
     owners = [reader.info.places[0][0] for reader in structure.readers]
     raw = 0
     for reader in structure.readers:
         info, (path, name) = reader.info, reader.info.places[0]
         axis = _input_axis(structure, reader) if owners.count(path) == 1 and len(info.places) == 1 else None
         shape = tuple(-1 if d == reader.dim else 1 for d in range(info.tensor.ndim))
+        channels = structure.channels(reader.atoms)
         if axis is not None:
             is_smaller = info.tensor.numel() <= EXAMPLES * math.prod(structure.trace.entries[path][0].shape[1:])
             weight = (name, shape) if is_smaller else None
-            spots.append(spot(path, BUFFER, (-1, *(1,) * (-1 - axis)), reader.entries, weight=weight))
+            found.add(path, BUFFER, (-1, *(1,) * (-1 - axis)), reader.entries, channels, weight=weight)
         else:
-            spots.append(spot("", f"{BUFFER}_{raw}", shape, reader.entries, tuple(info.places)))
+            found.add("", f"{BUFFER}_{raw}", shape, reader.entries, channels, raw=tuple(info.places))
             raw += 1
-    return spots
+    return found.spots(structure)
 
 
 def _input_axis(structure: Structure, reader: Axis) -> int | None:
@@ -254,19 +332,26 @@ def _input_axis(structure: Structure, reader: Axis) -> int | None:
 
 
 def _output_channels(structure: Structure, path: str) -> tuple[int, ...]:
-    """The shape of one value for each channel of what a module gives; of a single one where channels are not known."""
-    shapes = [
-        (layout.shape[block.dims[0]], *(1,) * (len(layout.shape) - 1 - block.dims[0]))
-        for layout in structure.trace.exits.get(path, [])
-        for block in layout.blocks
-        if len(block.dims) == 1
-    ]
-    return shapes[0] if len(shapes) == 1 else ()
+    """The shape of one value for each channel of what a module gives; of a single one where channels are not known.
+
+    Behind a norm inside whose channels are not followed, they lie along the last axis that is as long as the norm.
+    """
+    layouts = structure.trace.exits.get(path, [])
+    axes = [(layout.shape, block.dims[0]) for layout in layouts for block in layout.blocks if len(block.dims) == 1]
+    if len(layouts) == 1 and not layouts[0].blocks:
+        norms = [module for name, module in structure.modules.items() if is_inside(name, path) and norm_of(module)]
+        lengths = {parameter.numel() for norm in norms for parameter in norm.parameters(recurse=False)}
+        shape = layouts[0].shape
+        axes = [(shape, dim) for dim in range(1, len(shape)) if shape[dim] in lengths][-1:]
+    if len(axes) != 1:
+        return (1,)
+    shape, dim = axes[0]
+    return (shape[dim], *(1,) * (len(shape) - 1 - dim))
 
 
 def install(model: nn.Module, structure: Structure) -> Installed:
     """Add buffers and hooks."""
-    spots = spots_of(model, structure)
+    spots, channels = spots_of(model, structure)
     reference = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     handles: list[RemovableHandle] = []
     added: list[tuple[nn.Module, str]] = []
@@ -281,6 +366,9 @@ def install(model: nn.Module, structure: Structure) -> Installed:
         for name, buffer in new.items():
             spot.module.register_buffer(name, buffer, persistent=False)
             added.append((spot.module, name))
+    if not channels.single:
+        model.register_buffer(CHANNELS, channels.entries.to(reference.device), persistent=False)
+        added.append((model, CHANNELS))
     places = [(spot.buffer, spot.raw) for spot in spots if spot.raw]
     if places:
         handles.append(model.register_forward_pre_hook(functools.partial(_mask_weights, places), with_kwargs=True))
@@ -294,7 +382,7 @@ def install(model: nn.Module, structure: Structure) -> Installed:
     paths = {module: path for path, module in model.named_modules()}
     for module in states:
         module.__dict__[STATE] = State(paths[module], together, module)
-    return Installed(structure.space.d, spots, handles, added, states, together)
+    return Installed(model, channels, spots, handles, added, states, together)
 
 
 def _hooks(spot: Spot) -> list[RemovableHandle]:
@@ -453,12 +541,16 @@ def set_mask(installed: Installed, mask: Tensor | None, slopes: bool = False) ->
     for spot in installed.spots:
         spot.put_back()
     rows = installed.in_rows()
+    own: dict[torch.device, Tensor] = {}
     for row in rows:
-        row.set(None if samples else mask, slopes and not samples)
-    if mask is not None and samples:
+        device = row.values.device
+        if mask is not None and device not in own:
+            own[device] = installed.channels_on(device).of(mask.detach().to(device))
+        row.set(None if samples else own.get(device), slopes and not samples)
+    if samples:
         for spot in installed.spots:
             spot.aside = buffer = spot.held
-            value = spot.value(mask.detach().to(buffer.device))
+            value = spot.value(own[buffer.device])
             spot.module._buffers[spot.buffer] = value.to(buffer.dtype).detach().requires_grad_(slopes)
     together.samples, together.examples, together.check = samples, 0, None
     # All open: the weights themselves, since a fresh copy of equal numbers may be multiplied in another order. A mask
@@ -468,12 +560,11 @@ def set_mask(installed: Installed, mask: Tensor | None, slopes: bool = False) ->
     together.open = {id(buffer): buffer for row in rows for buffer in row.buffers} if is_open else {}
 
 
-def slopes_of(installed: Installed, d: int, channels: bool = False) -> Tensor:
-    """The slopes ``(d)`` that backward passes have left at the buffers since the mask was set.
+def slopes_of(installed: Installed) -> Tensor:
+    """The slopes by channels ``(channels)`` that backward passes have left at the buffers since the mask was set.
 
-    Of several masks ``(samples, d)``: samples times the derivative of the loss, which is the mean over the masks.
-    A gate that several layers read has a slope from each; those of all gates are gathered and added at once.
-    channels: behind them also those by the channels of each branch and block, ``(.., d + channels)``.
+    Of several masks ``(samples, channels)``: samples times the derivative of the loss, which is the mean over the
+    masks. What several layers read has a slope from each; those of all channels are gathered and added at once.
     """
     samples = installed.together.samples
     gradients = [spot.held.grad for spot in installed.spots]
@@ -484,7 +575,7 @@ def slopes_of(installed: Installed, d: int, channels: bool = False) -> Tensor:
             "the masked model before they are read"
         )
     reached = [g for g in gradients if g is not None and g.device == first.device]
-    if not samples and len(reached) == len(gradients) and installed.side_by_side(d):
+    if not samples and len(reached) == len(gradients) and installed.side_by_side:
         alone = torch.cat([gradient.reshape(-1) for gradient in reached])
         return alone.float() if alone.dtype in (torch.float16, torch.bfloat16) else alone
     dtype = torch.promote_types(first.dtype, torch.float32)
@@ -493,33 +584,19 @@ def slopes_of(installed: Installed, d: int, channels: bool = False) -> Tensor:
         zeros.expand(-1, spot.width) if gradient is None else gradient.reshape(len(zeros), -1).to(zeros)
         for spot, gradient in zip(installed.spots, gradients)
     ]
-    apart = [part for spot, part in zip(installed.spots, parts) if spot.channels and channels]
-    parts = [part.sum(-1, keepdim=True) if spot.channels else part for spot, part in zip(installed.spots, parts)]
-    table = installed.readings(d, first.device)
+    table = installed.readings(first.device)
     read = torch.cat([*parts, zeros], 1).index_select(1, table.flatten())
     total = read.view(len(zeros), *table.shape).sum(-1)
-    total = torch.cat([total, *apart], 1) if apart else total
     return total * samples if samples else total[0]
 
 
-def sizes_of(installed: Installed, d: int, slopes: Tensor) -> tuple[Tensor, Tensor | None]:
-    """slopes: ``(*B, d + channels)``, see :func:`slopes_of`. Returns those by the gates ``(*B, d)``, and their sizes of
-    that shape: of a branch or block the sum over its channels. None where all sizes are those of the slopes."""
-    wide = [spot for spot in installed.spots if spot.channels]
-    if not wide:
-        return slopes, None
-    slopes, *channels = torch.split(slopes, [d, *(spot.channels for spot in wide)], -1)
-    sizes = slopes.abs()
-    for spot, own in zip(wide, channels):
-        sizes[..., int(spot.index)] = own.abs().sum(-1)
-    return slopes, sizes
-
-
 def with_mask(installed: Installed, tensors: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
-    """Parameters and buffers for ``functional_call``, under a mask ``(d)``; pure."""
+    """Parameters and buffers for ``functional_call``, under a mask ``(d)``, or one by channels; pure."""
     values = dict(tensors)
     if values:
         mask = mask.to(next(iter(values.values())).device)
+    if not installed.channels.single and len(mask) != installed.channels.count:
+        mask = mask[installed.model._buffers[CHANNELS]]
     for spot in installed.spots:
         if not spot.raw_names:
             values[spot.name] = spot.value(mask)

@@ -111,6 +111,7 @@ class Structure:
     segments: Segments | None = None  # what a plan may put in another order; None: nothing
     modules: Mapping[str, nn.Module] = field(default_factory=dict)  # the uncut model's, by path
     learned: Learned = field(default_factory=Learned)
+    features: dict[int, int] = field(default_factory=dict)  # class of a copy of an input feature -> the feature's
 
     @functools.cached_property
     def flows(self) -> list[tuple[frozenset[int], frozenset[int], bool, Array]]:
@@ -196,6 +197,36 @@ class Structure:
     def entries(self, tensor: int, dim: int) -> Array:
         """Per index of a tensor's dimension the entry it follows, -1: always kept."""
         return self.follow(self.trace.tensors[tensor].atoms[dim])
+
+    @functools.cached_property
+    def spans(self) -> Array:
+        """By class of atoms: how many channels it is, as in a head, which goes as a whole. It is as many as it has
+        slices where it has fewest: a channel that is flattened into several columns of a layer, or a unit of an LSTM
+        with its four rows, is one. So is a feature of the input, which nothing in the model writes."""
+        most = np.iinfo(np.int64).max
+        spans = np.full(len(self.entry), most)
+        for axis in self.axes:
+            roots, counts = np.unique(self.trace.atoms.roots(axis.atoms[axis.entries >= 0]), return_counts=True)
+            spans[roots] = np.minimum(spans[roots], counts)
+        spans[spans == most] = 1
+        for group in self.groups:
+            if group.kind == "inputs":
+                spans[self.trace.atoms.roots(np.concatenate(group.units))] = 1
+        return spans
+
+    def channels(self, atoms: Array) -> Array:
+        """A number for each index of an axis, the same where it is the same channel; see :class:`Channels`."""
+        roots = self.trace.atoms.roots(atoms)
+        _, own, counts = np.unique(roots, return_inverse=True, return_counts=True)
+        order = np.argsort(own, kind="stable")
+        place = np.empty(len(roots), dtype=np.int64)  # among the indices of the same class
+        place[order] = np.arange(len(roots)) - np.repeat(np.cumsum(counts) - counts, counts)
+        spans, counts = self.spans[roots], counts[own]
+        # Queries that share keys and values lie head by head, positions of a channel side by side.
+        in_turn = np.isin(self.entry[roots], [n for g in self.groups if g.kind == "heads" for n in self.numbers(g)])
+        part = np.where(in_turn, place % spans, place * spans // counts)
+        features = np.array([self.features.get(root, root) for root in roots.tolist()], dtype=np.int64)
+        return np.asarray(features * int(self.spans.max(initial=1)) + part)
 
     def follow(self, atoms: Array) -> Array:
         return np.asarray(self.entry[self.trace.atoms.roots(atoms)])

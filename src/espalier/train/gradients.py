@@ -23,7 +23,8 @@ from espalier.gates.one_pass import Unfit, interleaved
 from espalier.space import BadInput, BadType, Space
 from espalier.train import pytree
 
-Gradient = tuple[Tensor, Tensor | None]  # losses (samples), slopes (samples, d), with those by channels behind
+Sized = tuple[Tensor, Tensor | None]  # slopes (samples, d) and sizes, None where each is that of its slope
+Gradient = tuple[Tensor, Sized | None]  # losses (samples), and what the search is told beside them
 
 
 class Gated(Protocol):
@@ -42,12 +43,13 @@ class Gated(Protocol):
 @dataclass(frozen=True, eq=False)
 class Update:
     """What the gradient of one update is computed of. Whoever computes it leaves the mean over the masks in the
-    parameters, see :func:`only_finite`, and returns the losses and, where asked for, the slopes by the gates.
+    parameters, see :func:`only_finite`, and returns the losses and, where asked for, the slopes by the gates with
+    their sizes.
 
     masks: ``(samples, d)``. parts: what each mask reads, or one for all of them.
     closure: given a part, computes the loss of the masked model, goes backwards through it, and returns it. What the
     gradients held before is lost. gated: None where it needs no mask, as that of a compact network.
-    across: the mean of a loss over processes, where each computes a part of it: then all of them know the same losses.
+    across: the mean of losses and slopes over processes, where each computes a part: then all of them know the same.
     skips: the optimiser leaves the weights alone by itself where a loss is not finite, see :func:`step_if_finite`.
     """
 
@@ -77,19 +79,26 @@ class Update:
             torch._foreach_div_(counted, len(each))
         for parameter, part in zip(self.parameters, total):
             parameter.grad = part
-        rows = torch.cat([row for _, row in each if row is not None]) if self.slopes else None
-        return self.known(torch.cat([loss for loss, _ in each])), rows
+        told = [own for _, own in each if own is not None]
+        sizes = [size for _, size in told if size is not None]
+        joined = (torch.cat([row for row, _ in told]), torch.cat(sizes) if sizes else None) if told else None
+        return self.known(torch.cat([loss for loss, _ in each])), joined
 
     def _alone(self, mask: Tensor, part: Any) -> Gradient:
         """The gradient of one mask ``(d)``, left in the parameters; its loss ``(1)`` and slopes ``(1, d)``."""
         self.forget()
         with self._under(mask) as read, torch.enable_grad():
             loss = scalar(self.closure(*part))
-            return loss.unsqueeze(0), self.read(read).unsqueeze(0) if self.slopes else None
+            slopes, sizes = self.read(read) if self.slopes else (None, None)
+        if slopes is None:
+            return loss.unsqueeze(0), None
+        return loss.unsqueeze(0), (slopes.unsqueeze(0), None if sizes is None else sizes.unsqueeze(0))
 
-    def read(self, slopes: Callable[..., Tensor]) -> Tensor:
-        """By channels, too, where the handle can tell sizes from them; one of one's own need not."""
-        return slopes(channels=True) if hasattr(self.gated, "slope_sizes") else slopes()
+    def read(self, slopes: Any) -> Sized:
+        """What a backward pass has left at the gates. A handle of one's own need not know sizes."""
+        across = self.across or (lambda one: one)
+        told: Sized = slopes.sized(across) if hasattr(slopes, "sized") else (across(slopes()), None)
+        return told
 
     def forget(self) -> None:
         for parameter in self.parameters:

@@ -155,19 +155,18 @@ class StructureOptimizer(torch.optim.Optimizer):
         skipping = skips(self.inner)
         update = Update(gated, masks_now, parts, parameters, closure, reads_slopes, across, skipping)
         with nullcontext() if self.ranks is None else self._beside_others(self.ranks, apart is None):
-            losses, slopes = update.one_at_a_time() if together is None else together(update)
+            losses, sized = update.one_at_a_time() if together is None else together(update)
+        told: list[Tensor | None] = list(sized or ())  # slopes and spreads
         if apart is not None:
             assert self.ranks is not None
             losses = self.ranks.placed(losses, apart, len(masks))
-            slopes = None if slopes is None else self.ranks.placed(slopes, apart, len(masks))
+            told = [one if one is None else self.ranks.placed(one, apart, len(masks)) for one in told]
             if not skipping:
                 only_finite(parameters, losses)  # also where the masks of another rank are the cause
-        elif across is not None and slopes is not None:
-            slopes = across(slopes)
         mean = self._noted(losses)
         if not rests:
             try:
-                self.search.tell(masks, losses, *self._told(slopes))
+                self.search.tell(masks, losses, *(one if one is None else one.to(self.search.device) for one in told))
             except Diverged:
                 self.check()  # which names the update
                 raise
@@ -211,13 +210,6 @@ class StructureOptimizer(torch.optim.Optimizer):
         """Write the weights of the compact network into the model; nothing to do before :meth:`compact`."""
         if self.settled is not None:
             self.settled.write_back()
-
-    def _told(self, slopes: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Slopes and spreads as the search is told them."""
-        if slopes is None:
-            return None, None
-        slopes = slopes.to(self.search.device)
-        return self.gated.slope_sizes(slopes) if hasattr(self.gated, "slope_sizes") else (slopes, None)
 
     def _noted(self, losses: Tensor) -> Tensor:
         """The mean of the finite losses; where there is none, this update is noted for :meth:`check`."""

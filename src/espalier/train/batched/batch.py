@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from espalier.data import Dataset
+from espalier.gates.masking import Channels
 from espalier.search.recorded import WARM, Recorded
 from espalier.space import BadInput, whole_number
 from espalier.train import pytree
@@ -98,6 +99,7 @@ class Batch:
     begin: the updates before those of a search, under the whole network.
     chain: what the network is, where it is a chain of linear layers; updates on a GPU are then faster.
     gradient: how the weights' gradient is computed, None for that of ``call``, mapped over runs and masks.
+    channels: that the gates multiply, on the device of the runs; None: one for each gate.
     """
 
     def __init__(
@@ -121,13 +123,14 @@ class Batch:
         compute: Compute | None = None,
         chain: Chain | None = None,
         gradient: Gradient | None = None,
+        channels: Channels | None = None,
     ) -> None:
         self.compute = compute or Compute()
         first = next(iter(params.values()))
         self.device = first.device
         self.runs, self.batch_size, self.samples, self.total = len(seeds), batch_size, samples, total
         dtype = torch.bfloat16 if self.compute.precision == "bf16" else None
-        self.differential = Differential(call, loss, dtype)
+        self.differential = Differential(call, loss, dtype, channels)
         self.feed = ResidentFeed(data, list(seeds), device=self.device, dtype=first.dtype, pad=pad)
         if rates is None:
             rates = torch.full((self.runs,), optimizer.lr, dtype=first.dtype, device=self.device)

@@ -109,6 +109,7 @@ class BatchEngine:
             compute=compute,
             chain=None if fixed else self._chain(one),
             gradient=gradient,
+            channels=self.gated.channels.on(device) if hasattr(self.gated, "channels") else None,
         )
         held = held_out(validation, data, dtype)
         self.validation = None if held is None else held.to(device)

@@ -22,6 +22,7 @@ from espalier.search import Search
 from espalier.space import BadInput
 from espalier.train import feed as feeds
 from espalier.train import pytree
+from espalier.train.gradients import Sized
 from espalier.train.pytree import Nested
 
 Pair = tuple[Nested, Nested]
@@ -51,8 +52,9 @@ class Source:
         """``(R, samples, d)``; or ``(R, examples, d)``, one for each example."""
         raise NotImplementedError
 
-    def learn(self, masks: Tensor, losses: Tensor, noise: tuple[Tensor, ...], slopes: Tensor | None = None) -> None:
-        """losses: ``(R, samples)``; slopes: ``(R, samples, d)``, of each mask's own loss. Nothing is learned here."""
+    def learn(self, masks: Tensor, losses: Tensor, noise: tuple[Tensor, ...], slopes: Sized | None = None) -> None:
+        """losses: ``(R, samples)``; slopes and their sizes: ``(R, samples, d)``, of each mask's own loss. Nothing is
+        learned here."""
 
 
 class Searched(Source):
@@ -78,14 +80,16 @@ class Searched(Source):
     def masks(self, noise: tuple[Tensor, ...]) -> Tensor:
         return self.search.draw(noise[0])
 
-    def learn(self, masks: Tensor, losses: Tensor, noise: tuple[Tensor, ...], slopes: Tensor | None = None) -> None:
+    def learn(self, masks: Tensor, losses: Tensor, noise: tuple[Tensor, ...], slopes: Sized | None = None) -> None:
+        told: list[Tensor | None] = list(slopes or ())
         if self.any_permuted and slopes is not None:
-            order = noise[1].argsort(-1).unsqueeze(-2).expand_as(slopes)  # one for all masks of an update
-            slopes = torch.where(self.permuted.view(-1, 1, 1), slopes.gather(-1, order), slopes)
+            order = noise[1].argsort(-1).unsqueeze(-2).expand_as(slopes[0])  # one for all masks of an update
+            apart = self.permuted.view(-1, 1, 1)
+            told = [one if one is None else torch.where(apart, one.gather(-1, order), one) for one in slopes]
         elif self.any_permuted:
             shuffled = losses.gather(-1, noise[1].argsort(-1))
             losses = torch.where(self.permuted.unsqueeze(-1), shuffled, losses)
-        self.search.learn(masks, losses, slopes)
+        self.search.learn(masks, losses, *told)
 
 
 class Whole(Source):

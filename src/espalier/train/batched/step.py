@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from espalier.gates.masking import Channels
 from espalier.space import BadInput
 from espalier.train import compiling, pytree
 from espalier.train.batched.chain import Chain, Parts
 from espalier.train.batched.inputs import Reading, ResidentFeed, Source
 from espalier.train.descent import SGD, Optimizer, Schedule
+from espalier.train.gradients import Sized
 from espalier.train.pytree import Nested
 from espalier.train.scoring import class_dim
 
@@ -23,8 +25,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Named = dict[str, Tensor]
 Measured = tuple[Tensor, Tensor]  # losses and numbers of wrong classes
 Descent = tuple[list[Parts], Tensor, Tensor]  # factors of each layer's gradient, learning rates, the runs that move
-Sloped = tuple[Named, Measured, Tensor | None]  # gradients, what was measured, slopes by the gates where asked for
-Found = tuple[Tensor, Tensor, Named, Measured, Tensor | None]  # masks and targets before them
+Sloped = tuple[Named, Measured, Sized | None]  # gradients, what was measured, slopes by the gates where asked for
+Found = tuple[Tensor, Tensor, Named, Measured, Sized | None]  # masks and targets before them
 Call = Callable[..., Tensor]  # gated.call(params_and_buffers, mask, x)
 
 
@@ -82,12 +84,15 @@ class Differential(Gradient):
     """The gradient of each run's mean loss, the losses and the errors ``(R, samples)``. Pure.
 
     dtype: what the network computes in, where that differs from its parameters' (bfloat16 over float32 masters).
+    channels: that the gates multiply, on the device of the runs; None: one for each gate.
     """
 
     whole = gives_slopes = True
 
-    def __init__(self, call: Call, loss: Loss, dtype: torch.dtype | None = None) -> None:
-        self.call, self.loss, self.dtype = call, loss, dtype
+    def __init__(
+        self, call: Call, loss: Loss, dtype: torch.dtype | None = None, channels: Channels | None = None
+    ) -> None:
+        self.call, self.loss, self.dtype, self.channels = call, loss, dtype, channels
 
     def __call__(
         self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool, slopes: bool = False
@@ -102,9 +107,11 @@ class Differential(Gradient):
             grads, measured = vmap(grad(mean, has_aux=True), randomness="different")(params, masks, fixed, x, y)
             return grads, measured, None
         masks = masks.to(next(iter(params.values())).dtype)  # a derivative has the precision of what it is by
+        masks = masks if self.channels is None else self.channels.of(masks)
         by_both = grad(mean, argnums=(0, 1), has_aux=True)
         (grads, by_mask), measured = vmap(by_both, randomness="different")(params, masks, fixed, x, y)
-        return grads, measured, by_mask * masks.shape[1]  # the gradient is of the mean, a slope of its own mask's loss
+        by_mask = by_mask * masks.shape[1]  # the gradient is of the mean, a slope of its own mask's loss
+        return grads, measured, (by_mask, None) if self.channels is None else self.channels.sized(by_mask)
 
     def outputs(self, params: Named, fixed: Named, mask: Tensor, x: Nested) -> Any:
         """One run under one mask ``(d)``."""
@@ -216,7 +223,7 @@ class Step:
             grads = {one.bias: one.left.sum(-1) for one in factors}
         else:
             grads = {name: g for one in factors for name, g in one.gradients().items()}
-        self.finish(source, noise, masks, y, grads, measured, slopes)
+        self.finish(source, noise, masks, y, grads, measured, None if slopes is None else (slopes, None))
         return left
 
     def gradients(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> Found:
@@ -236,7 +243,7 @@ class Step:
         y: Tensor,
         grads: Named,
         measured: Measured,
-        slopes: Tensor | None,
+        slopes: Sized | None,
         look: bool = False,
     ) -> None:
         """The part that does not: weights, theta and counters move. look: whether all losses are finite, to save work
@@ -360,7 +367,7 @@ class Own(Gradient):
             if self.sloped is None:
                 raise BadInput(SLOPELESS)
             grads, losses, wrong, by_gate = self.sloped(params, masks, x, y)
-            return grads, (losses, wrong), by_gate
+            return grads, (losses, wrong), (by_gate, None)
         grads, losses, wrong = self.gradients(params, masks, x, y)
         return grads, (losses, wrong), None
 
