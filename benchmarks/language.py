@@ -44,13 +44,14 @@ from espalier.study import revision
 from espalier.train import PRESETS
 from evidence_table import mean
 from run_lines import Lines, arguments
+from wide_gates import FORMS, judged
 
 MARKS = ("<!-- generated: language -->", "<!-- end of generated: language -->")
 TUNED = ("<!-- generated: language tuning -->", "<!-- end of generated: language tuning -->")
 VOCABULARY = 256
 KINDS = "units,heads"
 # What lines stand for that were written before a setting was there; the first are settings of ours alone.
-OURS: dict[str, Any] = {"recipe": {}, "kinds": "units,heads,blocks"}
+OURS: dict[str, Any] = {"recipe": {}, "kinds": "units,heads,blocks", "size": None}
 OLDER: dict[str, Any] = OURS | {"tune": False, "window": 128, "head": 32, "deviation": 0.02}
 
 
@@ -218,7 +219,7 @@ def ours(case: Case, target: float, *, width: bool) -> nn.Module:
     kinds = (*case.given.kinds.split(","), *(("width",) if width else ()))
     gated = espalier.attach(model, windows.next()[0][:2], kinds=kinds)
     updates = case.given.updates
-    with case.autocast():
+    with case.autocast(), judged(case.given.size):
         result = espalier.fit(
             gated, windows, loss=loss_of, epochs=1, cost="parameters", target=target, seed=case.seed, quiet=True,
             optimizer=lambda weights: case.optimizer(weights, updates),
@@ -352,6 +353,7 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="measure on a part of the training text")
     parser.add_argument("--recipe", type=json.loads, default={}, help="fields of the recipe of ours, as JSON")
     parser.add_argument("--kinds", default=KINDS, help="of gates of ours")
+    parser.add_argument("--size", choices=FORMS, help="of gates on many channels of ours, see wide_gates.py")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--targets", default="0.5,0.25")

@@ -19,7 +19,8 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,26 +43,35 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {  # of the slopes by the channel
     "slope": lambda g: g.sum(-1).abs(),
     "norm": lambda g: g.square().sum(-1).sqrt(),
     "sum": lambda g: g.abs().sum(-1),
+    "mean": lambda g: g.abs().mean(-1) * g.shape[-1] ** 0.5,
 }
 WORDS = {
     "slope": "`\\|sum_c g_c\\|`",
     "norm": "`sqrt(sum_c g_c^2)`",
     "sum": "`sum_c \\|g_c\\|`",
+    "mean": "`sum_c \\|g_c\\| / sqrt(n)`, n channels",
     "single": "gates on single units",
 }
 
 
-def sized(form: str) -> Callable[[Channels, Tensor], tuple[Tensor, Tensor]]:
-    """In place of ``Channels.sized``."""
+@contextmanager
+def judged(form: str | None) -> Iterator[None]:
+    """Gates have sizes of this form, in place of ``Channels.sized``; None: as they have."""
 
-    def both(channels: Channels, slopes: Tensor) -> tuple[Tensor, Tensor]:
+    def sized(channels: Channels, slopes: Tensor) -> tuple[Tensor, Tensor]:
         totals = slopes.new_empty((2, *slopes.shape[:-1], channels.d))
         for gates, where, _ in channels.by_width:
             own = slopes[..., where]
             totals[0][..., gates], totals[1][..., gates] = own.sum(-1), FORMS[form](own)
         return totals[0], totals[1]
 
-    return both
+    kept = Channels.sized
+    if form is not None:
+        Channels.sized = sized  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        Channels.sized = kept  # type: ignore[method-assign]
 
 
 def mlp() -> nn.Module:
@@ -93,17 +103,12 @@ def run(given: Any, form: str, target: float, seed: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     model = about["make"]()
     gated = espalier.attach(model, x[:4], round_to=None if form == "single" else given.round_to)
-    kept = Channels.sized
-    if form != "single":
-        Channels.sized = sized(form)  # type: ignore[method-assign, assignment]
     begin = time.perf_counter()
-    try:
+    with judged(None if form == "single" else form):
         result = espalier.fit(
             gated, (x[: ends[0]], y[: ends[0]]), epochs=about["epochs"], batch_size=about["batch"], cost=given.cost,
             target=target, seed=seed, quiet=True,
         )  # fmt: skip
-    finally:
-        Channels.sized = kept  # type: ignore[method-assign]
     network = result.model.eval()
     with torch.no_grad():
         wrong = network(x[ends[0] : ends[1]]).argmax(-1) != y[ends[0] : ends[1]]

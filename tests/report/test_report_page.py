@@ -202,7 +202,7 @@ def test_the_headline_saves_nothing_that_it_cannot_show(small, enough):
     front = [(small, 0.067, []), (1.0, 0.063, [])]
     section = SimpleNamespace(axes=["weights"], measure="error", middle="", marks=[1, 2], front=lambda *_: front)
     described = headline(section)
-    assert described.startswith("The lowest error is 6.30%, at 100% of the weights")
+    assert described.startswith("The lowest error of the search is 6.30%, at 100% of the weights")
     assert ("40.0% of them are enough" in described) == ("are enough" in described) == enough
 
 
@@ -261,7 +261,9 @@ def test_a_network_whose_gates_are_connections_is_drawn_as_a_graph(tmp_path):
     synthetic_connections.write(tmp_path, "search", 2.0**-3, 0, error=0.07, share=0.5)
     write(tmp_path, figures=False)
     text = (tmp_path / NAME).read_text()
-    assert "CIFAR-10, 60 epochs, DenseNet: the lowest error is 6.00%" in text  # of the section with most runs
+    assert (
+        "CIFAR-10, 60 epochs, DenseNet: the lowest error of the search is 6.00%" in text
+    )  # of the section with most runs
     assert "What each block keeps" in text
     assert "One line for each setting, of one run." in text
     outline = Outline(text)

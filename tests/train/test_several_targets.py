@@ -181,3 +181,10 @@ def test_an_amount_of_integers_is_exact():
         asked = targets.read(Handle(), "units", f"{amount * scale:g} units")
         search = espalier.Search(space, cost=asked.cost, target=asked.share, horizon=1)
         assert search.select().sum() == amount
+
+
+def test_a_percentage_without_its_sign_is_named():
+    with pytest.raises(BadInput, match=r"not 25\.0; 25% is 0\.25"):
+        espalier.fit(
+            network(), (torch.randn(8, 1, 8, 8), torch.arange(8) % 3), target=25, epochs=1, batch_size=4, quiet=True
+        )

@@ -132,3 +132,22 @@ def test_classes_that_the_network_does_not_have_are_refused() -> None:
             sweep(
                 lambda: nn.Sequential(nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 3)), (x, targets), epochs=1, batch_size=5
             )
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets"),
+    [
+        (1, torch.randn(20, 1)),
+        (3, nn.functional.one_hot(torch.arange(20) % 3).float()),
+        (1, torch.zeros(20, dtype=torch.int64)),
+        (3, torch.zeros(20)),
+        (3, torch.zeros(20, 1, dtype=torch.int64)),
+    ],
+)
+def test_targets_that_are_no_classes_are_refused(outputs: int, targets: torch.Tensor) -> None:
+    """A number that is no class would be compared with each, and the loss would be 0."""
+    with pytest.raises(espalier.BadInput, match="give loss="):
+        sweep(
+            lambda: nn.Sequential(nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, outputs)), (torch.randn(20, 7), targets),
+            epochs=1, batch_size=5,
+        )  # fmt: skip

@@ -129,7 +129,8 @@ def headline(section: Section) -> str:
     if len(section.marks) == 1:
         said = f"{score(measure, best)} ({section.error_of})"
         return f"The {section.middle}{measure} is {said}, at {percent(x)} of the {axis}."
-    lowest = f"The lowest {section.middle}{measure} is {score(measure, best)}, at {percent(x)} of the {axis}"
+    at = f"{score(measure, best)}, at {percent(x)} of the {axis}"
+    lowest = f"The lowest {section.middle}{measure} of the search is {at}"
     small, value, _ = next(one for one in front if one[1] <= 1.1 * best)
     if percent(small) == percent(x):
         return f"{lowest}."

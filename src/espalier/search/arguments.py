@@ -36,7 +36,9 @@ def positive(numbers: Tensor, name: str) -> Tensor:
 def share(numbers: Tensor, name: str) -> Tensor:
     wrong = numbers[(numbers <= 0) | (numbers > 1)]
     if wrong.numel():
-        raise BadInput(f"{name} is a share of the full cost in (0, 1], not {wrong.flatten()[0].item()!r}")
+        value = wrong.flatten()[0].item()
+        hint = f"; {value:g}% is {value / 100:g}" if 1 < value <= 100 else ""
+        raise BadInput(f"{name} is a share of the full cost in (0, 1], not {value!r}{hint}")
     return numbers
 
 

@@ -87,6 +87,19 @@ def cross_entropy(outputs: object, targets: Nested) -> None:
         classes(targets[targets != IGNORED], outputs.shape[1])
 
 
+def scores(outputs: object, targets: Tensor) -> None:
+    """The default loss of a sweep reads what the network gives and what the data want."""
+    if not isinstance(outputs, Tensor):
+        raise BadType(f"the default loss of a sweep reads a tensor, not a {type(outputs).__name__}; give loss=")
+    fits = outputs.ndim == targets.ndim + 1 and outputs.shape[-1] > 1
+    if targets.is_floating_point() or not fits:
+        raise BadInput(
+            "the default loss of a sweep, cross entropy, needs scores (n, classes) and classes (n), not outputs "
+            f"{_shown(outputs)} and targets {_shown(targets)}; for other targets give loss=, a function of (outputs, "
+            "targets), such as F.mse_loss"
+        )
+
+
 def classes(targets: Tensor, count: int) -> None:
     """The network has a score for each of these classes."""
     low, high = (int(targets.min()), int(targets.max())) if targets.numel() else (0, 0)

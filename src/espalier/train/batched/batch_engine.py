@@ -135,16 +135,18 @@ class BatchEngine:
         }
 
     def _check_classes(self, one: Named, targets: Nested) -> None:
-        """The default loss picks a class by comparison: one that is not there would be trained on in silence. one: the
-        tensors of a run."""
+        """The default loss picks a class by comparison: one that is not there, or a number that is no class, would be
+        trained on in silence. one: the tensors of a run."""
         is_tensor = isinstance(targets, Tensor) and isinstance(self.example, Tensor)
-        if not is_tensor or self.plan.loss is not cross_entropy or targets.ndim != 1 or targets.is_floating_point():
+        if not is_tensor or self.plan.loss is not cross_entropy:
             return
         dtype = next(iter(one.values())).dtype
         example = self.example.to(self.device, dtype if self.example.is_floating_point() else None)
         with torch.no_grad():
             mask = torch.ones(self.gated.space.d, device=self.device, dtype=dtype)
-            checks.classes(targets, self.gated.call(one, mask, example).shape[-1])
+            outputs = self.gated.call(one, mask, example)
+        checks.scores(outputs, targets)
+        checks.classes(targets, outputs.shape[-1])
 
     def _chain(self, one: Named) -> Chain | None:
         if self.plan.gradient is not None or self.blocks or not isinstance(self.example, Tensor):
