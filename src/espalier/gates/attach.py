@@ -175,7 +175,10 @@ def _unseen(group: GateGroup, seen: Trace) -> str:
         for path, _ in info.places:
             beside = path.rpartition(".")[0] in parents and info.tensor.ndim > 1
             if path in paths or (beside and widths & set(info.tensor.shape[:2])):
-                return f"{info.name} was never used by the example, and may read or write these units too"
+                return (
+                    f"{info.name} was never used by the example, and may read or write these units too: delete it, or "
+                    "give an example that uses it"
+                )
     return ""
 
 
