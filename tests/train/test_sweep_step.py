@@ -230,7 +230,7 @@ def test_permuted_losses_reach_the_permuted_runs_only() -> None:
         search = espalier.Search(models[0].d, samples=SAMPLES, batch=(RUNS,), seed=3)
         told: list[Tensor] = []
         learn = search.learn
-        search.learn = lambda m, losses, _, told=told, learn=learn: (told.append(losses), learn(m, losses))[1]  # type: ignore[method-assign]
+        search.learn = lambda m, losses, *_, told=told, learn=learn: (told.append(losses), learn(m, losses))[1]  # type: ignore[method-assign]
         source = Recorder(Searched(search, permuted))
         batch(params, source, SGD(0.05), Constant()).advance(6)
         for given, seen in zip(source.told, told):
