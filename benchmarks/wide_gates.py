@@ -58,7 +58,7 @@ WORDS = {
 def judged(form: str | None) -> Iterator[None]:
     """Gates have sizes of this form, in place of ``Channels.sized``; None: as they have."""
 
-    def sized(channels: Channels, slopes: Tensor) -> tuple[Tensor, Tensor]:
+    def sized(channels: Channels, slopes: Tensor, even: float = 0.0) -> tuple[Tensor, Tensor]:
         totals = slopes.new_empty((2, *slopes.shape[:-1], channels.d))
         for gates, where, _ in channels.by_width:
             own = slopes[..., where]

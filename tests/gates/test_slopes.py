@@ -1,5 +1,6 @@
 """Slopes by the gates: what ``masked(mask, slopes=True)`` reads is the derivative of the loss by a real-valued mask."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -358,20 +359,24 @@ def by_units(name):
     return one, many, gate, x
 
 
+@pytest.mark.parametrize("even", [0.0, 0.5, 0.75, 1.0])
 @pytest.mark.parametrize("name", ["heads", "units", "channels"])
-def test_a_gate_on_several_units_has_the_norm_of_gates_on_each(name):
+def test_a_gate_on_several_units_has_the_norm_of_gates_on_each(name, even):
+    """Alike units ``n`` are worth ``n ** (1 - even)`` of them, as the penalty pulls at them."""
     one, many, gate, x = by_units(name)
     for mask in some_masks(one.d):
         found = []
         for gated, own in ((one, mask), (many, mask[gate])):
             with gated.masked(own, slopes=True) as read:
                 gated.model(x).square().mean().backward()
-                found.append(read.sized())
+                found.append(read.sized(even=even))
         (slopes, sizes), (each, none) = found
         assert none is None
         zeros = torch.zeros(one.d, dtype=torch.float64)
         torch.testing.assert_close(slopes, zeros.index_add(0, gate, each))
-        torch.testing.assert_close(sizes, zeros.index_add(0, gate, each.square()).sqrt())
+        order = np.inf if even == 1 else 1 / (1 - even)
+        expected = [np.linalg.norm(each[gate == i].numpy(), order) for i in range(one.d)]
+        torch.testing.assert_close(sizes, torch.tensor(expected))
         assert not torch.allclose(sizes, slopes.abs())
 
 
@@ -422,11 +427,13 @@ class Residual(nn.Module):
         return self.head(x)
 
 
-def test_a_step_tells_the_search_the_sizes(monkeypatch):
+@pytest.mark.parametrize("even", [0.0, 0.5])
+def test_a_step_tells_the_search_the_sizes(monkeypatch, even):
     torch.manual_seed(0)
     model, x = Residual(), torch.randn(6, 7)
-    gated = espalier.attach(model, x, kinds=("branches", "units"))
-    search = espalier.Search(gated.space, samples=1, signal="slopes", initial=0.9)
+    gated = espalier.attach(model, x, kinds=("branches", "units"), round_to={"branches.0.0": 3, "branches.1.0": 3})
+    search = espalier.Search(gated.space, samples=1, signal="slopes", initial=0.9, target=0.5, horizon=9, even=even)
+    assert search.even == even
     told = []
     monkeypatch.setattr(search, "tell", lambda masks, *values: told.append((masks, *values)))
     optimizer = espalier.StructureOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), search, gated)
@@ -441,7 +448,8 @@ def test_a_step_tells_the_search_the_sizes(monkeypatch):
     ((masks, _, slopes, sizes),) = told
     with gated.masked(masks[0], slopes=True) as read:
         closure()
-        expected = read.sized()
+        expected, other = read.sized(even=even), read.sized(even=0.5 - even)
     assert torch.equal(slopes[0], expected[0])
     assert torch.equal(sizes[0], expected[1])
+    assert not torch.allclose(sizes[0], other[1])
     assert bool((sizes > slopes.abs()).any())

@@ -6,6 +6,7 @@ import copy
 import itertools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,8 +22,9 @@ from torch.nn import functional as F
 import espalier
 from espalier import Search, StructureOptimizer
 from espalier.data import Stream
+from espalier.gates.masking import Channels
 from espalier.space import BadInput
-from espalier.train import recipes
+from espalier.train import PRESETS, recipes
 from espalier.train.batched import SGD, Compute, Run, batch_engine
 from espalier.train.batched.batch import Batch
 from espalier.train.batched.chain import Chain, Factors, chain_of
@@ -199,6 +201,7 @@ def engine(case: Case, price: dict[str, Any], loss: Any = F.cross_entropy, **giv
         samples=given.pop("samples", SAMPLES),
         chain=case.chain,
         channels=case.gated.channels,
+        even=search.even,
         **given,
     )
     if case.chain is not None:
@@ -465,3 +468,24 @@ def test_a_batch_that_is_saved_in_the_search_goes_on_bit_for_bit() -> None:
     assert torch.equal(second.theta, search.theta)
     for name, p in ours.state.params.items():
         assert torch.equal(again.state.params[name], p)
+
+
+@pytest.mark.parametrize("even", [0.0, 0.5])
+def test_fit_and_sweep_make_sizes_by_the_recipe(monkeypatch: pytest.MonkeyPatch, even: float) -> None:
+    evens = list[float]()
+    sized = Channels.sized
+    monkeypatch.setattr(Channels, "sized", lambda own, slopes, even: (evens.append(even), sized(own, slopes, even))[1])
+    data = torch.randn(64, 6), torch.arange(64) % 3
+    given: dict[str, Any] = {
+        "target": 0.5, "recipe": replace(PRESETS["default"], even=even), "epochs": 4, "batch_size": 16, "quiet": True
+    }  # fmt: skip
+
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    espalier.fit(network(), data, round_to=4, **given)
+    single = len(evens)
+    targets = {"targets": [given.pop("target")]}
+    espalier.sweep(network, data, round_to=4, **targets, **given)
+    assert 0 < single < len(evens)
+    assert set(evens) == {even}

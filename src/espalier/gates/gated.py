@@ -46,13 +46,16 @@ class Slopes:
     def __call__(self) -> Tensor:
         return self.sized()[0]
 
-    def sized(self, across: Callable[[Tensor], Tensor] = lambda slopes: slopes) -> tuple[Tensor, Tensor | None]:
+    def sized(
+        self, across: Callable[[Tensor], Tensor] = lambda slopes: slopes, even: float = 0.0
+    ) -> tuple[Tensor, Tensor | None]:
         """The slopes and their sizes, see :meth:`Channels.sized`.
 
-        across: the mean over processes that each compute a part of the loss. Sizes are of that mean.
+        across: the mean over processes that each compute a part of the loss. Sizes are of that mean. even: of the
+        search that is told, ``search.even``.
         """
         slopes = across(slopes_of(self.installed))
-        return self.installed.channels_on(slopes.device).sized(slopes.unsqueeze(0) if self.alone else slopes)
+        return self.installed.channels_on(slopes.device).sized(slopes.unsqueeze(0) if self.alone else slopes, even)
 
 
 class Gated:

@@ -120,13 +120,13 @@ class Channels:
         self.single = self.count == d  # one for each gate
         counts = np.bincount(entries, minlength=d)
         first, is_whole = np.cumsum(counts) - counts, np.isin(np.arange(d), whole)
-        # Gates of a kind and width are added up at once: which gates, where their channels lie (gates, width), and of
-        # which norm their size is.
-        self.by_width: list[tuple[Tensor, Tensor, int]] = []
-        for power, width in dict.fromkeys(zip(np.where(is_whole, 1, 2).tolist(), counts.tolist())):
-            own = np.flatnonzero((counts == width) & (is_whole == (power == 1)))
+        # Gates of a kind and width are added up at once: which gates, where their channels lie (gates, width), and
+        # whether their size is the sum.
+        self.by_width: list[tuple[Tensor, Tensor, bool]] = []
+        for added, width in dict.fromkeys(zip(is_whole.tolist(), counts.tolist())):
+            own = np.flatnonzero((counts == width) & (is_whole == added))
             where = torch.as_tensor(first[own, None] + np.arange(width), device=device)
-            self.by_width.append((torch.as_tensor(own, device=device), where, 1 if width == 1 else power))
+            self.by_width.append((torch.as_tensor(own, device=device), where, added or width == 1))
 
     def on(self, device: torch.device) -> Channels:
         """The same, its indices on another device."""
@@ -138,20 +138,22 @@ class Channels:
         """A mask ``(*B, d)`` by channels ``(*B, channels)``; one that is so already as it is."""
         return mask if self.single or mask.shape[-1] == self.count else mask[..., self.entries]
 
-    def sized(self, slopes: Tensor) -> tuple[Tensor, Tensor | None]:
+    def sized(self, slopes: Tensor, even: float = 0.0) -> tuple[Tensor, Tensor | None]:
         """What ``search.tell`` takes as slopes and spreads ``(*B, d)``, of the slopes by channels ``(*B, channels)``.
 
-        The slope of a gate is the sum of those by its channels, which cancel. Its size is the root of the sum of their
-        squares; of a whole branch or block the sum of their sizes. None where every gate has one channel, so that its
-        size is that of its slope.
+        The slope of a gate is the sum of those by its channels, which cancel. Its size is their norm of the order
+        ``1 / (1 - even)``: the sum of their sizes where the penalty pulls at gates by their cost (``even`` 0), the root
+        of the sum of their squares where it pulls by the root of it. Of a whole branch or block it is the sum. None
+        where every gate has one channel, so that its size is that of its slope.
         """
         if self.single:
             return slopes, None
         totals, sizes = (slopes.new_empty((*slopes.shape[:-1], self.d)) for _ in range(2))
-        for gates, where, power in self.by_width:
+        order = math.inf if even == 1 else 1 / (1 - even)
+        for gates, where, added in self.by_width:
             own = slopes[..., where]
             totals[..., gates] = own.sum(-1)
-            sizes[..., gates] = torch.linalg.vector_norm(own, power, -1)
+            sizes[..., gates] = torch.linalg.vector_norm(own, 1 if added else order, -1)
         return totals, sizes
 
 

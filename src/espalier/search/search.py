@@ -125,6 +125,11 @@ class Search:
         return None if self._penalty is None else self._penalty.target
 
     @property
+    def even(self) -> float:
+        """How far the ramp closes gates alike instead of by their cost; 0 where there is none."""
+        return 0.0 if self._penalty is None or self._penalty.target is None else self._penalty.even
+
+    @property
     def full_cost(self) -> Tensor:
         """The cost of the most expensive structure."""
         return self._controlled.full_cost

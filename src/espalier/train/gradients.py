@@ -51,6 +51,7 @@ class Update:
     gradients held before is lost. gated: None where it needs no mask, as that of a compact network.
     across: the mean of losses and slopes over processes, where each computes a part: then all of them know the same.
     skips: the optimiser leaves the weights alone by itself where a loss is not finite, see :func:`step_if_finite`.
+    even: of the search, by which sizes of gates on many channels are made.
     """
 
     gated: Any
@@ -61,6 +62,7 @@ class Update:
     slopes: bool = False
     across: Callable[[Tensor], Tensor] | None = None
     skips: bool = False
+    even: float = 0.0
 
     def one_at_a_time(self, masks: Tensor | None = None, parts: Sequence[Any] | None = None) -> Gradient:
         """The gradient, one mask after the other; masks, parts: others of the same shapes."""
@@ -97,7 +99,7 @@ class Update:
     def read(self, slopes: Any) -> Sized:
         """What a backward pass has left at the gates. A handle of one's own need not know sizes."""
         across = self.across or (lambda one: one)
-        told: Sized = slopes.sized(across) if hasattr(slopes, "sized") else (across(slopes()), None)
+        told: Sized = slopes.sized(across, self.even) if hasattr(slopes, "sized") else (across(slopes()), None)
         return told
 
     def forget(self) -> None:

@@ -153,7 +153,7 @@ class StructureOptimizer(torch.optim.Optimizer):
                 masks_now, parts = masks[apart], parts if len(parts) == 1 else parts[apart]
         gated = self.gated if self.settled is None else None
         skipping = skips(self.inner)
-        update = Update(gated, masks_now, parts, parameters, closure, reads_slopes, across, skipping)
+        update = Update(gated, masks_now, parts, parameters, closure, reads_slopes, across, skipping, self.search.even)
         with nullcontext() if self.ranks is None else self._beside_others(self.ranks, apart is None):
             losses, sized = update.one_at_a_time() if together is None else together(update)
         told: list[Tensor | None] = list(sized or ())  # slopes and spreads

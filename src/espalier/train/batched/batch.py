@@ -99,7 +99,7 @@ class Batch:
     begin: the updates before those of a search, under the whole network.
     chain: what the network is, where it is a chain of linear layers; updates on a GPU are then faster.
     gradient: how the weights' gradient is computed, None for that of ``call``, mapped over runs and masks.
-    channels: that the gates multiply, on the device of the runs; None: one for each gate.
+    channels: that the gates multiply, on the device of the runs; None: one for each gate. even: of the search.
     """
 
     def __init__(
@@ -124,13 +124,14 @@ class Batch:
         chain: Chain | None = None,
         gradient: Gradient | None = None,
         channels: Channels | None = None,
+        even: float = 0.0,
     ) -> None:
         self.compute = compute or Compute()
         first = next(iter(params.values()))
         self.device = first.device
         self.runs, self.batch_size, self.samples, self.total = len(seeds), batch_size, samples, total
         dtype = torch.bfloat16 if self.compute.precision == "bf16" else None
-        self.differential = Differential(call, loss, dtype, channels)
+        self.differential = Differential(call, loss, dtype, channels, even)
         self.feed = ResidentFeed(data, list(seeds), device=self.device, dtype=first.dtype, pad=pad)
         if rates is None:
             rates = torch.full((self.runs,), optimizer.lr, dtype=first.dtype, device=self.device)

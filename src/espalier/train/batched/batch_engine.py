@@ -110,6 +110,7 @@ class BatchEngine:
             chain=None if fixed else self._chain(one),
             gradient=gradient,
             channels=self.gated.channels.on(device) if hasattr(self.gated, "channels") else None,
+            even=0.0 if self.search is None else self.search.even,
         )
         held = held_out(validation, data, dtype)
         self.validation = None if held is None else held.to(device)

@@ -84,15 +84,21 @@ class Differential(Gradient):
     """The gradient of each run's mean loss, the losses and the errors ``(R, samples)``. Pure.
 
     dtype: what the network computes in, where that differs from its parameters' (bfloat16 over float32 masters).
-    channels: that the gates multiply, on the device of the runs; None: one for each gate.
+    channels: that the gates multiply, on the device of the runs; None: one for each gate. even: of the search, see
+    ``Channels.sized``.
     """
 
     whole = gives_slopes = True
 
     def __init__(
-        self, call: Call, loss: Loss, dtype: torch.dtype | None = None, channels: Channels | None = None
+        self,
+        call: Call,
+        loss: Loss,
+        dtype: torch.dtype | None = None,
+        channels: Channels | None = None,
+        even: float = 0.0,
     ) -> None:
-        self.call, self.loss, self.dtype, self.channels = call, loss, dtype, channels
+        self.call, self.loss, self.dtype, self.channels, self.even = call, loss, dtype, channels, even
 
     def __call__(
         self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool, slopes: bool = False
@@ -111,7 +117,7 @@ class Differential(Gradient):
         by_both = grad(mean, argnums=(0, 1), has_aux=True)
         (grads, by_mask), measured = vmap(by_both, randomness="different")(params, masks, fixed, x, y)
         by_mask = by_mask * masks.shape[1]  # the gradient is of the mean, a slope of its own mask's loss
-        return grads, measured, (by_mask, None) if self.channels is None else self.channels.sized(by_mask)
+        return grads, measured, (by_mask, None) if self.channels is None else self.channels.sized(by_mask, self.even)
 
     def outputs(self, params: Named, fixed: Named, mask: Tensor, x: Nested) -> Any:
         """One run under one mask ``(d)``."""
