@@ -26,7 +26,7 @@ class Select(nn.Module):
         if self.run is None:
             return x.index_select(self.dim, self.index)
         view = x.narrow(self.dim, *self.run)
-        # on a CPU BatchNorm of a view takes two to four times as long as the copy and BatchNorm of that
+        # on a CPU BatchNorm of a view takes longer than the copy and BatchNorm of that
         return view.contiguous() if self.contiguous or x.device.type == "cpu" else view
 
     def extra_repr(self) -> str:
