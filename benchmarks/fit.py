@@ -10,8 +10,9 @@ compact network. ``--compile`` adds plain, search, settled and compact with the 
 gradient recorded as a CUDA graph, for plain updates too. Rounds of all take turns, and medians are compared. Then whole
 runs, a slice of each in turn: the whole network trained; shaped by the default recipe, with settling and the cut; and
 trained whole for half of the updates, pruned by Torch-Pruning to the same share of the MACs, and trained on. A network
-that Torch-Pruning refuses has none. On a CPU some networks are narrow (``ON_CPU``); on a GPU they run under bfloat16
-autocast. ViT, GPT and ResNet-18 are those of Transformers.
+that Torch-Pruning refuses has none. ``--round-to 8`` adds a run in blocks of eight units with a limit on latency, that
+of a uniform network; what the limit takes to measure is not counted. On a CPU some networks are narrow (``ON_CPU``); on
+a GPU they run under bfloat16 autocast. ViT, GPT and ResNet-18 are those of Transformers.
 """
 
 from __future__ import annotations
@@ -202,8 +203,8 @@ class Bench:
 
         return update
 
-    def structure(self, signal: str, samples: int) -> espalier.StructureOptimizer:
-        model = self.build()
+    def structure(self, signal: str, samples: int, model: nn.Module | None = None) -> espalier.StructureOptimizer:
+        model = self.build() if model is None else model
         gated = espalier.attach(model, self.x[:4])
         search = espalier.Search(
             gated.space, cost=gated.cost("macs"), target=self.target, horizon=10**6, signal=signal, samples=samples,
@@ -251,14 +252,19 @@ class Bench:
         structure.compact()
         return structure, structure.gated.compact(structure.search.select())
 
-    def run_shaped(self, updates: int) -> Update:
-        """The updates of a run by the default recipe, all of its phases."""
+    def run_shaped(self, updates: int, settling: Callable[[Update], None], round_to: int | None = None) -> Update:
+        """The updates of a run by the default recipe, all of its phases; in blocks with a limit on latency.
+        settling: called with what settles the structure and cuts the network."""
         model = self.build()
-        structure = espalier.shape(model, self.x[:4], self.sgd(model), updates=updates, target={"macs": self.target})
+        gated = espalier.attach(model, self.x[:4], round_to=round_to)
+        target: dict[Any, Any] = {"macs": self.target}
+        if round_to is not None:
+            target[gated.cost("latency", device=self.device, batch=self.batch)] = "uniform"
+        structure = espalier.shape(gated, None, self.sgd(model), updates=updates, target=target)
 
         def update() -> None:
             if structure.update == structure.phases.settle:  # as `fit` does, so that the closure has the network
-                structure.settle()
+                settling(structure.settle)
             structure.step(self.closure(structure.network), self.x, self.y)
 
         return update
@@ -293,10 +299,20 @@ class Bench:
                 return model
         raise ValueError("Torch-Pruning does not make it so small")
 
-    def whole_runs(self, updates: int, clock: Callable[[], float]) -> dict[str, Any]:
+    def whole_runs(self, updates: int, clock: Callable[[], float], round_to: int | None) -> dict[str, Any]:
         """Seconds of whole runs of so many updates, in slices that take turns, and over those of the plain one."""
-        runs = {"plain": self.plain(self.build()), "shaped": self.run_shaped(updates)}
-        told: dict[str, Any] = {"updates": updates}
+        settling: dict[str, float] = {}  # seconds of it, which a run of any length takes once
+
+        def shaped(name: str, round_to: int | None) -> Update:
+            def settle(update: Update) -> None:
+                settling[name] = round(timed(update, 1, self.device, clock), 3)
+
+            return self.run_shaped(updates, settle, round_to)
+
+        runs = {"plain": self.plain(self.build()), "shaped": shaped("shaped", None)}
+        if round_to is not None:
+            runs["shaped in blocks"] = shaped("shaped in blocks", round_to)
+        told: dict[str, Any] = {"updates": updates, "seconds to settle": settling}
         try:
             runs["pruned"] = self.run_pruned(updates)
         except Exception as error:  # a network that it refuses
@@ -426,6 +442,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5, help="of each round of each update")
     parser.add_argument("--run", type=float, default=10.0, help="seconds of a plain run beside whole runs; 0: none")
+    parser.add_argument(
+        "--round-to", type=int, help="and a whole run in blocks of so many units, with a limit on latency"
+    )
     parser.add_argument("--one-pass", action=argparse.BooleanOptionalAction, default=True, help="and two masks")
     parser.add_argument("--compile", action="store_true", help="and compiled; on a GPU recorded, too")
     parser.add_argument(
@@ -450,7 +469,7 @@ def main() -> None:
         if given.run:
             updates_of_run = max(FEWEST, round(1e3 * given.run / times["plain"]))
             try:
-                rows[name]["whole run"] = bench.whole_runs(updates_of_run, clock)
+                rows[name]["whole run"] = bench.whole_runs(updates_of_run, clock, given.round_to)
             except Exception as error:  # what was measured before is kept
                 rows[name]["whole run"] = {"failed": f"{type(error).__name__}: {error}"}
             print(name, json.dumps(rows[name]["whole run"]), file=sys.stderr, flush=True)

@@ -36,13 +36,14 @@ def searches(cost: Cost, even: float = 0.5, **given: object) -> tuple[Search, Se
     return quick, general
 
 
-def told(search: Search, generator: torch.Generator, spoilt: float | None = None) -> None:
+def told(search: Search, generator: torch.Generator, spoilt: float | None = None, where: str = "slopes") -> None:
     masks = search.ask()
     losses = torch.rand(1, generator=generator)
     slopes = torch.randn(masks.shape, generator=generator) * torch.rand(masks.shape, generator=generator) ** 8
+    spreads = None if where == "slopes" else 3 * torch.rand(masks.shape, generator=generator)
     if spoilt is not None:
-        slopes[0, 4] = spoilt
-    search.tell(masks, losses, slopes)
+        (slopes if spreads is None else spreads)[0, 4] = spoilt
+    search.tell(masks, losses, slopes, spreads)
 
 
 def same(one: Search, other: Search) -> None:
@@ -51,27 +52,29 @@ def same(one: Search, other: Search) -> None:
     assert all(torch.equal(a[name], b[name]) for name in a if isinstance(a[name], Tensor))
 
 
+@pytest.mark.parametrize("where", ["slopes", "spreads"])
 @pytest.mark.parametrize("even", [0.0, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize("name", list(COSTS))
-def test_theta_is_the_same_to_the_last_bit(name: str, even: float) -> None:
+def test_theta_is_the_same_to_the_last_bit(name: str, even: float, where: str) -> None:
     quick, general = searches(COSTS[name], even)
     assert quick._one_run is not None
     drawn = [torch.Generator().manual_seed(5) for _ in range(2)]
     for update in range(80):
         steep = 1e6 if update == 40 else None  # beyond what a single worth may count for
-        told(quick, drawn[0], steep)
-        told(general, drawn[1], steep)
+        told(quick, drawn[0], steep, where)
+        told(general, drawn[1], steep, where)
         same(quick, general)
 
 
+@pytest.mark.parametrize("where", ["slopes", "spreads"])
 @pytest.mark.parametrize("spoilt", [float("nan"), float("inf"), -float("inf")])
-def test_slopes_that_are_not_finite_leave_theta_as_it_was(spoilt: float) -> None:
+def test_slopes_that_are_not_finite_leave_theta_as_it_was(spoilt: float, where: str) -> None:
     quick, general = searches(COSTS["layers"])
     drawn = [torch.Generator().manual_seed(5) for _ in range(2)]
     for search, generator in zip((quick, general), drawn):
         told(search, generator)
         with pytest.raises(Diverged):
-            told(search, generator, spoilt)
+            told(search, generator, spoilt, where)
     same(quick, general)
 
 

@@ -83,11 +83,12 @@ class Latency:
         return dict(zip(runs, times, strict=True))
 
 
-def latency_of(gated: Gated, runtime: str = "torch", device: str = "cpu", batch: int = 1) -> Latency:
+def latency_of(gated: Gated, runtime: str = "torch", device: str | torch.device = "cpu", batch: int = 1) -> Latency:
     """Measure and fit, or read what an earlier call on this machine kept.
 
     runtime: a name in ``RUNTIMES``: "torch" or "onnxruntime". device: of torch. batch: how many examples at once.
     """
+    device = str(device)
     if runtime not in RUNTIMES:
         raise BadInput(f"a runtime is one of {', '.join(RUNTIMES)}, not {runtime!r}")
     if runtime != "torch" and device != "cpu":

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class OneRun:
-    """Made by :meth:`of`; called with the loss and the slopes ``(1, d)`` of one mask."""
+    """Made by :meth:`of`; called with the loss, the slopes ``(1, d)`` and, where known, the spreads of one mask."""
 
     def __init__(self, search: Search, signal: Signal, penalty: Penalty) -> None:
         self.search, self.signal, self.penalty = search, signal, penalty
@@ -48,11 +48,11 @@ class OneRun:
         forms, widths = penalty.cost.on(search.device)
         return cls(search, signal, penalty) if widths is None and OneTheta.knows(forms) else None
 
-    def __call__(self, loss: float, slopes: Tensor) -> bool:
-        """One update. Returns whether loss and slopes were finite; if not, theta stays."""
+    def __call__(self, loss: float, slopes: Tensor, spreads: Tensor | None) -> bool:
+        """One update. Returns whether loss, slopes and spreads were finite; if not, theta stays."""
         g = slopes.detach().double().numpy()[0]
-        size = abs(g)
-        if not (math.isfinite(loss) and math.isfinite(size.sum())):
+        size = abs(g) if spreads is None else spreads.detach().double().numpy()[0]
+        if not (math.isfinite(loss) and math.isfinite(g.sum()) and math.isfinite(size.sum())):
             self.search.diverged.fill_(True)
             return False
         updates, lr = self.updates.item(), self.search.learning_rate.item()

@@ -273,8 +273,8 @@ class Search:
         if self._recorded is not None and losses.is_cuda:
             alive: Tensor = self._recorded(self._learn, masks, losses, slopes, spreads)
             return alive
-        if self._one_run is not None and slopes is not None and spreads is None:
-            return torch.tensor(self._one_run(losses.item(), slopes))
+        if self._one_run is not None and slopes is not None:
+            return torch.tensor(self._one_run(losses.item(), slopes, spreads))
         return self._learn(masks, losses, slopes, spreads)
 
     def record(self) -> None:
