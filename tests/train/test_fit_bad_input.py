@@ -175,6 +175,16 @@ def test_nan_from_the_first_batch_names_the_update(tmp_path: Path) -> None:
         short(data=(X * float("nan"), Y), checkpoint=tmp_path)
 
 
+@pytest.mark.parametrize("spoilt", [float("nan"), float("inf")])
+def test_data_that_are_not_finite_are_named(spoilt: float) -> None:
+    x = X.clone()
+    x[3, 5] = x[3, 6] = x[len(x) - 1, 0] = spoilt
+    with pytest.raises(espalier.Diverged, match=r"left as it was\. \d of the \d+ examples hold NaN or infinity: mend"):
+        short(data=(x, Y))
+    with pytest.raises(espalier.Diverged, match=f"2 of the {len(X)} examples hold NaN or infinity"):
+        espalier.sweep(networks.mlp, (x, Y), targets=[0.5], epochs=2, quiet=True)
+
+
 class Bad:
     """A loss that goes wrong at some update."""
 

@@ -168,11 +168,11 @@ class StructureOptimizer(torch.optim.Optimizer):
             try:
                 self.search.tell(masks, losses, *(one if one is None else one.to(self.search.device) for one in told))
             except Diverged:
-                self.check()  # which names the update
+                self.check(batch)  # which names the update
                 raise
         last = self.phases is not None and self.update + 1 == self.phases.end
         if not losses.is_cuda or last or (self.update + 1) % LOOK == 0:
-            self.check()
+            self.check(batch)
         if self.ranks is not None:
             self.ranks.add_up(parameters, 1 / self.ranks.count if apart is None else len(masks_now) / len(masks))
         if skipping:
@@ -223,16 +223,16 @@ class StructureOptimizer(torch.optim.Optimizer):
         self._lost = torch.where(alive | (lost > 0), lost, self.update + 1)
         return torch.where(finite, losses, 0.0).sum() / finite.sum()
 
-    def check(self) -> None:
+    def check(self, batch: Any = ()) -> None:
         """Raise :class:`Diverged` if no loss of an update was finite. ``step`` does so by itself: on the CPU at once,
-        on a GPU, which it does not wait for, every hundred updates."""
+        on a GPU, which it does not wait for, every hundred updates. batch: what was read last, to be looked at."""
         update, self._lost = 0 if self._lost is None else int(self._lost), None
         if update:
             total = "" if self.phases is None else f" of {self.phases.end}"
+            way_out = pytree.not_finite(batch) or "Lower the learning rate of the weights, or look at the data"
             raise Diverged(
                 f"update {update}{total}: every loss of an update was infinite or not a number, after "
-                f"{int(self.search.updates)} good updates of theta, which was left as it was. Lower the learning rate "
-                "of the weights, or look at the data"
+                f"{int(self.search.updates)} good updates of theta, which was left as it was. {way_out}"
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from espalier.space import BadInput, BadType
 
@@ -39,6 +39,14 @@ def count(value: Nested, name: str) -> int:
     if len(sizes) != 1:
         raise BadInput(f"{name} hold different numbers of examples: {sorted(sizes)}")
     return sizes.pop()
+
+
+def not_finite(value: Nested) -> str:
+    """A sentence on how many examples hold a number that is not finite; nothing where none does."""
+    leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    parts = [leaf.unsqueeze(-1).flatten(1) for leaf in leaves if leaf.ndim]
+    spoilt, count = max(((int((~part.isfinite()).any(1).sum()), len(part)) for part in parts), default=(0, 0))
+    return f"{spoilt} of the {count} examples hold NaN or infinity: mend the data" if spoilt else ""
 
 
 def join(values: Sequence[Nested]) -> Nested:

@@ -239,9 +239,10 @@ class BatchEngine:
         self.batch.advance(updates)
         broken = self.batch.state.broken
         if bool((broken >= 0).all()):  # one run that has diverged stops no other
+            way_out = pytree.not_finite(self._read[:2]) or "Lower the learning rate of the weights, or look at the data"
             raise Diverged(
                 f"update {int(broken.min())} of {self.total}: every loss of an update was infinite or not a number, of "
-                "every run by now. Lower the learning rate of the weights, or look at the data"
+                f"every run by now. {way_out}"
             )
 
     def some_inputs(self, count: int) -> Nested:
