@@ -16,6 +16,7 @@ import numpy as np
 from torch import nn
 
 from espalier.gates.trace import Array, Trace
+from espalier.gates.trace.layout import Atoms
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,20 +31,13 @@ class Segments:
 def segments_of(trace: Trace, fixed: Iterable[Array]) -> Segments:
     """Segments of a model. fixed: atoms whose places mean something, beside those that are frozen."""
     atoms = trace.atoms
-    same = np.arange(atoms.count)
-    joints = [(atoms.roots(before), atoms.roots(after)) for before, after in _joints(trace)]
-    changed = True
-    while changed:  # both sides of a boundary move alike
-        changed = False
-        for a, b in joints:
-            least = np.minimum(same[a], same[b])
-            if (same[a] != least).any() or (same[b] != least).any():
-                changed = True
-                np.minimum.at(same, a, least)
-                np.minimum.at(same, b, least)
-    row_of = same[atoms.roots(np.arange(atoms.count))]
+    same = Atoms()
+    same.new(atoms.count)
+    for joint in _joints(trace):  # both sides of a boundary move alike
+        same.tie(*map(atoms.roots, joint))
+    row_of = same.roots(atoms.roots(np.arange(atoms.count)))
     held = {int(c) for part in fixed for c in row_of[part.reshape(-1)]}
-    held |= {int(c) for c in row_of[atoms.reason[atoms.roots(np.arange(atoms.count))] >= 0]}
+    held |= {int(c) for c in row_of[atoms.frozen(np.arange(atoms.count))]}
     after: dict[int, int] = {}
     before: dict[int, int] = {}
     seen = set[bytes]()
