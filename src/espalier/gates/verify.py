@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from espalier.compact.apply import apply_plan
 from espalier.compact.plan import Plan
-from espalier.gates.build_plan import build_plan, phantom_layers
+from espalier.gates.build_plan import SIZES, build_plan, phantom_layers
 from espalier.gates.gate import MIXED
 from espalier.gates.masking import PASS, Spot, install, is_mask, set_mask, strip
 from espalier.gates.norms import NORM, norm_of
@@ -38,15 +38,7 @@ from espalier.space import BadInput
 
 TOLERANCE = 1e-6  # relative, in float64; what is inexact is so by far more, and some models round to float32 inside
 ROUNDED = 1e-4  # where statistics of the open channels and of the cut norm are rounded to float32, one by one
-KNOWN_SIZES = (
-    nn.Linear,
-    nn.modules.conv._ConvNd,
-    nn.modules.batchnorm._NormBase,
-    nn.Embedding,
-    nn.RNNBase,
-    nn.GroupNorm,
-    nn.LayerNorm,
-)
+KNOWN_SIZES = (*SIZES, nn.modules.conv._ConvNd, nn.GroupNorm, nn.LayerNorm)
 
 Build = Callable[[Sequence[GateGroup]], Structure]
 
