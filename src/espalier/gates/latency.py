@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from espalier import schema
 from espalier.compact.exported import exported, onnx_file, plain_outputs, quiet
@@ -94,10 +95,16 @@ def latency_of(gated: Gated, runtime: str = "torch", device: str = "cpu", batch:
         raise BadInput(f"{runtime} is measured on the CPU, not on {device!r}")
     if any(not isinstance(group, Bits) for group in gated.space.groups):
         raise BadInput("latency is a function of widths; a space with choices has none")
-    args, kwargs = gated.example
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise BadInput(f"batch is a number of examples, not {batch!r}")
-    args, kwargs = (_repeated(part, batch, gated.examples, device) for part in (args, kwargs))
+
+    def repeated(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        batched = value.ndim and len(value) == gated.examples
+        return (value[torch.arange(batch, device=value.device) % len(value)] if batched else value).to(device)
+
+    args, kwargs = tree_map(repeated, tuple(gated.example))
     key = _key(gated, runtime, device, batch, (args, kwargs))
     path = folder() / "latency" / f"{key}.json"
     kept = _kept(path)
@@ -243,18 +250,6 @@ def steadied(turns: np.ndarray, taken: np.ndarray) -> np.ndarray:
         clean = taken / np.maximum(slow / np.quantile(slow, 0.1), 1.0)
         found = np.array([np.median(clean[own]) for own in which])
     return found
-
-
-def _repeated(value: Any, batch: int, examples: int, device: str) -> Any:
-    if isinstance(value, Tensor):
-        batched = value.ndim and len(value) == examples
-        rows = value[torch.arange(batch, device=value.device) % examples] if batched else value
-        return rows.to(device)
-    if isinstance(value, dict):
-        return {key: _repeated(one, batch, examples, device) for key, one in value.items()}
-    if isinstance(value, (tuple, list)):
-        return type(value)(_repeated(one, batch, examples, device) for one in value)
-    return value
 
 
 # ---- the design ------------------------------------------------------------------------------------------------------
@@ -404,7 +399,7 @@ def nonnegative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _key(gated: Gated, runtime: str, device: str, batch: int, inputs: Any) -> str:
     """Of the network's shapes, what it is fed, the machine and the versions."""
     shapes = [(name, list(p.shape), str(p.dtype)) for name, p in gated.model.named_parameters()]
-    given = [list(t.shape) for part in inputs for t in _tensors(part)]
+    given = [list(leaf.shape) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     cpu = ""
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -416,14 +411,6 @@ def _key(gated: Gated, runtime: str, device: str, batch: int, inputs: Any) -> st
     words = [FORMAT, str(gated.model), gated.space.to_json(), shapes, given, runtime, device, batch, version]
     words += [platform.machine(), platform.node(), cpu, gpu, torch.get_num_threads()]
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list, dict)):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(one)
 
 
 def _kept(path: Path) -> dict[str, Any] | None:
