@@ -26,7 +26,7 @@ from espalier.gates.one_pass import STATE
 from espalier.gates.order import positional, segments_of
 from espalier.gates.structure import GateGroup, Learned, Structure, connected, finish, leads
 from espalier.gates.trace import Array, Example, Trace, trace
-from espalier.gates.verify import Trial, approved, isolated_random, random_masks
+from espalier.gates.verify import Trial, approved, isolated, isolated_random, random_masks
 from espalier.space import BadInput, BadType, NoGates
 
 
@@ -248,7 +248,12 @@ def _attach_placed(model: nn.Module, example: Example, check: bool) -> Gated:
             structure.segments = None
             problem = trial.disagreement(structure, masks)
         if problem:
-            raise BadInput(_culprit(trial, structure, problem))
+            gate, problem = isolated(trial, structure, structure.groups, np.random.default_rng(18), problem)
+            if gate is None:
+                raise BadInput(f"these gates cannot be compacted exactly together: {problem}")
+            raise BadInput(
+                f"the gate {gate.name!r} cannot be compacted exactly: {problem}; place it at a consumer's input"
+            )
     return Gated(model, structure)
 
 
@@ -259,15 +264,6 @@ def _read_alone(structure: Structure, own: Array) -> bool:
     """
     sources = [layer for layer in structure.layers if np.isin(own, layer.read_by).any()]
     return bool(sources) and all(np.isin(layer.read_by, own).all() for layer in sources)
-
-
-def _culprit(trial: Trial, structure: Structure, problem: str) -> str:
-    rng = np.random.default_rng(18)
-    for group in structure.groups:
-        alone = trial.disagreement(structure, random_masks(structure, {group.name}, rng, 2))
-        if alone:
-            return f"the gate {group.name!r} cannot be compacted exactly: {alone}; place it at a consumer's input"
-    return f"these gates cannot be compacted exactly together: {problem}"
 
 
 def _refuse_before_batch_norm(model: nn.Module, seen: Trace) -> None:

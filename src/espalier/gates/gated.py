@@ -55,7 +55,7 @@ class Slopes:
         search that is told, ``search.even``.
         """
         slopes = across(slopes_of(self.installed))
-        return self.installed.channels_on(slopes.device).sized(slopes.unsqueeze(0) if self.alone else slopes, even)
+        return self.installed.channels.on(slopes.device).sized(slopes.unsqueeze(0) if self.alone else slopes, even)
 
 
 class Gated:

@@ -118,6 +118,7 @@ class Channels:
     def __init__(self, entries: Array, d: int, whole: Array, device: torch.device | None = None) -> None:
         self.d, self.count, self.whole = d, len(entries), whole
         self.entries = torch.as_tensor(entries, device=device)
+        self.copies: dict[torch.device, Channels] = {}
         self.single = self.count == d  # one for each gate
         counts = np.bincount(entries, minlength=d)
         first, is_whole = np.cumsum(counts) - counts, np.isin(np.arange(d), whole)
@@ -130,10 +131,12 @@ class Channels:
             self.by_width.append((torch.as_tensor(own, device=device), where, added or width == 1))
 
     def on(self, device: torch.device) -> Channels:
-        """The same, its indices on another device."""
+        """The same, its indices on another device, where they are kept."""
         if device == self.entries.device:
             return self
-        return Channels(self.entries.cpu().numpy(), self.d, self.whole, device)
+        if device not in self.copies:
+            self.copies[device] = Channels(self.entries.cpu().numpy(), self.d, self.whole, device)
+        return self.copies[device]
 
     def of(self, mask: Tensor) -> Tensor:
         """A mask ``(*B, d)`` by channels ``(*B, channels)``; one that is so already as it is."""
@@ -201,7 +204,6 @@ class Installed:
     modules: list[nn.Module]  # with a State, and with all buffers and hooks
     together: Together
     tables: dict[torch.device, Tensor] = field(default_factory=dict)  # see readings
-    copies: dict[torch.device, Channels] = field(default_factory=dict)  # see channels_on
     rows: list[Row] = field(default_factory=list)  # see in_rows
 
     def in_rows(self) -> list[Row]:
@@ -212,11 +214,6 @@ class Installed:
                 kinds.setdefault((spot.held.device, spot.held.dtype), []).append(spot)
             self.rows = [Row(spots, self.channels.count) for spots in kinds.values()]
         return self.rows
-
-    def channels_on(self, device: torch.device) -> Channels:
-        if device not in self.copies:
-            self.copies[device] = self.channels.on(device)
-        return self.copies[device]
 
     def readings(self, device: torch.device) -> Tensor:
         """Where the gradients of a channel lie among those of all buffers side by side ``(channels, K)``, K for the one
@@ -526,7 +523,7 @@ def set_mask(installed: Installed, mask: Tensor | None, slopes: bool = False) ->
     for row in rows:
         device = row.values.device
         if mask is not None and device not in own:
-            own[device] = installed.channels_on(device).of(mask.detach().to(device))
+            own[device] = installed.channels.on(device).of(mask.detach().to(device))
         row.set(None if samples else own.get(device), slopes and not samples)
     if samples:
         for spot in installed.spots:

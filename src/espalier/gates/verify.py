@@ -227,7 +227,7 @@ def approved(trial: Trial, groups: Sequence[GateGroup], build: Build) -> tuple[l
         problem = trial.disagreement(structure, random_masks(structure, None, rng, 3))
         if not problem:
             break
-        group, problem = _isolated(trial, structure, left, rng, problem)
+        group, problem = isolated(trial, structure, left, rng, problem)
         if group is not None and group.name not in searched:
             searched.add(group.name)
             learned = structure.learned
@@ -242,7 +242,7 @@ def approved(trial: Trial, groups: Sequence[GateGroup], build: Build) -> tuple[l
     return (_emptiable(trial, left, build) if left else []), refused
 
 
-def _isolated(
+def isolated(
     trial: Trial, structure: Structure, groups: Sequence[GateGroup], rng: np.random.Generator, problem: str
 ) -> tuple[GateGroup | None, str]:
     """A group that disagrees by itself, and how; None when only several together do."""
