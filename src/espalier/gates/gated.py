@@ -191,8 +191,8 @@ class Gated:
             if why or not self.checks:
                 return why
             device = device_of(self.model)
-            args, kwargs = enlarged(*self.example, samples)
-            args, kwargs = _pytree.tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, (args, kwargs))
+            example = enlarged(*self.example, samples)
+            args, kwargs = _pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), example)
             return self._verdict(args, kwargs, samples).why
         return self._verdict(*Example.of(inputs), samples).why
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from espalier import schema
 from espalier.compact.exported import exported, onnx_file, plain_outputs, quiet
@@ -98,22 +98,20 @@ def latency_of(gated: Gated, runtime: str = "torch", device: str = "cpu", batch:
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise BadInput(f"batch is a number of examples, not {batch!r}")
 
-    def repeated(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
+    def repeated(value: Tensor) -> Tensor:
         batched = value.ndim and len(value) == gated.examples
         return (value[torch.arange(batch, device=value.device) % len(value)] if batched else value).to(device)
 
-    args, kwargs = tree_map(repeated, tuple(gated.example))
+    args, kwargs = tree_map_only(Tensor, repeated, tuple(gated.example))
     key = _key(gated, runtime, device, batch, (args, kwargs))
     path = folder() / "latency" / f"{key}.json"
     kept = _kept(path)
     if kept is None:
         kept = _measured(gated, runtime, device, args, kwargs)
         write(path, schema.sealed(kept, indent=1))
-    columns = [column for _, column in _columns(gated, kept["tile"])]
     cost = Cost.product([Form((), 1.0)], d=gated.d, scale=max(kept["constant"], 1e-9))
-    for weight, column in zip(kept["weights"], columns, strict=True):
+    layers, widths = _columns(gated, kept["tile"])
+    for weight, column in zip(kept["weights"], [*layers, *widths], strict=True):
         if weight > 0:
             cost = cost + column * weight
     label = f"latency {runtime} {device} {batch} {key[:12]}"
@@ -281,18 +279,17 @@ def designed(gated: Gated, seed: int = 0) -> list[Tensor]:
     return list(unique.values())
 
 
-def _columns(gated: Gated, tile: int) -> list[tuple[str, Cost]]:
-    """What a time may be made of, each as a cost of about 1 for the whole network."""
-    structure, columns = gated.structure, list[tuple[str, Cost]]()
-    whole = torch.ones(gated.d)
-    for number in dict.fromkeys(event.weight for event in structure.trace.events):
-        columns.append((f"layer {number}", _product(gated, number, tile)))
-    for group in gated.space.groups:
-        where = gated.space.slices[group.name]
-        columns.append((f"width {group.name}", Cost.product([Form.run(where.start, where.stop)], d=gated.d)))
-    scaled = [(name, cost, float(cost(whole))) for name, cost in columns]
-    varying = [(name, cost, size) for name, cost, size in scaled if size > 0]
-    return [(name, replace(cost * (1 / size), space=None)) for name, cost, size in varying]
+def _columns(gated: Gated, tile: int) -> tuple[list[Cost], list[Cost]]:
+    """What a time may be made of, each as a cost of about 1 for the whole network: of layers, and of widths."""
+    numbers = dict.fromkeys(event.weight for event in gated.structure.trace.events)
+    layers = [_product(gated, number, tile) for number in numbers]
+    widths = [Cost.product([Form.run(own.start, own.stop)], d=gated.d) for own in gated.space.slices.values()]
+
+    def scaled(costs: list[Cost]) -> list[Cost]:
+        sizes = [float(cost(torch.ones(gated.d))) for cost in costs]
+        return [replace(cost * (1 / size), space=None) for cost, size in zip(costs, sizes) if size > 0]
+
+    return scaled(layers), scaled(widths)
 
 
 def _product(gated: Gated, number: int, tile: int) -> Cost:
@@ -338,13 +335,11 @@ def _measured(gated: Gated, runtime: str, device: str, args: tuple[Any, ...], kw
 
 def _fit(gated: Gated, tile: int, masks: Sequence[Tensor], times: np.ndarray) -> dict[str, Any]:
     """Coefficients by least squares of relative errors, none negative; residuals by leaving a fifth out in turn."""
-    columns = _columns(gated, tile)
+    layers, widths = _columns(gated, tile)
     together = torch.stack(list(masks)).double()
-    design = np.stack([np.ones(len(masks)), *(cost(together).numpy() for _, cost in columns)], 1)
-    sums = np.zeros((len(columns) + 1, 3))  # few coefficients for all layers and all groups, to lean on
-    sums[0, 0] = 1.0
-    for i, (name, _) in enumerate(columns):
-        sums[i + 1, 1 if name.startswith("layer") else 2] = 1.0
+    design = np.stack([np.ones(len(masks)), *(cost(together).numpy() for cost in (*layers, *widths))], 1)
+    # few coefficients for all layers and all groups, to lean on
+    sums = np.repeat(np.eye(3), [1, len(layers), len(widths)], 0)
 
     def solve(rows: np.ndarray) -> np.ndarray:
         counts = np.where(rows == 0, 30.0, 1.0)  # shares are of the whole network, so its time is met

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.torch_version import TorchVersion
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from espalier.compact.apply import apply_plan
 from espalier.compact.plan import Plan
@@ -51,7 +51,7 @@ class Trial:
             self.model = rehearsed(model, seed=20190917)
         except (RuntimeError, TypeError) as error:
             raise BadInput(f"this model cannot be copied, which trying it out and cutting it need: {error}") from error
-        self.args, self.kwargs = tree_map(to_float64, tuple(example))
+        self.args, self.kwargs = tree_map_only(Tensor, to_float64, tuple(example))
         self.modes = self._modes()
 
     def run(self, model: nn.Module, training: bool, seed: int = 7) -> list[Tensor]:
@@ -126,8 +126,8 @@ def rehearsed(model: nn.Module, seed: int) -> nn.Module:
     return twin
 
 
-def to_float64(value: Any) -> Any:
-    return value.detach().double() if isinstance(value, Tensor) and value.is_floating_point() else value
+def to_float64(value: Tensor) -> Tensor:
+    return value.detach().double() if value.is_floating_point() else value
 
 
 @torch.no_grad()
@@ -473,7 +473,7 @@ class _OnePass:
     def __init__(self, model: nn.Module, structure: Structure, args: Any, kwargs: Any, samples: int) -> None:
         self.model = rehearsed(model, seed=20190918)
         self.installed = install(self.model, structure)
-        self.inputs = tree_map(to_float64, (tuple(args), dict(kwargs)))
+        self.inputs = tree_map_only(Tensor, to_float64, (tuple(args), dict(kwargs)))
         self.samples, self.size = samples, examples_of(self.inputs)
         generator = torch.Generator().manual_seed(7)
         masks = torch.rand(samples, structure.space.d, generator=generator, dtype=torch.float64) < 0.6
@@ -577,11 +577,7 @@ def enlarged(args: Any, kwargs: Any, samples: int) -> tuple[Any, Any]:
 
 def _each(change: Callable[[Tensor], Tensor], inputs: Any, size: int) -> Any:
     """Inputs in which every tensor of so many examples is changed."""
-
-    def leaf(value: Any) -> Any:
-        return change(value) if isinstance(value, Tensor) and value.ndim and len(value) == size else value
-
-    return tree_map(leaf, inputs)
+    return tree_map_only(Tensor, lambda leaf: change(leaf) if leaf.ndim and len(leaf) == size else leaf, inputs)
 
 
 def _tensors(value: Any) -> list[Tensor]:
