@@ -267,20 +267,12 @@ def _read_alone(structure: Structure, own: Array) -> bool:
 
 
 def _refuse_before_batch_norm(model: nn.Module, seen: Trace) -> None:
-    modules = dict(model.named_modules())
-    atoms = seen.atoms
-    of_norms = np.zeros(atoms.count, dtype=bool)
-    for info in seen.tensors:
-        if any(isinstance(modules[path], nn.modules.batchnorm._BatchNorm) for path, _ in info.places):
-            for own in info.atoms:
-                of_norms[atoms.roots(own)] = True
+    norms = {path for path, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)}
+    read = [own for info in seen.tensors if any(path in norms for path, _ in info.places) for own in info.atoms]
+    read += [copy.before for copy in seen.copies if copy.module in norms]
+    roots = {root for own in read for root in seen.atoms.roots(own).tolist()}
     for use in seen.gates:
-        roots = set(atoms.roots(use.after).tolist())
-        direct = bool(of_norms[list(roots)].any())
-        for copy in seen.copies:
-            if isinstance(modules[copy.module], nn.modules.batchnorm._BatchNorm):
-                direct = direct or not roots.isdisjoint(atoms.roots(copy.before).tolist())
-        if direct:
+        if not roots.isdisjoint(seen.atoms.roots(use.after).tolist()):
             raise BadInput(
                 f"the gate {use.module!r} is directly before BatchNorm, where a closed slice would leave the shift of "
                 "BatchNorm behind; place it after BatchNorm and activation, where the next layer reads"
