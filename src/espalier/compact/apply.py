@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.compact.layers import Attention, Bias, Fill, Pass, Select, Zeros
+from espalier.compact.layers import Attention, Constant, Fill, Pass, Select
 from espalier.compact.plan import Plan, from_runs
 from espalier.space import BadInput
 
@@ -147,10 +147,9 @@ def _layer(module: nn.Module, change: Mapping[str, Any]) -> nn.Module:
         layer = select if alone else nn.Sequential(select, module)
     elif kind == "fill":
         layer = Fill(change["index"], change["dim"])
-    elif kind == "zeros":
-        layer = Zeros(change["width"], change["dim"], change["reach"], change["lookup"])
-    elif kind == "bias":
-        layer = Bias(module._parameters.get("bias"), change["width"], change["dim"], change["reach"])
+    elif kind in ("zeros", "bias"):
+        bias, lookup = (None, change["lookup"]) if kind == "zeros" else (module._parameters.get("bias"), False)
+        layer = Constant(bias, change["width"], change["dim"], change["reach"], lookup)
     elif kind == "option":
         options = module._modules.get("options")
         if not isinstance(options, nn.ModuleList) or not change["option"] < len(options):

@@ -61,27 +61,6 @@ class Fill(nn.Module):
         return f"{len(self.index)} indices, dim={self.dim}"
 
 
-class Zeros(nn.Module):
-    """Zeros of a given width, or with no channels at all, in place of a layer whose output nothing reads.
-
-    ``dim`` -1: the last dimension gets the width (a linear layer). ``dim`` 1: channels; ``reach`` then gives the
-    output's extent, see :func:`reached`.
-    """
-
-    def __init__(self, width: int, dim: int = -1, reach: Sequence[Sequence[int]] = (), lookup: bool = False) -> None:
-        super().__init__()
-        self.width, self.dim, self.lookup = width, dim, lookup
-        self.reach = tuple(tuple(r) for r in reach)
-
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if self.lookup:  # an embedding: one dimension more, of floating-point numbers
-            return torch.zeros(*x.shape, self.width, device=x.device)
-        return x.new_zeros(reached(x, self.width, self.dim, self.reach))
-
-    def extra_repr(self) -> str:
-        return f"width={self.width}, dim={self.dim}"
-
-
 class Pass(nn.Module):
     """What stands for a closed block: its first argument."""
 
@@ -89,18 +68,30 @@ class Pass(nn.Module):
         return args[0] if args else next(iter(kwargs.values()))
 
 
-class Bias(nn.Module):
-    """What a linear layer or a convolution that reads nothing gives: its bias at every place."""
+class Constant(nn.Module):
+    """What stands for a layer that reads nothing: its bias at every place. Or for one whose output nothing reads: zeros
+    of a given width, or with no channels at all.
+
+    ``dim`` -1: the last dimension gets the width (a linear layer). ``dim`` 1: channels; ``reach`` then gives the
+    output's extent, see :func:`reached`. ``lookup``: of an embedding, which adds a dimension of floating-point numbers.
+    """
 
     def __init__(
-        self, bias: nn.Parameter | None, width: int, dim: int = -1, reach: Sequence[Sequence[int]] = ()
+        self,
+        bias: nn.Parameter | None,
+        width: int,
+        dim: int = -1,
+        reach: Sequence[Sequence[int]] = (),
+        lookup: bool = False,
     ) -> None:
         super().__init__()
-        self.width, self.dim = width, dim
+        self.width, self.dim, self.lookup = width, dim, lookup
         self.reach = tuple(tuple(r) for r in reach)
         self.bias = bias
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self.lookup:
+            return torch.zeros(*x.shape, self.width, device=x.device)
         shape = reached(x, self.width, self.dim, self.reach)
         if self.bias is None:
             return x.new_zeros(shape)

@@ -26,7 +26,7 @@ from espalier.gates.one_pass import STATE
 from espalier.gates.order import positional, segments_of
 from espalier.gates.structure import GateGroup, Learned, Structure, connected, finish, leads
 from espalier.gates.trace import Array, Example, Trace, trace
-from espalier.gates.verify import Trial, approved, isolated_random, random_masks
+from espalier.gates.verify import Trial, approved, isolated, isolated_random, random_masks
 from espalier.space import BadInput, BadType, NoGates
 
 
@@ -248,7 +248,12 @@ def _attach_placed(model: nn.Module, example: Example, check: bool) -> Gated:
             structure.segments = None
             problem = trial.disagreement(structure, masks)
         if problem:
-            raise BadInput(_culprit(trial, structure, problem))
+            gate, problem = isolated(trial, structure, structure.groups, np.random.default_rng(18), problem)
+            if gate is None:
+                raise BadInput(f"these gates cannot be compacted exactly together: {problem}")
+            raise BadInput(
+                f"the gate {gate.name!r} cannot be compacted exactly: {problem}; place it at a consumer's input"
+            )
     return Gated(model, structure)
 
 
@@ -261,30 +266,13 @@ def _read_alone(structure: Structure, own: Array) -> bool:
     return bool(sources) and all(np.isin(layer.read_by, own).all() for layer in sources)
 
 
-def _culprit(trial: Trial, structure: Structure, problem: str) -> str:
-    rng = np.random.default_rng(18)
-    for group in structure.groups:
-        alone = trial.disagreement(structure, random_masks(structure, {group.name}, rng, 2))
-        if alone:
-            return f"the gate {group.name!r} cannot be compacted exactly: {alone}; place it at a consumer's input"
-    return f"these gates cannot be compacted exactly together: {problem}"
-
-
 def _refuse_before_batch_norm(model: nn.Module, seen: Trace) -> None:
-    modules = dict(model.named_modules())
-    atoms = seen.atoms
-    of_norms = np.zeros(atoms.count, dtype=bool)
-    for info in seen.tensors:
-        if any(isinstance(modules[path], nn.modules.batchnorm._BatchNorm) for path, _ in info.places):
-            for own in info.atoms:
-                of_norms[atoms.roots(own)] = True
+    norms = {path for path, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)}
+    read = [own for info in seen.tensors if any(path in norms for path, _ in info.places) for own in info.atoms]
+    read += [copy.before for copy in seen.copies if copy.module in norms]
+    roots = {root for own in read for root in seen.atoms.roots(own).tolist()}
     for use in seen.gates:
-        roots = set(atoms.roots(use.after).tolist())
-        direct = bool(of_norms[list(roots)].any())
-        for copy in seen.copies:
-            if isinstance(modules[copy.module], nn.modules.batchnorm._BatchNorm):
-                direct = direct or not roots.isdisjoint(atoms.roots(copy.before).tolist())
-        if direct:
+        if not roots.isdisjoint(seen.atoms.roots(use.after).tolist()):
             raise BadInput(
                 f"the gate {use.module!r} is directly before BatchNorm, where a closed slice would leave the shift of "
                 "BatchNorm behind; place it after BatchNorm and activation, where the next layer reads"
@@ -298,10 +286,7 @@ def _placed_structure(seen: Trace, gates: dict[str, Gate]) -> Structure:
         placed[path] = start + np.repeat(np.arange(gate.bits), gate.sizes)
         groups.append(GateGroup(path or "gate", "placed", tuple(np.zeros(0) for _ in range(gate.bits)), (), (), 0))
         start += gate.bits
-    flow = _Flow(seen, placed)
-    flow.forward()
-    flow.backward()
-    structure = Structure(seen, groups, flow.entry, placed=placed)
+    structure = Structure(seen, groups, _followed(seen, placed), placed=placed)
     structure.groups[:] = [_described(structure, group) for group in groups]
     return structure
 
@@ -313,56 +298,39 @@ def _described(structure: Structure, group: GateGroup) -> GateGroup:
     return replace(group, writes=tuple(axis.name for axis in axes if not axis.is_read), reads=reads)
 
 
-class _Flow:
-    """Which class leads to which, at module boundaries and through gates."""
-
-    def __init__(self, seen: Trace, placed: dict[str, np.ndarray]) -> None:
-        atoms = seen.atoms
-        everything = np.arange(atoms.count)
-        roots = atoms.roots(everything)
-        real = atoms.tensor[: atoms.count] >= 0
-        read = atoms.read[: atoms.count]
-        self.entry = np.full(atoms.count, -1)
-        self.frozen = {int(r) for r in roots[atoms.reason[roots] >= 0]}
-        self.written = {int(r) for r in roots[real & ~read]}  # classes that hold more than what a layer reads
-        self.read = {int(r) for r in roots[real & read]}
-        self.copies, self.gates = leads(seen, placed)
-        self.sources: dict[int, set[tuple[str, int]]] = {}  # class -> what feeds it: ("copy", class), ("gate", entry)
-        for a, further in self.copies.items():
-            for b in further:
-                self.sources.setdefault(b, set()).add(("copy", a))
-        self.starts: list[tuple[int, int]] = []
-        for use in seen.gates:
-            for b, e in zip(atoms.roots(use.after).tolist(), placed[use.module].tolist()):
-                self.sources.setdefault(b, set()).add(("gate", e))
-                self.starts.append((b, e))
-
-    def forward(self) -> None:
-        """What is only ever zero when a gate is closed goes with it, up to the layers that read it."""
-        for start, entry in self.starts:
-            reached, todo = {start}, [start]
-            while todo:
-                for further in self.copies.get(todo.pop(), ()):
-                    if further not in reached:
-                        reached.add(further)
-                        todo.append(further)
-            if all(self._pure(root, entry, reached) for root in reached):
-                self.entry[list(reached)] = entry
-
-    def _pure(self, root: int, entry: int, reached: set[int]) -> bool:
-        fed = self.sources.get(root, set())
-        alone = all(name == entry if kind == "gate" else name in reached for kind, name in fed)
-        return alone and root not in self.frozen and root not in self.written and root not in self.gates
-
-    def backward(self) -> None:
-        """What is read through one entry alone follows it."""
-        changed = True
-        while changed:
-            changed = False
-            for root in {*self.copies, *self.gates}:
-                if self.entry[root] >= 0 or root in self.frozen or root in self.read:
-                    continue
-                onward = set(self.gates.get(root, ())) | {int(self.entry[r]) for r in self.copies.get(root, ())}
-                if len(onward) == 1 and min(onward) >= 0:
-                    self.entry[root] = onward.pop()
-                    changed = True
+def _followed(seen: Trace, placed: Mapping[str, Array]) -> Array:
+    """The entry that each class follows, -1: none."""
+    atoms = seen.atoms
+    roots = atoms.roots(np.arange(atoms.count))
+    real, read = atoms.tensor[: atoms.count] >= 0, atoms.read[: atoms.count]
+    # classes that are fixed, that hold more than what a layer reads, and that a layer reads
+    frozen, written, summed = (set(roots[which].tolist()) for which in (atoms.frozen(roots), real & ~read, real & read))
+    copies, gates = leads(seen, placed)
+    fed: dict[int, set[int]] = {}  # by class what leads to it: classes, and entries e as ~e
+    for a, further in copies.items():
+        for b in further:
+            fed.setdefault(b, set()).add(a)
+    starts = [pair for use in seen.gates for pair in zip(atoms.roots(use.after).tolist(), placed[use.module].tolist())]
+    for b, own in starts:
+        fed.setdefault(b, set()).add(~own)
+    entry = np.full(atoms.count, -1)
+    for start, own in starts:  # what is only ever zero when a gate is closed goes with it, up to layers that read it
+        reached, todo = {start}, [start]
+        while todo:
+            onward = copies.get(todo.pop(), set()) - reached
+            reached |= onward
+            todo += onward
+        alone = all(fed.get(root, set()) <= {*reached, ~own} for root in reached)
+        if alone and reached.isdisjoint(frozen | written | gates.keys()):
+            entry[list(reached)] = own
+    changed = True
+    while changed:  # what is read through one entry alone follows it
+        changed = False
+        for root in {*copies, *gates}:
+            if entry[root] >= 0 or root in frozen or root in summed:
+                continue
+            onward = gates.get(root, set()) | {int(entry[r]) for r in copies.get(root, ())}
+            if len(onward) == 1 and min(onward) >= 0:
+                entry[root] = onward.pop()
+                changed = True
+    return entry

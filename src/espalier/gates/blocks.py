@@ -99,18 +99,12 @@ def _measured(structure: Structure) -> tuple[dict[str, int], Array]:
     same when one is scaled up and the other down. Behind a norm the norm's scale stands for the weights that write.
     """
     d = structure.space.d
-    spans = {group.name: 0 for group in structure.groups}
+    classes = [(g.name, [np.unique(structure.trace.atoms.roots(unit)) for unit in g.units]) for g in structure.groups]
+    spans = {name: max(1, *(int(structure.spans[own].sum()) for own in units)) for name, units in classes}
     written, scales, read = np.zeros(d), np.zeros(d), np.zeros(d)
     for axis in structure.axes:
         inside = axis.entries >= 0
-        if not inside.any():
-            continue
-        counts = np.bincount(axis.entries[inside], minlength=d)
-        for group in structure.groups:
-            count = int(counts[structure.where(group)].max())
-            if count:
-                spans[group.name] = min(spans[group.name] or count, count)
-        if not axis.info.is_parameter or axis.info.name.endswith("bias"):
+        if not inside.any() or not axis.info.is_parameter or axis.info.name.endswith("bias"):
             continue
         squares = axis.info.tensor.detach().double().square()
         others = [dim for dim in range(squares.ndim) if dim != axis.dim]
@@ -120,4 +114,4 @@ def _measured(structure: Structure) -> tuple[dict[str, int], Array]:
         where = structure.where(group)
         if scales[where].any():
             written[where] = scales[where]
-    return {name: max(span, 1) for name, span in spans.items()}, np.sqrt(written * read)
+    return spans, np.sqrt(written * read)

@@ -15,6 +15,16 @@ from espalier.gates.structure import Adapted, GateGroup, Layer, Structure, all_c
 from espalier.gates.trace import Array
 
 ZERO_WIDE_FAILS = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
+# What torch's own layers keep of their sizes, beside convolutions and GroupNorm: which dimension of which tensor it is.
+SIZES: dict[type[nn.Module], tuple[tuple[str, str, int], ...]] = {
+    nn.Linear: (("out_features", "weight", 0), ("in_features", "weight", 1)),
+    nn.modules.batchnorm._NormBase: (("num_features", "weight", 0), ("num_features", "running_mean", 0)),
+    nn.Embedding: (("embedding_dim", "weight", 1),),
+    nn.PReLU: (("num_parameters", "weight", 0),),
+    nn.RNNBase: (("input_size", "weight_ih_l0", 1), ("hidden_size", "weight_hh_l0", 1)),
+    nn.RNNCellBase: (("input_size", "weight_ih", 1), ("hidden_size", "weight_hh", 1)),
+}
+SCALES = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.PReLU)
 POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 
 
@@ -178,32 +188,17 @@ def _attention(
 
 def known_attributes(module: nn.Module, shapes: Mapping[str, tuple[int, ...]], even: bool = False) -> dict[str, int]:
     """The sizes that torch's own layers keep beside their tensors, after these tensors changed."""
-    sizes: dict[str, int] = {}
     weight = shapes.get("weight")
-    if isinstance(module, nn.Linear) and weight:
-        sizes = {"out_features": weight[0], "in_features": weight[1]}
-    elif isinstance(module, nn.modules.conv._ConvNd) and weight:
+    if isinstance(module, nn.modules.conv._ConvNd) and weight:
         out_axis = 1 if module.transposed else 0
         per_group = (module.in_channels if module.transposed else module.out_channels) // module.groups
         groups = module.groups if module.groups == 1 or even else weight[0] // per_group
-        sizes = {"groups": groups}
-        sizes["out_channels"] = weight[out_axis] * (groups if module.transposed else 1)
-        sizes["in_channels"] = weight[1 - out_axis] * (1 if module.transposed else groups)
-    elif isinstance(module, nn.modules.batchnorm._NormBase):
-        sizes = {"num_features": next(iter(shapes.values()))[0]}
-    elif isinstance(module, nn.GroupNorm) and weight:
-        sizes = _norm_attributes(module, weight[0])
-    elif isinstance(module, nn.Embedding) and weight:
-        sizes = {"embedding_dim": weight[1]}
-    elif isinstance(module, nn.PReLU) and weight:
-        sizes = {"num_parameters": weight[0]}
-    elif isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
-        suffix = "_l0" if isinstance(module, nn.RNNBase) else ""
-        if f"weight_ih{suffix}" in shapes:
-            sizes["input_size"] = shapes[f"weight_ih{suffix}"][1]
-        if f"weight_hh{suffix}" in shapes:
-            sizes["hidden_size"] = shapes[f"weight_hh{suffix}"][1]
-    return sizes
+        out, read = (groups, 1) if module.transposed else (1, groups)
+        return {"groups": groups, "out_channels": weight[out_axis] * out, "in_channels": weight[1 - out_axis] * read}
+    if isinstance(module, nn.GroupNorm) and weight:
+        return _norm_attributes(module, weight[0])
+    rows = next((rows for kind, rows in SIZES.items() if isinstance(module, kind)), ())
+    return {attribute: shapes[name][dim] for attribute, name, dim in rows if name in shapes}
 
 
 def _norm_attributes(module: nn.Module, channels: int) -> dict[str, int]:
@@ -238,7 +233,7 @@ def _emptied_layers(structure: Structure, keep: Keeping, layers: dict[str, Mappi
 
 
 def _zeros(width: int, dim: int = -1, reach: Sequence[list[int]] = (), lookup: bool = False) -> dict[str, Any]:
-    """Zeros of this width in place of a layer; see :class:`espalier.compact.layers.Zeros`."""
+    """Zeros of this width in place of a layer; see :class:`espalier.compact.layers.Constant`."""
     return {"kind": "zeros", "width": width, "dim": dim, "reach": list(reach), "lookup": lookup}
 
 
@@ -269,9 +264,7 @@ def branch_layer(
     if planned is not None and planned["kind"] == "zeros":
         return planned
     weight = getattr(module, "weight", None)
-    if isinstance(
-        module, (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU)
-    ) or norm_of(module):
+    if isinstance(module, (*SCALES, nn.RMSNorm)) or norm_of(module):
         return {"kind": "identity"}
     shape = shapes.get("weight", () if weight is None else tuple(weight.shape))
     if isinstance(module, nn.modules.conv._ConvNd) and not module.transposed:
@@ -302,8 +295,7 @@ def phantom_layers(
             changed = shapes.get(path, {}).get("weight", tuple(tensor.shape))
             layers[path] = {"kind": "bias", "width": int(changed[1 - axis.dim]), "dim": -1, "reach": []}
         elif not axis.is_read and name in ("weight", "bias") and tensor.ndim <= 2:
-            norms = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.PReLU)
-            if layers.get(path, {}).get("kind") == "bias" or isinstance(module, norms):
+            if layers.get(path, {}).get("kind") == "bias" or isinstance(module, SCALES):
                 return None
             layers[path] = _zeros(len(inside) // int(group.widths.sum()), lookup=isinstance(module, nn.Embedding))
         else:

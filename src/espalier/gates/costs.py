@@ -5,8 +5,9 @@ Kinds of cost are a table by name, which others may add to: see :func:`register`
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,71 +51,55 @@ def units(gated: Gated) -> Cost:
     return Cost.linear(np.concatenate([group.widths for group in gated.structure.groups]).astype(np.float64))
 
 
-def weights(gated: Gated) -> Cost:
-    """Elements of every parameter that enters a linear map or a convolution, once each, however often it is used."""
+def by_tensor(gated: Gated, kind: str) -> Iterator[tuple[str, Cost]]:
+    """What each tensor has of a cost, by its name; a weight that is used in several ways has several parts of it.
+
+    "weights": elements of every parameter that enters a linear map or a convolution, once each, however often it is
+    used. "parameters": elements of all. "macs": multiplications of the weights in one forward pass of the example
+    inputs, the whole batch as given; products of two activations, as in attention, are not in it.
+    """
     structure = gated.structure
-    numbers = {event.weight for event in structure.trace.events}
-    total = _parameters(structure, numbers)
-    for event in computed_weights(structure):
-        total = total + computed_elements(structure, event, ())
-    return total
-
-
-def parameters(gated: Gated) -> Cost:
-    """Elements of all parameters."""
-    return _parameters(gated.structure, {info.number for info in gated.structure.trace.tensors})
-
-
-def macs(gated: Gated) -> Cost:
-    """Multiplications of the weights in one forward pass of the example inputs, the whole batch as given; products of
-    two activations, as in attention, are not in it."""
-    structure = gated.structure
-    total, uses = _nothing(structure), dict[int, float]()
-    for event in (*structure.trace.events, *structure.trace.computed):
+    trace, uses = structure.trace, dict[int, float]()
+    if kind != "macs":
+        numbers = {event.weight for event in trace.events}
+        counted = [info for info in trace.tensors if kind == "parameters" or info.number in numbers]
+        uses = {info.number: 1.0 for info in counted if info.is_parameter}
+    for event in (*trace.events, *trace.computed) if kind == "macs" else ():
         if event.computed is not None:
-            total = total + computed_elements(structure, event, event.rows) * event.uses
+            yield event.module, computed_elements(structure, event, event.rows) * event.uses
         elif event.rows and event.uses:
-            total = total + elements(structure, event.weight, event.rows) * event.uses
+            yield trace.tensors[event.weight].name, elements(structure, event.weight, event.rows) * event.uses
         elif event.uses:
             uses[event.weight] = uses.get(event.weight, 0.0) + event.uses
     for number, times in uses.items():
-        total = total + elements(structure, number, ()) * times
-    return total
+        yield trace.tensors[number].name, elements(structure, number, ()) * times
+    for event in computed_weights(structure) if kind == "weights" else ():
+        yield event.module, computed_elements(structure, event, ())
 
 
 def held(gated: Gated, kind: str) -> list[tuple[str, float]]:
     """What the cheapest mask keeps of this cost, by the name of the tensor that holds it, the largest first."""
-    structure = gated.structure
-    mask = torch.zeros(structure.space.d, dtype=torch.float64)
-    for _, where in structure.space.choices:
+    mask = torch.zeros(gated.d, dtype=torch.float64)
+    for _, where in gated.space.choices:
         mask[where.start] = 1.0
-    mask = gated.canonical(mask)
-    kept: dict[str, float] = {}
-    for info in structure.trace.tensors:
-        uses = [event for event in structure.trace.events if event.weight == info.number]
-        if kind == "macs":
-            parts = [elements(structure, info.number, event.rows) * event.uses for event in uses if event.uses]
-        else:
-            counted = info.is_parameter and (bool(uses) or kind == "parameters")
-            parts = [elements(structure, info.number, ())] if counted else []
-        kept[info.name] = sum(float(part(mask)) for part in parts)
+    mask, kept = gated.canonical(mask), dict[str, float]()
+    for name, cost in by_tensor(gated, kind):
+        kept[name] = kept.get(name, 0.0) + float(cost(mask))
     return sorted(((name, count) for name, count in kept.items() if count), key=lambda pair: -pair[1])
 
 
-KINDS: dict[str, CostOf] = {"weights": weights, "macs": macs, "units": units, "parameters": parameters}
+def _total(gated: Gated, kind: str) -> Cost:
+    return sum((cost for _, cost in by_tensor(gated, kind)), _nothing(gated.structure))
+
+
+KINDS: dict[str, CostOf] = {
+    kind: units if kind == "units" else functools.partial(_total, kind=kind)
+    for kind in ("weights", "macs", "units", "parameters")
+}
 
 
 def _nothing(structure: Structure) -> Cost:
     return Cost.product([Form.run(0, structure.space.d, 0.0)], d=structure.space.d)
-
-
-def _parameters(structure: Structure, numbers: set[int]) -> Cost:
-    """The elements of those of these tensors that are parameters."""
-    total = _nothing(structure)
-    for info in structure.trace.tensors:
-        if info.is_parameter and info.number in numbers:
-            total = total + elements(structure, info.number, ())
-    return total
 
 
 def computed_weights(structure: Structure) -> list[Event]:

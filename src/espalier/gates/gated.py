@@ -55,7 +55,7 @@ class Slopes:
         search that is told, ``search.even``.
         """
         slopes = across(slopes_of(self.installed))
-        return self.installed.channels_on(slopes.device).sized(slopes.unsqueeze(0) if self.alone else slopes, even)
+        return self.installed.channels.on(slopes.device).sized(slopes.unsqueeze(0) if self.alone else slopes, even)
 
 
 class Gated:
@@ -191,8 +191,8 @@ class Gated:
             if why or not self.checks:
                 return why
             device = device_of(self.model)
-            args, kwargs = enlarged(*self.example, samples)
-            args, kwargs = _pytree.tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, (args, kwargs))
+            example = enlarged(*self.example, samples)
+            args, kwargs = _pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), example)
             return self._verdict(args, kwargs, samples).why
         return self._verdict(*Example.of(inputs), samples).why
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from espalier import schema
 from espalier.compact.exported import exported, onnx_file, plain_outputs, quiet
@@ -95,19 +96,23 @@ def latency_of(gated: Gated, runtime: str = "torch", device: str | torch.device 
         raise BadInput(f"{runtime} is measured on the CPU, not on {device!r}")
     if any(not isinstance(group, Bits) for group in gated.space.groups):
         raise BadInput("latency is a function of widths; a space with choices has none")
-    args, kwargs = gated.example
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise BadInput(f"batch is a number of examples, not {batch!r}")
-    args, kwargs = (_repeated(part, batch, gated.examples, device) for part in (args, kwargs))
+
+    def repeated(value: Tensor) -> Tensor:
+        batched = value.ndim and len(value) == gated.examples
+        return (value[torch.arange(batch, device=value.device) % len(value)] if batched else value).to(device)
+
+    args, kwargs = tree_map_only(Tensor, repeated, tuple(gated.example))
     key = _key(gated, runtime, device, batch, (args, kwargs))
     path = folder() / "latency" / f"{key}.json"
     kept = _kept(path)
     if kept is None:
         kept = _measured(gated, runtime, device, args, kwargs)
         write(path, schema.sealed(kept, indent=1))
-    columns = [column for _, column in _columns(gated, kept["tile"])]
     cost = Cost.product([Form((), 1.0)], d=gated.d, scale=max(kept["constant"], 1e-9))
-    for weight, column in zip(kept["weights"], columns, strict=True):
+    layers, widths = _columns(gated, kept["tile"])
+    for weight, column in zip(kept["weights"], [*layers, *widths], strict=True):
         if weight > 0:
             cost = cost + column * weight
     label = f"latency {runtime} {device} {batch} {key[:12]}"
@@ -246,18 +251,6 @@ def steadied(turns: np.ndarray, taken: np.ndarray) -> np.ndarray:
     return found
 
 
-def _repeated(value: Any, batch: int, examples: int, device: str) -> Any:
-    if isinstance(value, Tensor):
-        batched = value.ndim and len(value) == examples
-        rows = value[torch.arange(batch, device=value.device) % examples] if batched else value
-        return rows.to(device)
-    if isinstance(value, dict):
-        return {key: _repeated(one, batch, examples, device) for key, one in value.items()}
-    if isinstance(value, (tuple, list)):
-        return type(value)(_repeated(one, batch, examples, device) for one in value)
-    return value
-
-
 # ---- the design ------------------------------------------------------------------------------------------------------
 
 
@@ -287,18 +280,17 @@ def designed(gated: Gated, seed: int = 0) -> list[Tensor]:
     return list(unique.values())
 
 
-def _columns(gated: Gated, tile: int) -> list[tuple[str, Cost]]:
-    """What a time may be made of, each as a cost of about 1 for the whole network."""
-    structure, columns = gated.structure, list[tuple[str, Cost]]()
-    whole = torch.ones(gated.d)
-    for number in dict.fromkeys(event.weight for event in structure.trace.events):
-        columns.append((f"layer {number}", _product(gated, number, tile)))
-    for group in gated.space.groups:
-        where = gated.space.slices[group.name]
-        columns.append((f"width {group.name}", Cost.product([Form.run(where.start, where.stop)], d=gated.d)))
-    scaled = [(name, cost, float(cost(whole))) for name, cost in columns]
-    varying = [(name, cost, size) for name, cost, size in scaled if size > 0]
-    return [(name, replace(cost * (1 / size), space=None)) for name, cost, size in varying]
+def _columns(gated: Gated, tile: int) -> tuple[list[Cost], list[Cost]]:
+    """What a time may be made of, each as a cost of about 1 for the whole network: of layers, and of widths."""
+    numbers = dict.fromkeys(event.weight for event in gated.structure.trace.events)
+    layers = [_product(gated, number, tile) for number in numbers]
+    widths = [Cost.product([Form.run(own.start, own.stop)], d=gated.d) for own in gated.space.slices.values()]
+
+    def scaled(costs: list[Cost]) -> list[Cost]:
+        sizes = [float(cost(torch.ones(gated.d))) for cost in costs]
+        return [replace(cost * (1 / size), space=None) for cost, size in zip(costs, sizes) if size > 0]
+
+    return scaled(layers), scaled(widths)
 
 
 def _product(gated: Gated, number: int, tile: int) -> Cost:
@@ -344,13 +336,11 @@ def _measured(gated: Gated, runtime: str, device: str, args: tuple[Any, ...], kw
 
 def _fit(gated: Gated, tile: int, masks: Sequence[Tensor], times: np.ndarray) -> dict[str, Any]:
     """Coefficients by least squares of relative errors, none negative; residuals by leaving a fifth out in turn."""
-    columns = _columns(gated, tile)
+    layers, widths = _columns(gated, tile)
     together = torch.stack(list(masks)).double()
-    design = np.stack([np.ones(len(masks)), *(cost(together).numpy() for _, cost in columns)], 1)
-    sums = np.zeros((len(columns) + 1, 3))  # few coefficients for all layers and all groups, to lean on
-    sums[0, 0] = 1.0
-    for i, (name, _) in enumerate(columns):
-        sums[i + 1, 1 if name.startswith("layer") else 2] = 1.0
+    design = np.stack([np.ones(len(masks)), *(cost(together).numpy() for cost in (*layers, *widths))], 1)
+    # few coefficients for all layers and all groups, to lean on
+    sums = np.repeat(np.eye(3), [1, len(layers), len(widths)], 0)
 
     def solve(rows: np.ndarray) -> np.ndarray:
         counts = np.where(rows == 0, 30.0, 1.0)  # shares are of the whole network, so its time is met
@@ -405,7 +395,7 @@ def nonnegative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _key(gated: Gated, runtime: str, device: str, batch: int, inputs: Any) -> str:
     """Of the network's shapes, what it is fed, the machine and the versions."""
     shapes = [(name, list(p.shape), str(p.dtype)) for name, p in gated.model.named_parameters()]
-    given = [list(t.shape) for part in inputs for t in _tensors(part)]
+    given = [list(leaf.shape) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     cpu = ""
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -417,14 +407,6 @@ def _key(gated: Gated, runtime: str, device: str, batch: int, inputs: Any) -> st
     words = [FORMAT, str(gated.model), gated.space.to_json(), shapes, given, runtime, device, batch, version]
     words += [platform.machine(), platform.node(), cpu, gpu, torch.get_num_threads()]
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list, dict)):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(one)
 
 
 def _kept(path: Path) -> dict[str, Any] | None:

@@ -10,24 +10,22 @@ backward pass leaves there what autograd knows of every gate, open or closed.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import math
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from espalier.gates.gate import MIXED, Gate
 from espalier.gates.norms import NORM, Norm, masked_norm, norm_of
 from espalier.gates.one_pass import (
     HELD,
     STATE,
+    State,
     Together,
     can_group,
     exchange,
@@ -38,6 +36,7 @@ from espalier.gates.one_pass import (
     put_back,
     restore_layer,
     split_batch,
+    state_of,
 )
 from espalier.gates.structure import Axis, Structure, is_inside, join
 from espalier.gates.trace import Array
@@ -50,11 +49,8 @@ EXAMPLES = 32  # an update reads at least so many, where it matters whether weig
 
 
 class Spot:
-    """One mask buffer: its module, its name, its shape, and which channel each of its values is (-1: always one).
-
-    All that :meth:`value` needs is laid out here as plain integers and a tensor, so that ``gated.call`` traces under
-    ``torch.compile`` without a look at NumPy.
-    """
+    """One mask buffer: its module, its name, its shape, the entry that each of its values follows (-1: always one),
+    and a number for its channel, which tells it from the other channels of that entry."""
 
     def __init__(
         self,
@@ -62,21 +58,26 @@ class Spot:
         path: str,
         buffer: str,
         shape: tuple[int, ...],
-        own: Array,
+        entries: Array,
+        numbers: Array | int = 0,
         raw: tuple[tuple[str, str], ...] = (),
         weight: tuple[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.module, self.path, self.buffer, self.shape = model.get_submodule(path), path, buffer, shape
+        self.entries, self.numbers, self.width = entries, numbers, len(entries)
         self.weight = weight  # the module's own parameter that may be masked instead, and the mask's shape there
         self.name = join(path, buffer)
-        self.width = len(own)
         self.raw = raw  # for a masked weight: the places that hold it
         self.raw_names = tuple(join(owner, name) for owner, name in raw)
+
+    def follow(self, own: Array) -> None:
+        """own: which channel each value is. It is laid out as plain integers and a tensor, so that ``gated.call``
+        traces under ``torch.compile`` without a look at NumPy."""
         first = int(own[0])
         is_run = first >= 0 and np.array_equal(own, np.arange(first, first + len(own)))
         self.run = (first, first + len(own)) if is_run else None  # a stretch of the channels needs no index
         self.index = torch.as_tensor(np.ascontiguousarray(own), dtype=torch.int64)
-        self.index_buffer = f"{buffer}_index"
+        self.index_buffer = f"{self.buffer}_index"
         self.aside: Tensor | None = None  # the buffer of one mask, while that of several is in its place
 
     def value(self, mask: Tensor) -> Tensor:
@@ -117,6 +118,7 @@ class Channels:
     def __init__(self, entries: Array, d: int, whole: Array, device: torch.device | None = None) -> None:
         self.d, self.count, self.whole = d, len(entries), whole
         self.entries = torch.as_tensor(entries, device=device)
+        self.copies: dict[torch.device, Channels] = {}
         self.single = self.count == d  # one for each gate
         counts = np.bincount(entries, minlength=d)
         first, is_whole = np.cumsum(counts) - counts, np.isin(np.arange(d), whole)
@@ -129,10 +131,12 @@ class Channels:
             self.by_width.append((torch.as_tensor(own, device=device), where, added or width == 1))
 
     def on(self, device: torch.device) -> Channels:
-        """The same, its indices on another device."""
+        """The same, its indices on another device, where they are kept."""
         if device == self.entries.device:
             return self
-        return Channels(self.entries.cpu().numpy(), self.d, self.whole, device)
+        if device not in self.copies:
+            self.copies[device] = Channels(self.entries.cpu().numpy(), self.d, self.whole, device)
+        return self.copies[device]
 
     def of(self, mask: Tensor) -> Tensor:
         """A mask ``(*B, d)`` by channels ``(*B, channels)``; one that is so already as it is."""
@@ -197,12 +201,9 @@ class Installed:
     model: nn.Module
     channels: Channels
     spots: list[Spot]
-    handles: list[RemovableHandle]
-    added: list[tuple[nn.Module, str]]
-    states: list[nn.Module]  # modules with a State
+    modules: list[nn.Module]  # with a State, and with all buffers and hooks
     together: Together
     tables: dict[torch.device, Tensor] = field(default_factory=dict)  # see readings
-    copies: dict[torch.device, Channels] = field(default_factory=dict)  # see channels_on
     rows: list[Row] = field(default_factory=list)  # see in_rows
 
     def in_rows(self) -> list[Row]:
@@ -213,11 +214,6 @@ class Installed:
                 kinds.setdefault((spot.held.device, spot.held.dtype), []).append(spot)
             self.rows = [Row(spots, self.channels.count) for spots in kinds.values()]
         return self.rows
-
-    def channels_on(self, device: torch.device) -> Channels:
-        if device not in self.copies:
-            self.copies[device] = self.channels.on(device)
-        return self.copies[device]
 
     def readings(self, device: torch.device) -> Tensor:
         """Where the gradients of a channel lie among those of all buffers side by side ``(channels, K)``, K for the one
@@ -238,61 +234,44 @@ class Installed:
         return torch.equal(torch.cat([spot.index for spot in self.spots]), torch.arange(self.channels.count))
 
     def remove(self) -> None:
-        for module in self.states:
-            module.__dict__.pop(STATE, None)
-        for handle in self.handles:
-            handle.remove()
-        for module, name in self.added:
-            module._buffers.pop(name, None)
-            module._non_persistent_buffers_set.discard(name)
-
-
-class Found:
-    """Where masks act, as it is found: spots, with the entry that each value follows and a number for its channel,
-    which tells it from the other channels of that entry."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.places: list[tuple[Callable[[Array], Spot], Array, Array]] = []
-
-    def add(self, path: str, buffer: str, shape: tuple[int, ...], entries: Array, numbers: Array, **more: Any) -> None:
-        make = functools.partial(Spot, self.model, path, buffer, shape, **more)
-        self.places.append((make, entries, np.broadcast_to(numbers, entries.shape)))
-
-    def spots(self, structure: Structure) -> tuple[list[Spot], Channels]:
-        """An entry that nothing reads has a channel too."""
-        d, whole = structure.space.d, [*structure.branches.values(), *structure.blocks.values()]
-        entries = np.concatenate([np.arange(d), *(own for _, own, _ in self.places)])
-        numbers = np.concatenate([np.full(d, -1), *(own for *_, own in self.places)])
-        entries[np.unique(entries[d:][entries[d:] >= 0])] = -1  # of the first d those stay that nothing reads
-        pairs, own = np.unique(np.stack([entries, numbers])[:, entries >= 0], axis=1, return_inverse=True)
-        index = np.full(len(entries), -1)
-        index[entries >= 0] = own.reshape(-1)
-        ends = np.cumsum([len(own) for _, own, _ in self.places])[:-1]
-        parts = np.split(index[d:], ends)
-        return [make(own) for (make, *_), own in zip(self.places, parts)], Channels(pairs[0], d, np.array(whole))
+        _strip(self.modules)
 
 
 def spots_of(model: nn.Module, structure: Structure) -> tuple[list[Spot], Channels]:
-    """Where masks act: hand-placed gates, inputs of single layers, else weights; and on which channels."""
-    found = Found(model)
+    """Where masks act, and on which channels. An entry that nothing reads has a channel too."""
+    d, spots = structure.space.d, list(_spots(model, structure))
+    whole = np.array([*structure.branches.values(), *structure.blocks.values()])
+    entries = np.concatenate([np.arange(d), *(spot.entries for spot in spots)])
+    numbers = [np.broadcast_to(spot.numbers, spot.entries.shape) for spot in spots]
+    entries[np.unique(entries[d:][entries[d:] >= 0])] = -1  # of the first d those stay that nothing reads
+    rows = np.stack([entries, np.concatenate([np.full(d, -1), *numbers])])
+    pairs, own = np.unique(rows[:, entries >= 0], axis=1, return_inverse=True)
+    index = np.full(len(entries), -1)
+    index[entries >= 0] = own.reshape(-1)
+    for spot, part in zip(spots, np.split(index[d:], np.cumsum([spot.width for spot in spots])[:-1])):
+        spot.follow(part)
+    return spots, Channels(pairs[0], d, whole)
+
+
+def _spots(model: nn.Module, structure: Structure) -> Iterator[Spot]:
+    """Hand-placed gates, inputs of single layers, else weights."""
     for path, entries in structure.placed.items():
         # A slice is one channel, as it is to the kernels of ``models.densenet_fast``, which know its slope alone.
-        found.add(path, BUFFER, (len(entries),), entries, np.zeros(1, dtype=np.int64))
+        yield Spot(model, path, BUFFER, (len(entries),), entries)
     if structure.placed:
-        return found.spots(structure)
+        return
     for buffer, gates in ((BRANCH, structure.branches), (PASS, structure.blocks)):
         for path, entry in gates.items():
             shape = _output_channels(structure, path)
             width = math.prod(shape)
-            found.add(path, buffer, shape, np.full(width, entry), np.arange(width))
+            yield Spot(model, path, buffer, shape, np.full(width, entry), np.arange(width))
     for group in structure.groups:
         if group.kind == "choices":  # what is compared is one option with another, not its channels
             path = group.reads[0].rpartition("options.")[0].removesuffix(".")
-            found.add(path, MIXED, (1, group.size), structure.numbers(group), np.zeros(1, dtype=np.int64))
+            yield Spot(model, path, MIXED, (1, group.size), structure.numbers(group))
     for path, entries in structure.norms.items():
         if path in structure.trace.norms:
-            found.add(path, NORM, (1, len(entries)), entries, structure.channels(structure.trace.norms[path]))
+            yield Spot(model, path, NORM, (1, len(entries)), entries, structure.channels(structure.trace.norms[path]))
     owners = [reader.info.places[0][0] for reader in structure.readers]
     raw = 0
     for reader in structure.readers:
@@ -303,11 +282,10 @@ def spots_of(model: nn.Module, structure: Structure) -> tuple[list[Spot], Channe
         if axis is not None:
             is_smaller = info.tensor.numel() <= EXAMPLES * math.prod(structure.trace.entries[path][0].shape[1:])
             weight = (name, shape) if is_smaller else None
-            found.add(path, BUFFER, (-1, *(1,) * (-1 - axis)), reader.entries, channels, weight=weight)
+            yield Spot(model, path, BUFFER, (-1, *(1,) * (-1 - axis)), reader.entries, channels, weight=weight)
         else:
-            found.add("", f"{BUFFER}_{raw}", shape, reader.entries, channels, raw=tuple(info.places))
+            yield Spot(model, "", f"{BUFFER}_{raw}", shape, reader.entries, channels, raw=tuple(info.places))
             raw += 1
-    return found.spots(structure)
 
 
 def _input_axis(structure: Structure, reader: Axis) -> int | None:
@@ -355,8 +333,6 @@ def install(model: nn.Module, structure: Structure) -> Installed:
     """Add buffers and hooks."""
     spots, channels = spots_of(model, structure)
     reference = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
-    handles: list[RemovableHandle] = []
-    added: list[tuple[nn.Module, str]] = []
     for spot in spots:
         own = (p for p in spot.module.parameters(recurse=False) if p.is_floating_point())
         like = reference if spot.raw else next(own, reference)
@@ -364,30 +340,28 @@ def install(model: nn.Module, structure: Structure) -> Installed:
         if not isinstance(spot.module, Gate):
             ones = torch.ones(spot.width, dtype=like.dtype, device=like.device)
             new[spot.buffer] = ones if spot.buffer in (NORM, MIXED) else ones.reshape(spot.shape)
-            handles += _hooks(spot)
+            _hook(spot)
         for name, buffer in new.items():
             spot.module.register_buffer(name, buffer, persistent=False)
-            added.append((spot.module, name))
     if not channels.single:
         model.register_buffer(CHANNELS, channels.entries.to(reference.device), persistent=False)
-        added.append((model, CHANNELS))
     places = [(spot.buffer, spot.raw) for spot in spots if spot.raw]
     if places:
-        handles.append(model.register_forward_pre_hook(functools.partial(_mask_weights, places), with_kwargs=True))
-        handles.append(model.register_forward_hook(_restore_weights, always_call=True))
+        model.register_forward_pre_hook(functools.partial(_mask_weights, places), with_kwargs=True)
+        model.register_forward_hook(_restore_weights, always_call=True)
     norms = [norm for norm in model.modules() if isinstance(norm, nn.modules.batchnorm._BatchNorm) and has_rule(norm)]
     for norm in norms:
-        handles.append(norm.register_forward_pre_hook(split_batch))
-        handles.append(norm.register_forward_hook(join_batch, prepend=True, always_call=True))
-    handles.append(model.register_forward_pre_hook(_count_examples, with_kwargs=True))
-    states, together = list(dict.fromkeys([model, *(spot.module for spot in spots), *norms])), Together()
+        norm.register_forward_pre_hook(split_batch)
+        norm.register_forward_hook(join_batch, prepend=True, always_call=True)
+    model.register_forward_pre_hook(_count_examples, with_kwargs=True)
+    modules, together = list(dict.fromkeys([model, *(spot.module for spot in spots), *norms])), Together()
     paths = {module: path for path, module in model.named_modules()}
-    for module in states:
+    for module in modules:
         module.__dict__[STATE] = State(paths[module], together, module)
-    return Installed(model, channels, spots, handles, added, states, together)
+    return Installed(model, channels, spots, modules, together)
 
 
-def _hooks(spot: Spot) -> list[RemovableHandle]:
+def _hook(spot: Spot) -> None:
     """What makes a module read its mask; options of a choice, and weights that hooks do not reach, need none here."""
     before, after = spot.module.register_forward_pre_hook, spot.module.register_forward_hook
     changes: dict[str, Change] = {BRANCH: _times, PASS: _between}
@@ -396,17 +370,19 @@ def _hooks(spot: Spot) -> list[RemovableHandle]:
         assert kind is not None
         changes[NORM] = functools.partial(_normed, kind)
     if spot.buffer in changes:
-        return [after(functools.partial(_mask_output, spot.buffer, changes[spot.buffer]), with_kwargs=True)]
-    if spot.weight is not None:
-        hooks = [before(functools.partial(_mask_smaller, *spot.weight), with_kwargs=True)]
+        after(functools.partial(_mask_output, spot.buffer, changes[spot.buffer]), with_kwargs=True)
+    elif spot.weight is not None:
+        before(functools.partial(_mask_smaller, *spot.weight), with_kwargs=True)
         if _is_plain(spot.module, *spot.weight):
-            return [*hooks, after(_restore_plain, prepend=True, with_kwargs=True, always_call=True)]
-        return [*hooks, after(restore_layer, prepend=True, always_call=True)]
-    return [before(_mask_input, with_kwargs=True)] if spot.buffer == BUFFER else []
+            after(_restore_plain, prepend=True, with_kwargs=True, always_call=True)
+        else:
+            after(restore_layer, prepend=True, always_call=True)
+    elif spot.buffer == BUFFER:
+        before(_mask_input, with_kwargs=True)
 
 
 def _count_examples(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    together = module.__dict__[STATE].together
+    together = state_of(module).together
     if torch.compiler.is_compiling():
         bool(together.slopes)  # looked at by torch before each call, as the masks may not be: other code gives slopes
     elif together.active:
@@ -415,7 +391,7 @@ def _count_examples(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _product(module: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
     mask = mask.to(x.dtype)
-    if not torch.compiler.is_compiling() and module.__dict__[STATE].together.active:
+    if not torch.compiler.is_compiling() and state_of(module).together.active:
         return product(module, x, mask)
     if x.is_nested and x.layout == torch.strided:  # as nn.TransformerEncoder packs padded batches in eval mode
         return torch.nested.as_nested_tensor([part * mask for part in x.unbind()])
@@ -425,7 +401,7 @@ def _product(module: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
 def _mask_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     mask = mask_of(module)
     if not torch.compiler.is_compiling():
-        together = module.__dict__[STATE].together
+        together = state_of(module).together
         if together.open.get(id(mask)) is mask and not together.active:  # ones, and no other that a call has brought
             return None
     if args:
@@ -440,7 +416,7 @@ def _mask_smaller(
     """While a mask is set: put the masked weight where the parameter is, for the length of one forward pass."""
     if torch.compiler.is_compiling():
         return (args, kwargs) if _is_plain(module, name, shape) else _mask_input(module, args, kwargs)
-    together, mask = module.__dict__[STATE].together, mask_of(module)
+    together, mask = state_of(module).together, mask_of(module)
     if together.samples and args and can_group(module):
         return (group_masks(module, args[0], mask, shape), *args[1:]), kwargs
     if not together.masked or together.active:
@@ -504,7 +480,7 @@ def _between(module: nn.Module, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
 
 def _normed(norm: Norm, module: nn.Module, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     """While a mask is set: the norm over the open channels in place of the module's result."""
-    if mask.ndim == 1 and not torch.compiler.is_compiling() and not module.__dict__[STATE].together.masked:
+    if mask.ndim == 1 and not torch.compiler.is_compiling() and not state_of(module).together.masked:
         return y
     return masked_norm(norm, x, mask, module._parameters).to(y.dtype)
 
@@ -515,7 +491,7 @@ Places = list[tuple[str, tuple[tuple[str, str], ...]]]
 def _mask_weights(places: Places, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Put masked weights where the parameters are, for the length of one forward pass."""
     masked: dict[tuple[tuple[str, str], ...], Tensor] = {}
-    for buffer, held in places if module.__dict__[STATE].together.masked else ():
+    for buffer, held in places if state_of(module).together.masked else ():
         path, name = held[0]
         weight = masked.get(held)
         if weight is None:
@@ -547,7 +523,7 @@ def set_mask(installed: Installed, mask: Tensor | None, slopes: bool = False) ->
     for row in rows:
         device = row.values.device
         if mask is not None and device not in own:
-            own[device] = installed.channels_on(device).of(mask.detach().to(device))
+            own[device] = installed.channels.on(device).of(mask.detach().to(device))
         row.set(None if samples else own.get(device), slopes and not samples)
     if samples:
         for spot in installed.spots:
@@ -615,7 +591,12 @@ def with_mask(installed: Installed, tensors: Mapping[str, Tensor], mask: Tensor)
 
 def strip(model: nn.Module) -> nn.Module:
     """Take every trace of gates off a copy of a gated model; hand-placed gates stay."""
-    for module in model.modules():
+    _strip(model.modules())
+    return model
+
+
+def _strip(modules: Iterable[nn.Module]) -> None:
+    for module in modules:
         module.__dict__.pop(STATE, None)
         module.__dict__.pop(HELD, None)
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
@@ -626,49 +607,18 @@ def strip(model: nn.Module) -> nn.Module:
                     module._forward_pre_hooks_with_kwargs.pop(key, None)
                     module._forward_hooks_with_kwargs.pop(key, None)
                     module._forward_hooks_always_called.pop(key, None)
-        if isinstance(module, Gate):
-            if module.espalier_mask.ndim > 1:  # of several masks
-                module.espalier_mask = torch.ones_like(module.espalier_mask[0])
-        else:
-            for name in [n for n in module._buffers if n.startswith(BUFFER)]:
-                del module._buffers[name]
-                module._non_persistent_buffers_set.discard(name)
-    return model
+        own = BUFFER if isinstance(module, Gate) else ""
+        if own and mask_of(module).ndim > 1:  # of several masks
+            module._buffers[own] = torch.ones_like(mask_of(module)[0])
+        for name in [n for n in module._buffers if n.startswith(BUFFER) and n != own]:
+            del module._buffers[name]
+            module._non_persistent_buffers_set.discard(name)
 
 
 OURS = (__name__, join_batch.__module__)  # where hooks of gates are defined
 
 
 # ---- copies of a gated model -----------------------------------------------------------------------------------------
-
-
-class State:
-    """Kept beside a module's mask buffers, and on the root: its path, and what the whole model knows of its masks.
-
-    A copy of the module has a state of its own. ``is_original``: this is none.
-    """
-
-    def __init__(self, path: str = "", together: Together | None = None, module: nn.Module | None = None) -> None:
-        self.path, self.together, self.is_original = path, together or Together(), module is not None
-        self.of: Callable[[], nn.Module | None] = (lambda: None) if module is None else weakref.ref(module)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> State:
-        module = memo.get(id(self.of()))  # the copy of the module, which is under way
-        state = State(self.path, copy.deepcopy(self.together, memo), module)
-        state.is_original = False
-        if self.together.copies:
-            self.together.copies[-1].append(state)
-        return state
-
-    def __reduce__(self) -> tuple[Callable[[bool], State], tuple[bool]]:
-        return _elsewhere, (self.together.masked,)
-
-
-def _elsewhere(masked: bool) -> State:
-    """The state of a module that was sent to another process: there it is of nobody."""
-    state = State()
-    state.together.masked = masked
-    return state
 
 
 @contextlib.contextmanager

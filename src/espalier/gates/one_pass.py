@@ -7,6 +7,8 @@ its strides, the product with masks ``(S, ..)`` needs no index, and in NCHW orde
 
 from __future__ import annotations
 
+import copy
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -66,35 +68,68 @@ class Together:
         if self.samples and self.check is not None and not torch.compiler.is_compiling():
             self.check(self, args, kwargs)
 
-    def several(self, path: str, x: Tensor) -> bool:
-        """Whether a module runs under several masks; a trial notes what it reads."""
-        if self.watched is not None:
-            self.watched.setdefault(path, []).append(tuple(x.shape))
-        return self.samples > 0
 
-    def dim(self, path: str, x: Tensor) -> int:
-        """The dimension of a module's input that holds the examples."""
-        if self.expected is not None:
-            return self._found(path, tuple(x.shape))
-        return self.dims.get(path, 0)
+class State:
+    """Kept beside a module's mask buffers, and on the root: its path, and what the whole model knows of its masks.
 
-    def _found(self, path: str, shape: Shape) -> int:
-        left = (self.expected or {}).get(path)
-        dim = examples_dim(left.pop(0), shape, self.samples) if left else None
+    A copy of the module has a state of its own. ``is_original``: this is none.
+    """
+
+    def __init__(self, path: str = "", together: Together | None = None, module: nn.Module | None = None) -> None:
+        self.path, self.together, self.is_original = path, together or Together(), module is not None
+        self.of: Callable[[], nn.Module | None] = (lambda: None) if module is None else weakref.ref(module)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> State:
+        module = memo.get(id(self.of()))  # the copy of the module, which is under way
+        state = State(self.path, copy.deepcopy(self.together, memo), module)
+        state.is_original = False
+        if self.together.copies:
+            self.together.copies[-1].append(state)
+        return state
+
+    def __reduce__(self) -> tuple[Callable[[bool], State], tuple[bool]]:
+        return _elsewhere, (self.together.masked,)
+
+    def several(self, x: Tensor) -> bool:
+        """Whether the module runs under several masks; a trial notes what it reads."""
+        if self.together.watched is not None:
+            self.together.watched.setdefault(self.path, []).append(tuple(x.shape))
+        return self.together.samples > 0
+
+    def dim(self, x: Tensor) -> int:
+        """The dimension of the module's input that holds the examples."""
+        together, path = self.together, self.path or "the model"
+        if together.expected is None:
+            return together.dims.get(self.path, 0)
+        left = together.expected.get(self.path)
+        dim = examples_dim(left.pop(0), tuple(x.shape), together.samples) if left else None
         if dim is None:
-            raise Unfit(f"what {path or 'the model'} reads has no one dimension that grows with the number of examples")
-        if self.dims.setdefault(path, dim) != dim:
-            raise Unfit(f"{path or 'the model'} reads its examples now in one dimension, now in another")
+            raise Unfit(f"what {path} reads has no one dimension that grows with the number of examples")
+        if together.dims.setdefault(self.path, dim) != dim:
+            raise Unfit(f"{path} reads its examples now in one dimension, now in another")
         return dim
 
-    def split(self, size: int, path: str) -> tuple[int, ...]:
+    def split(self, size: int) -> tuple[int, ...]:
         """How a dimension of examples is laid out: (B, samples), and what each example holds of it if not one."""
-        if not self.examples:
+        path, examples, samples = self.path, self.together.examples, self.together.samples
+        if not examples:
             raise Unfit(f"{path} runs by itself; under several masks call the whole model, which counts the examples")
-        if size % self.examples:
-            raise Unfit(f"{path} reads {size} rows of {self.examples} examples: whose they are cannot be told")
-        rows = (self.examples // self.samples, self.samples)
-        return rows if size == self.examples else (*rows, size // self.examples)
+        if size % examples:
+            raise Unfit(f"{path} reads {size} rows of {examples} examples: whose they are cannot be told")
+        rows = (examples // samples, samples)
+        return rows if size == examples else (*rows, size // examples)
+
+
+def _elsewhere(masked: bool) -> State:
+    """The state of a module that was sent to another process: there it is of nobody."""
+    state = State()
+    state.together.masked = masked
+    return state
+
+
+def state_of(module: nn.Module) -> State:
+    state: State = module.__dict__[STATE]
+    return state
 
 
 def examples_of(inputs: Any) -> int:
@@ -121,19 +156,18 @@ def unflatten(x: Tensor, dim: int, rows: tuple[int, ...]) -> Tensor:
 
 def product(module: nn.Module, x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """x times the mask; under several ``(samples, ..)`` each example times its own. dim: of the examples, if known."""
-    together: Together = module.__dict__[STATE].together
-    path: str = module.__dict__[STATE].path
-    if not together.several(path, x):
+    state = state_of(module)
+    if not state.several(x):
         return x * mask
     if x.is_nested:
-        raise Unfit(f"{path} reads a nested tensor")
-    dim = together.dim(path, x) if dim is None else dim
-    rows = together.split(x.shape[dim], path)
+        raise Unfit(f"{state.path} reads a nested tensor")
+    dim = state.dim(x) if dim is None else dim
+    rows = state.split(x.shape[dim])
     own, behind = mask.shape[1:], x.ndim - 1 - dim
     if len(own) > behind:
-        raise Unfit(f"{path} reads its gated axis before its examples")
+        raise Unfit(f"{state.path} reads its gated axis before its examples")
     between = (1,) * (len(rows) - 2 + behind - len(own))
-    mask = mask.to(x.dtype).reshape(together.samples, *between, *own)
+    mask = mask.to(x.dtype).reshape(rows[1], *between, *own)
     each: Tensor = unflatten(x, dim, rows) * mask
     return each.flatten(dim, dim + len(rows) - 1)
 
@@ -172,14 +206,14 @@ def group_masks(module: Any, x: Tensor, mask: Tensor, shape: Shape) -> Tensor:
 
     mask: ``(S, ..)``. shape: of one mask on the weight. Returns what the convolution reads.
     """
-    together: Together = module.__dict__[STATE].together
+    state = state_of(module)
+    samples = state.together.samples
     lies_so = x.ndim == module.weight.ndim and x.stride(0) == x.shape[1] * x.stride(1)
-    smaller = together.samples * module.weight.numel() < x.numel()
+    smaller = samples * module.weight.numel() < x.numel()
     if not lies_so or not smaller or x.device.type not in GROUPED:
         return product(module, x, mask)
-    path, samples = module.__dict__[STATE].path, together.samples
-    dim = together.dim(path, x)
-    rows = together.split(x.shape[dim], path)
+    dim = state.dim(x)
+    rows = state.split(x.shape[dim])
     if dim or len(rows) > 2:
         return product(module, x, mask, dim)
     weight, bias = module.weight, module.bias
@@ -212,20 +246,20 @@ def split_batch(module: Any, args: tuple[Any, ...]) -> Any:
 
     Its parameters are repeated for the length of the call, and its running statistics are set aside.
     """
-    together: Together = module.__dict__[STATE].together
-    path: str = module.__dict__[STATE].path
-    if torch.compiler.is_compiling() or not together.active:
+    state = state_of(module)
+    if torch.compiler.is_compiling() or not state.together.active:
         return None
     if not args:
-        raise Unfit(f"{path} is given its input by name")
+        raise Unfit(f"{state.path} is given its input by name")
     x = args[0]
-    if not together.several(path, x):
+    if not state.several(x):
         return None
-    if together.dim(path, x) or x.ndim < 2:
-        raise Unfit(f"{path} does not read its examples first")
+    if state.dim(x) or x.ndim < 2:
+        raise Unfit(f"{state.path} does not read its examples first")
     if not (module.training or module.running_mean is None):
         return None
-    rows, samples = together.split(x.shape[0], path), together.samples
+    rows = state.split(x.shape[0])
+    samples = rows[1]
     affine = {name: module._parameters[name] for name in ("weight", "bias")}
     running = {name: module._buffers[name] for name in ("running_mean", "running_var")}
     places = [(module._parameters, name, t.repeat(samples)) for name, t in affine.items() if t is not None]

@@ -2,8 +2,8 @@
 
 Readers of one stream may keep different channels. A *segment* is a row of classes that occurs everywhere as a whole and
 in the same order, so that it may be permuted everywhere at once. Of the sets that its readers keep as many as possible
-are made consecutive, the largest first, by a PQ-tree: it holds all orders in which the sets taken so far are
-consecutive, so a set that fits none of them is left, and is gathered.
+are made consecutive, the largest first: a set that fits no order in which those taken so far are consecutive is left,
+and is gathered.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from torch import nn
 
 from espalier.gates.trace import Array, Trace
+from espalier.gates.trace.layout import Atoms
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,20 +31,13 @@ class Segments:
 def segments_of(trace: Trace, fixed: Iterable[Array]) -> Segments:
     """Segments of a model. fixed: atoms whose places mean something, beside those that are frozen."""
     atoms = trace.atoms
-    same = np.arange(atoms.count)
-    joints = [(atoms.roots(before), atoms.roots(after)) for before, after in _joints(trace)]
-    changed = True
-    while changed:  # both sides of a boundary move alike
-        changed = False
-        for a, b in joints:
-            least = np.minimum(same[a], same[b])
-            if (same[a] != least).any() or (same[b] != least).any():
-                changed = True
-                np.minimum.at(same, a, least)
-                np.minimum.at(same, b, least)
-    row_of = same[atoms.roots(np.arange(atoms.count))]
+    same = Atoms()
+    same.new(atoms.count)
+    for joint in _joints(trace):  # both sides of a boundary move alike
+        same.tie(*map(atoms.roots, joint))
+    row_of = same.roots(atoms.roots(np.arange(atoms.count)))
     held = {int(c) for part in fixed for c in row_of[part.reshape(-1)]}
-    held |= {int(c) for c in row_of[atoms.reason[atoms.roots(np.arange(atoms.count))] >= 0]}
+    held |= {int(c) for c in row_of[atoms.frozen(np.arange(atoms.count))]}
     after: dict[int, int] = {}
     before: dict[int, int] = {}
     seen = set[bytes]()
@@ -147,23 +141,7 @@ class Order:
 
 
 class _Unfit(Exception):
-    """No order of the tree has the set together."""
-
-
-@dataclass(frozen=True)
-class _Node:
-    """``turns``: children in this order or the reverse (Q); else in any order (P). No children: a leaf."""
-
-    leaves: frozenset[int]
-    children: tuple[_Node, ...] = ()
-    turns: bool = False
-
-
-def _node(children: Sequence[_Node], turns: bool = False) -> _Node:
-    if len(children) == 1:
-        return children[0]
-    turns = turns and len(children) > 2
-    return _Node(frozenset[int]().union(*(child.leaves for child in children)), tuple(children), turns)
+    """No order has these sets together."""
 
 
 def arranged(count: int, sets: Sequence[frozenset[int]]) -> list[int]:
@@ -172,71 +150,49 @@ def arranged(count: int, sets: Sequence[frozenset[int]]) -> list[int]:
     >>> arranged(5, [frozenset({0, 3}), frozenset({3, 4})])
     [1, 2, 0, 3, 4]
     """
-    alike: dict[tuple[bool, ...], list[int]] = {}  # things that the same sets hold stay as they are
-    for thing in range(count):
-        alike.setdefault(tuple(thing in one for one in sets), []).append(thing)
-    members = list(alike.values())
-    tree = _node([_Node(frozenset({i})) for i in range(len(members))])
+    kept, order = list[frozenset[int]](), list(range(count))
     for one in sets:
         try:
-            tree = _together(tree, frozenset(i for i, own in enumerate(members) if own[0] in one))
+            order = _ordered(range(count), [*kept, one])
         except _Unfit:
             continue
-    return [thing for leaf in _frontier(tree) for thing in members[leaf]]
+        kept.append(one)
+    return order
 
 
-def _frontier(node: _Node) -> list[int]:
-    if not node.children:
-        return list(node.leaves)
-    return [leaf for child in node.children for leaf in _frontier(child)]
+def _ordered(things: Iterable[int], sets: Sequence[frozenset[int]]) -> list[int]:
+    """Things in an order in which all of the sets, of these things, are consecutive.
+
+    Sets that overlap, each of the largest one or of another that does, have their places in one row of parts, but for
+    its direction. Every other set lies within one part, or beside the row.
+    """
+    if not sets:
+        return sorted(things)
+    largest = max(sets, key=len)
+    woven, left, row = [largest], [one for one in sets if one != largest], [largest]
+    while one := next((one for one in left if any(_overlap(one, other) for other in woven)), None):
+        row, left = _woven(row, one), [other for other in left if other != one]
+        woven.append(one)
+    beside = set(things).difference(*row)
+    order = _ordered(beside, [one for one in left if one <= beside])
+    for part in row:
+        order += _ordered(part, [one for one in left if one < part])
+    return order
 
 
-def _together(node: _Node, wanted: frozenset[int]) -> _Node:
-    """The tree of those orders in which the wanted leaves are consecutive."""
-    if node.leaves <= wanted:
-        return node
-    for place, child in enumerate(node.children):
-        if wanted <= child.leaves:
-            children = (*node.children[:place], _together(child, wanted), *node.children[place + 1 :])
-            return _Node(node.leaves, children, node.turns)
-    touched = [child for child in node.children if child.leaves & wanted]
-    full = [child for child in touched if child.leaves <= wanted]
-    partial = [child for child in touched if not child.leaves <= wanted]
-    if len(partial) > 2:
-        raise _Unfit
-    if not node.turns:
-        middle = [_node(full)] if full else []
-        left = _ending(partial[0], wanted) if partial else []
-        right = _ending(partial[1], wanted)[::-1] if len(partial) > 1 else []
-        rest = [child for child in node.children if not child.leaves & wanted]
-        return _node([*rest, _node([*left, *middle, *right], turns=True)])
-    first = node.children.index(touched[0])
-    if node.children[first : first + len(touched)] != tuple(touched) or any(p in touched[1:-1] for p in partial):
-        raise _Unfit
-    row = list[_Node]()
-    for child in node.children:
-        if child not in partial:
-            row.append(child)
-        else:
-            ending = _ending(child, wanted)
-            row += ending if child is touched[0] else ending[::-1]
-    return _node(row, turns=True)
+def _overlap(a: frozenset[int], b: frozenset[int]) -> bool:
+    return not (a.isdisjoint(b) or a <= b or b <= a)
 
 
-def _ending(node: _Node, wanted: frozenset[int]) -> list[_Node]:
-    """The children of a node in a row whose wanted leaves are its end."""
-    if node.leaves <= wanted or not node.leaves & wanted:
-        return [node]
-    empty = [child for child in node.children if not child.leaves & wanted]
-    full = [child for child in node.children if child.leaves <= wanted]
-    partial = [child for child in node.children if child.leaves & wanted and not child.leaves <= wanted]
-    if len(partial) > 1:
-        raise _Unfit
-    inner = _ending(partial[0], wanted) if partial else []
-    if not node.turns:
-        return [*([_node(empty)] if empty else []), *inner, *([_node(full)] if full else [])]
-    for row in (node.children, node.children[::-1]):
-        at, end = len(empty), len(empty) + len(partial)
-        if all(child in empty for child in row[:at]) and list(row[at:end]) == partial:
-            return [*row[:at], *inner, *row[end:]]
+def _woven(row: Sequence[frozenset[int]], one: frozenset[int]) -> list[frozenset[int]]:
+    """A row of parts, in its direction or the other, cut up so that a set which overlaps it is a stretch of parts."""
+    for direction in (row, row[::-1]):
+        parts = list[frozenset[int]]()
+        for part in direction:
+            met = any(part & one for part in parts)
+            parts += [part & one, part - one] if met else [part - one, part & one]
+        parts = [part for part in (*parts, one.difference(*row)) if part]
+        places = [place for place, part in enumerate(parts) if part <= one]
+        if places[-1] - places[0] < len(places):
+            return parts
     raise _Unfit

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from espalier.gates.trace import Example, eval_mode, modes_kept, values_kept
 from espalier.space import BadInput, BadType, whole_number
@@ -83,7 +83,7 @@ def _estimate(model: nn.Module, norms: Sequence[Norm], data: Any, batch_size: in
                 if not all(len(tensor) for tensor in example.tensors[:1] if tensor.ndim):
                     # BatchNorm would take no statistics of it, and say nothing.
                     raise BadInput(f"recalibrate needs data: batch {seen} has no examples; leave it out")
-                args, kwargs = tree_map(lambda v: v.to(device) if isinstance(v, Tensor) else v, tuple(example))
+                args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(device), tuple(example))
                 model(*args, **kwargs)
                 seen += 1
             if not seen:

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.torch_version import TorchVersion
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from espalier.compact.apply import apply_plan
 from espalier.compact.plan import Plan
-from espalier.gates.build_plan import build_plan, phantom_layers
+from espalier.gates.build_plan import SIZES, build_plan, phantom_layers
 from espalier.gates.gate import MIXED
 from espalier.gates.masking import PASS, Spot, install, is_mask, set_mask, strip
 from espalier.gates.norms import NORM, norm_of
@@ -38,15 +38,7 @@ from espalier.space import BadInput
 
 TOLERANCE = 1e-6  # relative, in float64; what is inexact is so by far more, and some models round to float32 inside
 ROUNDED = 1e-4  # where statistics of the open channels and of the cut norm are rounded to float32, one by one
-KNOWN_SIZES = (
-    nn.Linear,
-    nn.modules.conv._ConvNd,
-    nn.modules.batchnorm._NormBase,
-    nn.Embedding,
-    nn.RNNBase,
-    nn.GroupNorm,
-    nn.LayerNorm,
-)
+KNOWN_SIZES = (*SIZES, nn.modules.conv._ConvNd, nn.GroupNorm, nn.LayerNorm)
 
 Build = Callable[[Sequence[GateGroup]], Structure]
 
@@ -59,7 +51,7 @@ class Trial:
             self.model = rehearsed(model, seed=20190917)
         except (RuntimeError, TypeError) as error:
             raise BadInput(f"this model cannot be copied, which trying it out and cutting it need: {error}") from error
-        self.args, self.kwargs = tree_map(to_float64, tuple(example))
+        self.args, self.kwargs = tree_map_only(Tensor, to_float64, tuple(example))
         self.modes = self._modes()
 
     def run(self, model: nn.Module, training: bool, seed: int = 7) -> list[Tensor]:
@@ -134,8 +126,8 @@ def rehearsed(model: nn.Module, seed: int) -> nn.Module:
     return twin
 
 
-def to_float64(value: Any) -> Any:
-    return value.detach().double() if isinstance(value, Tensor) and value.is_floating_point() else value
+def to_float64(value: Tensor) -> Tensor:
+    return value.detach().double() if value.is_floating_point() else value
 
 
 @torch.no_grad()
@@ -235,7 +227,7 @@ def approved(trial: Trial, groups: Sequence[GateGroup], build: Build) -> tuple[l
         problem = trial.disagreement(structure, random_masks(structure, None, rng, 3))
         if not problem:
             break
-        group, problem = _isolated(trial, structure, left, rng, problem)
+        group, problem = isolated(trial, structure, left, rng, problem)
         if group is not None and group.name not in searched:
             searched.add(group.name)
             learned = structure.learned
@@ -250,7 +242,7 @@ def approved(trial: Trial, groups: Sequence[GateGroup], build: Build) -> tuple[l
     return (_emptiable(trial, left, build) if left else []), refused
 
 
-def _isolated(
+def isolated(
     trial: Trial, structure: Structure, groups: Sequence[GateGroup], rng: np.random.Generator, problem: str
 ) -> tuple[GateGroup | None, str]:
     """A group that disagrees by itself, and how; None when only several together do."""
@@ -481,7 +473,7 @@ class _OnePass:
     def __init__(self, model: nn.Module, structure: Structure, args: Any, kwargs: Any, samples: int) -> None:
         self.model = rehearsed(model, seed=20190918)
         self.installed = install(self.model, structure)
-        self.inputs = tree_map(to_float64, (tuple(args), dict(kwargs)))
+        self.inputs = tree_map_only(Tensor, to_float64, (tuple(args), dict(kwargs)))
         self.samples, self.size = samples, examples_of(self.inputs)
         generator = torch.Generator().manual_seed(7)
         masks = torch.rand(samples, structure.space.d, generator=generator, dtype=torch.float64) < 0.6
@@ -585,11 +577,7 @@ def enlarged(args: Any, kwargs: Any, samples: int) -> tuple[Any, Any]:
 
 def _each(change: Callable[[Tensor], Tensor], inputs: Any, size: int) -> Any:
     """Inputs in which every tensor of so many examples is changed."""
-
-    def leaf(value: Any) -> Any:
-        return change(value) if isinstance(value, Tensor) and value.ndim and len(value) == size else value
-
-    return tree_map(leaf, inputs)
+    return tree_map_only(Tensor, lambda leaf: change(leaf) if leaf.ndim and len(leaf) == size else leaf, inputs)
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -25,6 +25,7 @@ class Penalty:
 
     def __init__(self, space: Space, cost: Cost, value: Tensor, target: Tensor | None, even: float = 0.0) -> None:
         self.cost, self.value, self.target, self.even = cost, value, target, even
+        self.tightened = 1.0  # a further factor on the budget of what ships, after a measurement above the prediction
         # Of functions of widths the straight line between their ends: a staircase has no slope of its own to go by.
         self.chord = cost.chord() if cost.width_terms else None
         self.choices = [where for _, where in space.choices]

@@ -41,7 +41,7 @@ class Recorded:
         return self.outputs
 
     def _record(self, function: Callable[..., Any], given: tuple[Any, ...]) -> None:
-        inputs = _pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, given)
+        inputs = _pytree.tree_map_only(Tensor, Tensor.clone, given)
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         generator = self.generator or torch.cuda.default_generators[torch.cuda.current_device()]
         drawn = generator.get_state()

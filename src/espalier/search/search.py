@@ -87,7 +87,6 @@ class Search:
         self.learning_rate = arguments.positive(self._numbers(learning_rate, "learning_rate"), "learning_rate")
         self._adaptation = Adaptation.start(self._theta) if adaptive else None
         self._penalty = self._read_penalty(cost, penalty, target, horizon, ramp, even)
-        self._tightened: dict[str, float] = {}
         self._limits = self._read_limits(limits or {}, horizon, ramp, even)
         self.updates = torch.zeros(self.batch, dtype=torch.int64, device=self.device)
         self.diverged = torch.zeros(self.batch, dtype=torch.bool, device=self.device)
@@ -152,15 +151,12 @@ class Search:
         cost is at most the target, to which no further gate can be added."""
         if self._settled is not None:
             return self._settled.clone()
-        bound = self._penalty
-        if bound is None or bound.target is None:
+        main = self._penalty
+        if main is None or main.target is None:
             return selection.repaired(self._distribution, self._theta)
-        (_, budget), *limits = self.budgets().values()
-        if self._tightened:
-            within = [most * self._tightened.get(name, 1.0) for name, (_, most) in self.budgets().items()]
-            budget, limits = within[0], [(cost, most) for (cost, _), most in zip(limits, within[1:])]
-        smallest = self._smallest if self._limits else bound.smallest
-        return selection.within(self._distribution, bound.cost, self._theta, budget, bound.full, smallest, limits)
+        bounds = [(one.cost, one.budget * one.tightened) for one in (main, *self._limits.values())]
+        smallest = self._smallest if self._limits else main.smallest
+        return selection.within(self._distribution, bounds, self._theta, main.full, smallest)
 
     def budgets(self) -> dict[str, tuple[Cost, Tensor]]:
         """By name, "target" and those of the limits, each cost and what it may be at most ``(*batch)``."""
@@ -173,12 +169,12 @@ class Search:
 
         name: of the target or limit, as in :meth:`budgets`. Goes down to the smallest structure, and returns whether
         there was anything left to go."""
-        one, before = self._limits.get(name, self._controlled), self._tightened.get(name, 1.0)
+        one = self._limits.get(name, self._controlled)
         if one.target is None:
             return False
-        least = float((one.smallest_cost / one.budget).max())
-        self._tightened[name] = max(before * factor, min(before, least * (1 + 1e-12)))  # not missed by a last digit
-        return self._tightened[name] < before
+        before, least = one.tightened, float((one.smallest_cost / one.budget).max())
+        one.tightened = max(before * factor, min(before, least * (1 + 1e-12)))  # not missed by a last digit
+        return one.tightened < before
 
     def whole(self, noise: Tensor | None = None) -> Tensor:
         """A mask ``(*batch, d)`` with every bit open, to train under before the search begins. Choices are drawn, from

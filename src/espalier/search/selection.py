@@ -94,28 +94,20 @@ def least_open(space: Space, theta: Tensor) -> Tensor:
     return mask
 
 
-Limits = Sequence[tuple[Cost, Tensor]]  # costs, and what each may be at most, ``(R)``
+Limits = Sequence[tuple[Cost, Tensor]]  # costs, and what each may be at most, ``(*B)``
 
 
-def within(
-    distribution: Distribution,
-    cost: Cost,
-    theta: Tensor,
-    budget: Tensor,
-    full: Tensor,
-    smallest: Tensor,
-    limits: Limits = (),
-) -> Tensor:
-    """The best mask by theta whose cost is at most the budget, ``(*B, d)`` float32; of several costs, each of them.
+def within(distribution: Distribution, bounds: Limits, theta: Tensor, full: Tensor, smallest: Tensor) -> Tensor:
+    """The best mask by theta whose cost is at most its budget, ``(*B, d)`` float32; of several costs, each of them.
 
     Options first: a choice leaves its likeliest option for a cheaper one only as far as the budget demands, the least
     unlikely changes first, weighed against closing gates by the same ratio of probabilities. Then gates, in order of
-    theta, until no further one fits. theta: ``(*B, d)``, budget: ``(*B)``, full and smallest: ``(d)``, the most and
-    the least expensive structures; the budget allows at least the latter.
+    theta, until no further one fits. theta: ``(*B, d)``, bounds: costs, the first of which ranks options and gates,
+    full and smallest: ``(d)``, the most and the least expensive structures; the budgets allow at least the latter.
     """
     flat = theta.reshape(-1, theta.shape[-1])
-    bounds = [(cost, budget.reshape(-1)), *((one, most.reshape(-1)) for one, most in limits)]
-    price = cost.gradient(full)
+    bounds = [(cost, most.reshape(-1)) for cost, most in bounds]
+    price = bounds[0][0].gradient(full)
     options = _affordable_options(distribution, bounds, flat, price)
     base = torch.maximum(options, least_open(distribution.space, flat)).to(torch.float64)
     base = torch.where(_fits(bounds, base).unsqueeze(-1), base, smallest)

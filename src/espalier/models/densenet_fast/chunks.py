@@ -61,55 +61,62 @@ class Block:
         return torch.cat([torch.arange(self.inputs), own.flatten()])
 
 
-@dataclass(eq=False)
 class Room:
-    """Tensors of one block, kept from call to call.
+    """Tensors of one block, kept from call to call; what is of the present call alone is named first.
 
-    C: chunks, G: groups, P: pixels of a group, K: consumers, L: layers.
+    R: runs, C: chunks, G: groups, P: pixels of a group, K: consumers, L: layers.
     """
 
-    block: Block
-    samples: int
-    x: Tensor  # (C, G, B, size + 2, size, 16): the sources, between two rows of NaN, which ReLU turns into 0
-    sums: Tensor  # (2, G, slots): of a source's values and of their squares
-    mean: Tensor  # (G, slots)
-    rstd: Tensor  # (G, slots)
-    scale: Tensor  # (G, K, slots): of each consumer, statistics, gamma and gate in one
-    shift: Tensor  # (G, K, slots)
-    pooled: Tensor  # (G, P / pool^2, slots): what the tail mixes
-    grad: Tensor  # (C, G, P, 16): with respect to a source's normalised values
-    totals: Tensor  # (2, G, slots): sums over pixels of grad and of grad * normalised
-    out: Tensor  # (L, G, B, size + 2, size + 2, 16): with respect to the layers' outputs, in a frame of zeros
-    row: Tensor  # (G, P, inputs): with respect to the block's input
-    bits: Tensor  # (K, C) int32: which bit of the mask is the gate of a consumer for a chunk, d for none
-    gates: Tensor  # (G, K, C)
-    gain: Tensor  # (G, K, slots): gamma * gate
-    offset: Tensor  # (G, K, slots): beta * gate
-    # of the present call:
-    gamma: Tensor = None  # type: ignore[assignment]  # (R, K, slots)
-    beta: Tensor = None  # type: ignore[assignment]  # (R, K, slots)
-    forward: Tensor = None  # type: ignore[assignment]  # (R, L, 3 rows, C, 16 in, 3 columns + 1, 16 out): convolutions
-    backward: Tensor = None  # type: ignore[assignment]  # (R, L, C, 9 mirrored, 16 out, 16 in): the same
-    weights: Tensor = None  # type: ignore[assignment]  # (R, L, C, 16 in, 9 mirrored, 16 out): their gradient
-    gamma_grad: Tensor = None  # type: ignore[assignment]  # (R, K, slots)
-    beta_grad: Tensor = None  # type: ignore[assignment]  # (R, K, slots)
-    pooled_grad: Tensor = None  # type: ignore[assignment]  # like pooled
-    slopes: Tensor | None = None  # (G, K, C): of a group's loss by a consumer's gate for a chunk, where asked for
+    gamma: Tensor  # (R, K, slots)
+    beta: Tensor  # (R, K, slots)
+    forward: Tensor  # (R, L, 3 rows, C, 16 in, 3 columns + 1, 16 out): convolutions
+    backward: Tensor  # (R, L, C, 9 mirrored, 16 out, 16 in): the same
+    weights: Tensor  # (R, L, C, 16 in, 9 mirrored, 16 out): their gradient
+    gamma_grad: Tensor  # (R, K, slots)
+    beta_grad: Tensor  # (R, K, slots)
+    pooled_grad: Tensor  # like pooled
+    slopes: Tensor | None  # (G, K, C): of a group's loss by a consumer's gate for a chunk, where asked for
     lists: Any = None  # what the kernels keep: which gates are open
     opened: Any = None  # and what consumers would read if all were, where slopes are asked for
 
-    @property
-    def pixels(self) -> int:
-        return self.grad.shape[2]
+    def __init__(
+        self,
+        block: Block,
+        samples: int,
+        groups: int,
+        images: int,
+        bits: Tensor,
+        narrow: torch.dtype,
+        wide: torch.dtype,
+        mixed: torch.dtype,
+    ) -> None:
+        """narrow: what activations are kept in. wide: statistics and sums. mixed: what the tail mixes."""
+
+        def zeros(*shape: int, dtype: torch.dtype = wide) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=bits.device)
+
+        self.block, self.samples, self.groups, self.pixels = block, samples, groups, images * block.size**2
+        chunks, consumers, slots, framed = block.chunks, block.consumers, block.slots, block.size + 2
+        # the sources, between two rows of NaN, which ReLU turns into 0
+        self.x = zeros(chunks, groups, images, framed, block.size, LANES, dtype=narrow).fill_(torch.nan)
+        self.sums = zeros(2, groups, slots, dtype=torch.float64)  # of a source's values and of their squares
+        self.mean, self.rstd = zeros(groups, slots), zeros(groups, slots)
+        # of each consumer, statistics, gamma and gate in one
+        self.scale, self.shift = zeros(groups, consumers, slots), zeros(groups, consumers, slots)
+        self.pooled = zeros(groups, self.pixels // block.pool**2, slots, dtype=mixed)  # what the tail mixes
+        self.grad = zeros(chunks, groups, self.pixels, LANES)  # with respect to a source's normalised values
+        self.totals = zeros(2, groups, slots)  # sums over pixels of grad and of grad * normalised
+        # with respect to the layers' outputs, in a frame of zeros; and to the block's input
+        self.out = zeros(block.layers, groups, images, framed, framed, LANES, dtype=narrow)
+        self.row = zeros(groups, self.pixels, block.inputs, dtype=narrow)
+        self.bits = bits  # (K, C) int32: which bit of the mask is the gate of a consumer for a chunk, d for none
+        self.gates = zeros(groups, consumers, chunks)
+        self.gain, self.offset = zeros(groups, consumers, slots), zeros(groups, consumers, slots)  # gamma, beta * gate
 
     @property
     def inner(self) -> Tensor:
         """The sources alone, ``(C, G, B, size, size, 16)``."""
         return self.x[:, :, :, 1:-1]
-
-    @property
-    def groups(self) -> int:
-        return self.x.shape[1]
 
 
 class Operations:

@@ -86,7 +86,13 @@ class FastDenseNet:
         sizes = [torch.Size(shape).numel() for shape in self.shapes.values()]
         self.size = sum(sizes)
         self.starts = dict(zip(self.shapes, torch.tensor([0, *sizes]).cumsum(0).tolist()))
-        self.d = sum(gate.bits for gate in readable.modules() if isinstance(gate, Gate))
+        self.d, self.gates = 0, dict[str, int]()  # by name the first bit of a gate
+        for name, gate in readable.named_modules():
+            if isinstance(gate, Gate):
+                self.gates[name], self.d = self.d, self.d + gate.bits
+        # of each block the paths of what reads it: its layers, then the transition or the classifier
+        tails = [f"transitions.{b}." for b in range(2)] + [""]
+        self.readers = [[*(f"blocks.{b}.{i}." for i in range(self.layers)), tail] for b, tail in enumerate(tails)]
         self._rooms: dict[Any, tuple[list[Room], Operations]] = {}
         self._maps: dict[torch.device, tuple[Spread, Spread, Tensor, Spread]] = {}
 
@@ -252,35 +258,13 @@ class FastDenseNet:
         return gpu.TritonOperations("tf32" if self.precision == "tf32" else "ieee", tuning)
 
     def _make(self, b: int, block: Block, groups: int, samples: int, images: int, device: torch.device) -> Room:
-        def zeros(*shape: int, dtype: torch.dtype = self.wide) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        pixels, framed = images * block.size**2, block.size + 2
-        if max(block.chunks, block.layers) * groups * images * framed**2 * LANES >= 2**31:  # kernels count in 32 bits
+        frames = images * (block.size + 2) ** 2
+        if max(block.chunks, block.layers) * groups * frames * LANES >= 2**31:  # kernels count in 32 bits
             raise BadInput(
                 f"the fast step holds fewer runs at once than {groups // samples}; use a smaller runs_at_once"
             )
-        chunked = (block.chunks, groups, pixels, LANES)
-        per_slot, per_consumer = (groups, block.slots), (groups, block.consumers, block.slots)
-        return Room(
-            block,
-            samples,
-            x=zeros(block.chunks, groups, images, framed, block.size, LANES, dtype=self.dtype).fill_(torch.nan),
-            sums=zeros(2, *per_slot, dtype=torch.float64),
-            mean=zeros(*per_slot),
-            rstd=zeros(*per_slot),
-            scale=zeros(*per_consumer),
-            shift=zeros(*per_consumer),
-            pooled=zeros(groups, pixels // block.pool**2, block.slots, dtype=self.dtype if b < 2 else self.wide),
-            grad=zeros(*chunked),
-            totals=zeros(2, *per_slot),
-            out=zeros(block.layers, groups, images, framed, framed, LANES, dtype=self.dtype),
-            row=zeros(groups, pixels, block.inputs, dtype=self.dtype),
-            bits=self._gates(b, block).to(device, torch.int32),
-            gates=zeros(groups, block.consumers, block.chunks),
-            gain=zeros(*per_consumer),
-            offset=zeros(*per_consumer),
-        )
+        bits = self._gates(b, block).to(device, torch.int32)
+        return Room(block, samples, groups, images, bits, self.dtype, self.wide, self.dtype if b < 2 else self.wide)
 
     def _map(self, device: torch.device) -> tuple[Spread, Spread, Tensor, Spread]:
         """Where each part finds its numbers, mixing weights and norms; then where each parameter finds its gradient."""
@@ -332,22 +316,17 @@ class FastDenseNet:
 
     def _norms(self, b: int, block: Block, part: str) -> Tensor:
         index = torch.full((block.consumers, block.slots), self.size)
-        for i in range(block.layers):
-            index[i, block.channels(i)] = self._indices(f"blocks.{b}.{i}.norm.{part}")
-        name = f"transitions.{b}.norm.{part}" if b < 2 else f"norm.{part}"
-        index[-1, block.channels(block.layers)] = self._indices(name)
+        for i, reader in enumerate(self.readers[b]):
+            index[i, block.channels(i)] = self._indices(f"{reader}norm.{part}")
         return index
 
     def _gates(self, b: int, block: Block) -> Tensor:
-        """Which bit of the mask each consumer has for each chunk: first all layers' bits, then the tails'."""
+        """Which bit of the mask each consumer has for each chunk."""
         bits = torch.full((block.consumers, block.chunks), self.d)
-        bit = b * self.layers * (self.layers + 1) // 2
-        for i in range(block.consumers):
-            if i == block.layers:
-                bit = 3 * self.layers * (self.layers + 1) // 2 + b * (self.layers + 1)
+        for i, reader in enumerate(self.readers[b]):
+            bit = self.gates[f"{reader}gate"]
             bits[i, : block.first] = bit
             bits[i, block.first : block.first + i] = bit + 1 + torch.arange(i)
-            bit += i + 1
         return bits
 
 
