@@ -86,6 +86,8 @@ def by_hand(model, gated, example, closed):
 L, S, N = 5, 7, 2
 PADDING = torch.tensor([[False] * S, [False] * 4 + [True] * 3])
 CAUSAL = nn.Transformer.generate_square_subsequent_mask(L, dtype=torch.float64)
+# Which places may not see which others; every place sees one that is no padding.
+HIDDEN = (torch.arange(L).unsqueeze(1) + 2 * torch.arange(S)) % 4 == 3
 CASES = {
     "plain": ({}, {}, {}),
     "sequence first": ({"batch_first": False}, {}, {}),
@@ -94,7 +96,7 @@ CASES = {
     "learned key and value": ({"add_bias_kv": True, "add_zero_attn": True}, {}, {"key_padding_mask": PADDING}),
     "weights not asked for": ({}, {"need_weights": False}, {}),
     "padding": ({}, {"need_weights": False}, {"key_padding_mask": PADDING}),
-    "padding and a mask": ({}, {}, {"key_padding_mask": PADDING, "attn_mask": torch.rand(L, S) < 0.3}),
+    "padding and a mask": ({}, {}, {"key_padding_mask": PADDING, "attn_mask": HIDDEN}),
     "a mask of numbers": ({"batch_first": False}, {"need_weights": False}, {"attn_mask": torch.randn(L, S).double()}),
 }
 
@@ -145,7 +147,7 @@ def test_weights_that_are_looked_at_keep_every_head():
 
 
 def test_a_mask_for_each_head_keeps_them_all():
-    masks = torch.rand(N * 4, L, L) < 0.2
+    masks = HIDDEN[:, :L].expand(N * 4, L, L)
     example = {"x": torch.randn(N, L, 24).double(), "attn_mask": masks, "need_weights": False}
     gated = espalier.attach(prepared(Own(batch_first=True)), example)
     assert all(group.kind != "heads" for group in gated.structure.groups)
