@@ -232,18 +232,15 @@ class PaperRunning(StudyRunning):
     """Of the paper's studies."""
 
     compile: bool | None = setting(None, "Compile the update; default: on cuda.", after="device")
-    autotune: bool = setting(False, "Look longer for faster kernels.", after="compile")
-    inductor: str = setting("{}", "Options of torch's compiler, as JSON.", after="autotune")
+    autotune: bool = setting(False, "Look longer for faster kernels.")
+    inductor: str = setting("{}", "Options of torch's compiler, as JSON.")
     keep_state: bool = setting(
         False,
         "Keep the last checkpoints of finished batches, and of connection selection each run's weights.",
         after="commit",
     )
     part_size: float | None = setting(
-        None,
-        "MiB of the largest file of a checkpoint, which is then in parts; default: one file.",
-        least=0,
-        after="keep_state",
+        None, "MiB of the largest file of a checkpoint, which is then in parts; default: one file.", least=0
     )
     reproduction: Path | None = setting(None, "A page whose generated part is to be replaced as well.", after="report")
 
@@ -272,7 +269,7 @@ class GridRunning(StudyRunning):
     """Of a grid."""
 
     report: bool = setting(True, "Write the tables of what is in the folder.")
-    page: Path | None = setting(None, "A page whose generated parts are to be replaced as well.", after="report")
+    page: Path | None = setting(None, "A page whose generated parts are to be replaced as well.")
 
 
 @dataclass(frozen=True)
