@@ -112,7 +112,7 @@ _PACKED = record({"schema": text(re.escape(PACKED_SCHEMA)), "files": _COUNT, "sh
 
 
 def runs_of(path: Path, parts: list[Any] | None = None) -> list[dict[str, Any]]:
-    """The record of a run file; or of a ``.jsonl`` of many runs what they share, and then a record of each.
+    """A record for each run of a run file. In a ``.jsonl`` the first line is what its runs share.
 
     parts: its records as they were read from a file of many; None reads the file itself."""
     many = path.suffix == ".jsonl"
@@ -121,9 +121,12 @@ def runs_of(path: Path, parts: list[Any] | None = None) -> list[dict[str, Any]]:
         lines = schema.read_lines(path, head, record(_OWN), newest=FORMAT, values=parts, way_out=REMOVE)
     else:
         lines = [schema.read(path, head, newest=FORMAT, way_out=REMOVE)]
-    if many and (count := lines[0].get("lines", lines[0]["runs_in_batch"])) != len(lines) - 1:
-        raise Corrupt(f"{path} is not whole: {len(lines) - 1} of {count} runs. {REMOVE}")
-    return lines
+    if not many:
+        return lines
+    shared, *runs = lines
+    if (count := shared.get("lines", shared["runs_in_batch"])) != len(runs) or not runs:
+        raise Corrupt(f"{path} is not whole: {len(runs)} of {count} runs. {REMOVE}")
+    return [shared | own for own in runs]
 
 
 def settings_of(folder: Path) -> dict[str, Any]:

@@ -531,8 +531,7 @@ def _run(
     if complete:
         shown.say(f"every run is in {out}")
     if running.as_json:
-        runs = sum(len(records.runs_of(path)[1:]) or 1 for path in files)  # a head, then a line for each run
-        _say_in_json(out, complete, runs, written, notes)
+        _say_in_json(out, complete, sum(len(records.runs_of(path)) for path in files), written, notes)
 
 
 def _say_in_json(out: Path, complete: bool, runs: int, written: Sequence[Path], notes: Sequence[str]) -> None:
