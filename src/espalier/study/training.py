@@ -249,7 +249,7 @@ class Prepared:
 
 
 def prepared(task: Task, seed: int, device: torch.device, weights: str = "") -> Prepared:
-    """Data, network and loss, this tried on what the network gives and what the data want. weights: a file of them."""
+    """Data, network and loss; one that is no default is tried on what the network gives. weights: a file of them."""
     source = task.source()
     network = Network(task.model, import_spec.arguments(task.model_arg), source.shape, source.outputs)
     model = network.build(seed)
@@ -260,9 +260,8 @@ def prepared(task: Task, seed: int, device: torch.device, weights: str = "") -> 
     example = pytree.each(lambda t: t.to(device), reading.example())
     outputs = checks.readable(model, example)
     loss = _loss(task.loss, reading)
-    if loss is F.cross_entropy and isinstance(outputs, Tensor) and outputs.ndim == 2:
-        sources.checked(source, outputs.shape[1])
-    _try(loss, task.loss, outputs, reading, device)
+    if loss is not F.cross_entropy:  # which fit and sweep try, over all targets
+        _try(loss, task.loss, outputs, reading, device)
     return Prepared(source, network, model, reading, loss)
 
 
