@@ -48,7 +48,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import espalier
-from espalier import records
 from espalier.cli import main as command
 from espalier.data import from_arrays
 from espalier.paper import write as write_report
@@ -62,6 +61,7 @@ from espalier.train.checkpoint import Checkpoint
 from espalier.train.loop import Stop
 from espalier.train.progress import Progress
 from fault_inputs import JSON, X, Y, damage, net, odd_call
+from results import pack
 
 SECONDS, MEMORY = 10, 2 << 30
 CLOCK = ("seconds", "calls", "finished_at", "setup")  # what differs between two runs of the same thing
@@ -340,7 +340,7 @@ class Campaign:
             self.whole[name], self.points[name] = outcome(folder), int(points.read_text())
             os.rename(folder, self.place / f"whole-{name}")
         shutil.copytree(self.place / "whole-grid", self.place / "whole-packed")
-        records.pack(self.place / "whole-packed" / "run")
+        pack(self.place / "whole-packed" / "run")
         shutil.rmtree(self.place / "whole-packed" / "run" / "runs")
 
         with contextlib.suppress(ImportError):

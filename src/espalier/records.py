@@ -12,13 +12,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from espalier import files, schema
 from espalier.schema import Spec, anything, each, flag, integer, maybe, number, record, table, text
-from espalier.space import BadInput, Corrupt
+from espalier.space import Corrupt
 
 FORMAT = 2  # of run files; 1: without a checksum
 DIRECTORY_FORMAT = 1
@@ -112,7 +112,7 @@ _PACKED = record({"schema": text(re.escape(PACKED_SCHEMA)), "files": _COUNT, "sh
 
 
 def runs_of(path: Path, parts: list[Any] | None = None) -> list[dict[str, Any]]:
-    """The record of a run file; or of a ``.jsonl`` of many runs what they share, and then a record of each.
+    """A record for each run of a run file. In a ``.jsonl`` the first line is what its runs share.
 
     parts: its records as they were read from a file of many; None reads the file itself."""
     many = path.suffix == ".jsonl"
@@ -121,9 +121,12 @@ def runs_of(path: Path, parts: list[Any] | None = None) -> list[dict[str, Any]]:
         lines = schema.read_lines(path, head, record(_OWN), newest=FORMAT, values=parts, way_out=REMOVE)
     else:
         lines = [schema.read(path, head, newest=FORMAT, way_out=REMOVE)]
-    if many and (count := lines[0].get("lines", lines[0]["runs_in_batch"])) != len(lines) - 1:
-        raise Corrupt(f"{path} is not whole: {len(lines) - 1} of {count} runs. {REMOVE}")
-    return lines
+    if not many:
+        return lines
+    shared, *runs = lines
+    if (count := shared.get("lines", shared["runs_in_batch"])) != len(runs) or not runs:
+        raise Corrupt(f"{path} is not whole: {len(runs)} of {count} runs. {REMOVE}")
+    return [shared | own for own in runs]
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
@@ -161,47 +164,13 @@ def check(path: Path) -> None:
 # ---- packed run files ------------------------------------------------------------------------------------------------
 
 
-def pack(folder: Path) -> Path:
-    """``folder/runs.jsonl`` from the files under ``folder/runs``, which are left alone."""
-    paths = sorted(path for kind in ("json", "jsonl") for path in (folder / "runs").glob(f"*/*/*.{kind}"))
-    if not paths:
-        raise BadInput(f"{folder} has no run files (runs/*/*/*.json or .jsonl) to pack")
-    content = {path.relative_to(folder / "runs").as_posix(): _documents(path) for path in paths}
-    lines, count = list[str](), 0
-    for variant in dict.fromkeys(name.rpartition("/")[0] for name in content):
-        inside = {name: parts for name, parts in content.items() if name.rpartition("/")[0] == variant}
-        flat = {name: [(_shape(part), _leaves(part)) for part in parts] for name, parts in inside.items()}
-        shapes: dict[str, list[list[Any]]] = {}
-        for shape, leaves in (pair for pairs in flat.values() for pair in pairs):
-            shapes.setdefault(shape, []).append(leaves)
-        templates = dict[str, tuple[int, list[int]]]()
-        for shape, rows in shapes.items():
-            varying = [i for i, column in enumerate(zip(*rows)) if len(set(map(_line, column))) > 1]
-            holes = {i: {HOLE: k} for k, i in enumerate(varying)}
-            filled = iter([holes.get(i, leaf) for i, leaf in enumerate(rows[0])])
-            of = _each(lambda _, filled=filled: next(filled), json.loads(shape))  # type: ignore[misc]
-            lines.append(_line({"template": count, "of": of}))
-            templates[shape], count = (count, varying), count + 1
-        for name, pairs in flat.items():
-            lines.append(_line({"file": name}))
-            for shape, leaves in pairs:
-                which, varying = templates[shape]
-                lines.append(_line([which, *(leaves[i] for i in varying)]))
-    body = "".join(f"{line}\n" for line in lines)
-    head = {"schema": PACKED_SCHEMA, "files": len(content), "sha256": hashlib.sha256(body.encode()).hexdigest()}
-    path = files.write(folder / PACKED, f"{_line(head)}\n{body}")
-    if packed(path) != content:
-        raise Corrupt(f"{path} does not hold what is in {folder / 'runs'}; keep the files there")
-    return path
-
-
 def unpack(folder: Path) -> list[Path]:
     """The files under ``folder/runs`` again, those that are not there; their content is the same, spaces may differ."""
     written = list[Path]()
     for name, parts in packed(folder / PACKED).items():
         path = files.below(folder, (folder / "runs" / name).parent) / Path(name).name
         if not path.exists():
-            text = "".join(f"{_line(part)}\n" for part in parts)
+            text = "".join(f"{as_line(part)}\n" for part in parts)
             if parts[0].get("format", 1) > 1:
                 text = schema.sealed(parts[0], parts[1:], separators=(",", ":"))
             written.append(files.write(path, text))
@@ -242,36 +211,9 @@ def _inside(name: str) -> str:
     return name
 
 
-def _documents(path: Path) -> list[Any]:
-    text = path.read_text(encoding="utf-8")
-    first, *others = [json.loads(part) for part in (text.splitlines() if path.suffix == ".jsonl" else [text])]
-    first.pop(schema.CHECKSUM, None)  # of its own bytes; here one is of all of them
-    return [first, *others]
-
-
-def _line(value: Any) -> str:
+def as_line(value: Any) -> str:
+    """A value as JSON in as few characters as there are."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
-
-
-def _each(function: Callable[[Any], Any], value: Any) -> Any:
-    """The same record with the function applied to every leaf: a number, a text, an empty list."""
-    if isinstance(value, dict) and value:
-        return {key: _each(function, part) for key, part in value.items()}
-    return [_each(function, part) for part in value] if isinstance(value, list) and value else function(value)
-
-
-def _leaves(value: Any) -> list[Any]:
-    leaves = list[Any]()
-    _each(leaves.append, value)
-    return leaves
-
-
-def _shape(record: Any) -> str:
-    """The record with null for every leaf, as a line."""
-    line = _line(_each(lambda leaf: None, record))
-    if f'"{HOLE}":' in line:
-        raise BadInput(f"a record with a key {HOLE!r} cannot be packed")
-    return line
 
 
 def _count(value: Any) -> int:

@@ -64,17 +64,6 @@ def integer(low: int = -LARGEST, high: int = LARGEST) -> Spec:
     return kind(lambda value: type(value) is int and low <= value <= high, f"a whole number from {low} to {high}")
 
 
-def version(newest: int) -> Spec:
-    """A format number."""
-
-    def check(value: Any, where: str) -> None:
-        integer(1)(value, where)
-        if value > newest:
-            raise Mismatch(f"it is of format {value}, this Espalier reads up to format {newest}; use a newer one")
-
-    return check
-
-
 def number(low: float = -math.inf, high: float = math.inf) -> Spec:
     """Finite: a file that holds another is not read at all."""
     return kind(lambda value: type(value) in (int, float) and low <= value <= high, "a number")
@@ -231,8 +220,11 @@ def _value(data: bytes) -> Any:
 def _check_format(value: Any, newest: int, data: bytes | None) -> None:
     """The number is one that is read, and the file, if there is one, is whole if it has a checksum; from format 2 on it
     has one."""
-    version(newest)(value.get("format"), "format")
-    if data is not None and (value["format"] > 1 or CHECKSUM in value):
+    given = value.get("format")
+    integer(1)(given, "format")
+    if given > newest:
+        raise Mismatch(f"it is of format {given}, this Espalier reads up to format {newest}; use a newer one")
+    if data is not None and (given > 1 or CHECKSUM in value):
         found = _SEAL.findall(data)
         blank = data.replace(found[0], BLANK.encode(), 1) if len(found) == 1 else b""
         if len(found) != 1 or hashlib.sha256(blank).hexdigest().encode() != found[0]:

@@ -53,7 +53,7 @@ REFUSED = {
     ),
     "classes beyond the outputs": (
         ["--data", "high.npz", "--model", "net.py:build", "--batch-size", "2"],
-        ["to 10", "10 scores"],
+        ["from 1 to 10", "10 apart"],
     ),
     "inputs alone": (["--data", "net.py:alone"], ["net.py:alone", "Tensor", "(inputs, targets)"]),
     "lists of numbers": (["--data", "net.py:lists"], ["net.py:lists", "tensors or arrays"]),

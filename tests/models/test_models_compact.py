@@ -74,7 +74,7 @@ def test_dead_layers_and_unread_channels_are_gone_and_nothing_else_changes(gated
     kept = sum(m.weight.numel() for m in small.modules() if isinstance(m, (nn.Conv2d, nn.Linear)))
     assert kept == int(gated.cost("weights")(canonical))
     living = sum(bool(m.weight.numel()) for m in small.modules() if isinstance(m, (nn.Conv2d, nn.Linear)))
-    assert living == GRAPH.depth - len(GRAPH.dead_layers(canonical))
+    assert living == GRAPH.depth - len(GRAPH.paths(canonical)["dead_layers"])
 
 
 def test_the_benchmark_prints_one_object_for_the_masks_of_run_files(tmp_path):

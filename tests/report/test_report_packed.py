@@ -12,6 +12,7 @@ from studies import grid
 
 from espalier import BadInput, Corrupt, records
 from espalier.report import read
+from results import pack
 
 
 def anything(draw, depth=3):
@@ -33,7 +34,7 @@ def test_any_json_comes_back(tmp_path, seed):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(record) + "\n" for record in lines))
         content[name] = lines
-    records.pack(tmp_path)
+    pack(tmp_path)
     shutil.rmtree(tmp_path / "runs")
     again = records.packed(tmp_path / records.PACKED)
     assert json.dumps(again, sort_keys=True) == json.dumps(content, sort_keys=True)
@@ -47,7 +48,7 @@ def test_a_report_reads_packed_runs_as_it_reads_files(tmp_path):
     grid(tmp_path)
     before = read(tmp_path).runs
     files = sum(path.stat().st_size for path in (tmp_path / "runs").rglob("*.json"))
-    assert records.pack(tmp_path).stat().st_size < 0.35 * files
+    assert pack(tmp_path).stat().st_size < 0.35 * files
     shutil.rmtree(tmp_path / "runs")
     after = read(tmp_path).runs
     assert len(after) == 27
@@ -75,7 +76,7 @@ def resealed(text):
 )
 def test_what_is_damaged_is_refused(tmp_path, spoil, words):
     grid(tmp_path)
-    path = records.pack(tmp_path)
+    path = pack(tmp_path)
     path.write_text(spoil(path.read_text()))
     with pytest.raises(Corrupt, match=words):
         read(tmp_path)
@@ -83,4 +84,4 @@ def test_what_is_damaged_is_refused(tmp_path, spoil, words):
 
 def test_nothing_to_pack_is_refused(tmp_path):
     with pytest.raises(BadInput, match="no run files"):
-        records.pack(tmp_path)
+        pack(tmp_path)

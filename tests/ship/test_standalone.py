@@ -185,6 +185,24 @@ def test_a_file_that_answers_otherwise_is_not_kept(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("layer", "shape", "text"),
+    [
+        (nn.LayerNorm((4, 4)), (4, 4), "nn.LayerNorm((4, 4))"),
+        (nn.RMSNorm(6, eps=1e-3), (6,), "nn.RMSNorm(6, eps=0.001)"),
+        (nn.Conv2d(4, 6, (3, 5), stride=(1, 2), groups=2, bias=False), (4, 9, 9),
+         "nn.Conv2d(4, 6, (3, 5), stride=(1, 2), groups=2, bias=False)"),
+        (nn.ConvTranspose1d(4, 2, 3, padding=1, dtype=torch.float64), (4, 5),
+         "nn.ConvTranspose1d(4, 2, 3, padding=1, dtype=torch.float64)"),
+        (nn.BatchNorm1d(3, momentum=0.2, affine=False), (3,), "nn.BatchNorm1d(3, momentum=0.2, affine=False)"),
+    ],
+)  # fmt: skip
+def test_a_layer_is_written_as_it_was_made(tmp_path, layer, shape, text):
+    kind = next((p.dtype for p in layer.parameters()), torch.float32)
+    export(nn.Sequential(layer, nn.ReLU()).eval(), torch.randn(3, *shape, dtype=kind), tmp_path / "network.py")
+    assert f" = {text}\n" in (tmp_path / "network.py").read_text()
+
+
 class CountsExamples(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) * len(list(x))

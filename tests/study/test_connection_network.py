@@ -94,27 +94,27 @@ def test_paths_are_those_of_the_gated_model(network):
     graph = network.graph
     for mask in random_masks(60, graph.d, share=0.45, seed=3):
         canonical = network.gated.canonical(mask.unsqueeze(0))[0]
-        assert graph.connected(mask) == bool(canonical.any())
+        assert bool(graph.paths(mask)["depth"]) == bool(canonical.any())
         if not canonical.any():
-            assert graph.depth_under(canonical) == 0
+            assert graph.paths(canonical)["depth"] == 0
             continue
-        assert graph.chains(mask) == graph.chains(canonical)  # dead parts are on no path
+        assert graph.paths(mask) == graph.paths(canonical)  # dead parts are on no path
         small = network.gated.compact(mask)
         convolutions = [m for m in small.modules() if isinstance(m, (nn.Conv2d, nn.Linear)) and m.weight.numel()]
-        assert len(convolutions) == DEPTH - len(graph.dead_layers(canonical))
+        assert len(convolutions) == DEPTH - len(graph.paths(canonical)["dead_layers"])
 
 
 def test_the_depth_of_a_found_network():
     graph = DenseNetGraph(12)
-    assert graph.depth_under(torch.ones(273)) == 40
+    assert graph.paths(torch.ones(273))["depth"] == 40
     mask = torch.zeros(273)
     for block in range(3):  # only the block's input is read by what closes it
         mask[readers(graph, block)[12].start] = 1
-    assert (graph.depth_under(mask), graph.chains(mask)) == (4, [0, 0, 0])
-    assert graph.dead_layers(mask) == [*range(2, 14), *range(15, 27), *range(28, 40)]
+    dead = [*range(2, 14), *range(15, 27), *range(28, 40)]
+    assert graph.paths(mask) == {"depth": 4, "block_depths": [0, 0, 0], "dead_layers": dead}
     mask[readers(graph, 1)[4].start] = mask[readers(graph, 1)[12].start + 5] = 1  # and one layer of block 2
-    assert graph.chains(mask) == [0, 1, 0]
-    assert graph.dead_layers(mask) == [*range(2, 14), *range(15, 19), *range(20, 27), *range(28, 40)]
+    dead = [*range(2, 14), *range(15, 19), *range(20, 27), *range(28, 40)]
+    assert graph.paths(mask) == {"depth": 5, "block_depths": [0, 1, 0], "dead_layers": dead}
 
 
 def plain_gradients(network: Connections, params: dict[str, Tensor], mask: Tensor, x: Tensor, y: Tensor) -> Any:

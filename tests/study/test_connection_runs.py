@@ -74,7 +74,7 @@ def test_every_run_has_its_file_and_its_story(whole):
             for kind, share in (("weights", "weight_share"), ("macs", "mac_share")):
                 assert told[share] == pytest.approx(float((prices[kind] * bits).sum() / prices[kind].sum()))
         assert mask_from_hex(result["canonical"]["mask"], 18).tolist() == canonical.tolist()
-        assert result["canonical"]["depth"] == network.graph.depth_under(mask)
+        assert result["canonical"]["depth"] == network.graph.paths(mask)["depth"]
         assert (story["settings"]["depth"], story["settings"]["growth"]) == (10, 4)
         assert story["compute"]["step"] == "readable"
         assert story["commit"] == "abc"

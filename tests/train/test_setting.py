@@ -46,6 +46,18 @@ def test_a_class_below_changes_a_default_and_keeps_the_rest():
     assert declared(Tree)[0].help == "In metres."
 
 
+def test_a_setting_stands_after_the_one_above_it_in_its_class():
+    @dataclass(frozen=True)
+    class Hedge(Tree):
+        kind: str = "pear"
+        gaps: int = setting(0, "Between the trees.")
+        paths: int = setting(0, "Through it.")
+        height: float = 0.5
+        roots: int = setting(1, "Of a tree.")
+
+    assert [one.name for one in declared(Hedge)] == ["height", "roots", "kind", "gaps", "paths", "years"]
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

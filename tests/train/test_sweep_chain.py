@@ -126,12 +126,17 @@ def test_targets_that_are_left_out_are_left_to_the_loss_that_knows_them() -> Non
 
 
 def test_classes_that_the_network_does_not_have_are_refused() -> None:
-    x = torch.randn(20, 7)
+    x, known = torch.randn(20, 7), torch.arange(20) % 3
     for targets in (torch.arange(20) % 4, torch.arange(20) % 3 - 1):
-        with pytest.raises(espalier.BadInput, match="the network tells 3 apart"):
-            sweep(
-                lambda: nn.Sequential(nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 3)), (x, targets), epochs=1, batch_size=5
-            )
+        for train, held in ((targets, known), (known, targets)):
+            with pytest.raises(espalier.BadInput, match="the network tells 3 apart"):
+                sweep(
+                    lambda: nn.Sequential(nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 3)),
+                    (x, train),
+                    validation=(x, held),
+                    epochs=1,
+                    batch_size=5,
+                )
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from espalier.cli.demo import demo
 from espalier.data import available, get, names, verify
 from espalier.files import below, clean
 from espalier.paper import write
+from espalier.report import Study as Runs
 from espalier.report import grid_tables, read
 from espalier.report.tables import PAGES
 from espalier.ship import FORMATS, Shipped, ship
@@ -232,18 +233,15 @@ class PaperRunning(StudyRunning):
     """Of the paper's studies."""
 
     compile: bool | None = setting(None, "Compile the update; default: on cuda.", after="device")
-    autotune: bool = setting(False, "Look longer for faster kernels.", after="compile")
-    inductor: str = setting("{}", "Options of torch's compiler, as JSON.", after="autotune")
+    autotune: bool = setting(False, "Look longer for faster kernels.")
+    inductor: str = setting("{}", "Options of torch's compiler, as JSON.")
     keep_state: bool = setting(
         False,
         "Keep the last checkpoints of finished batches, and of connection selection each run's weights.",
         after="commit",
     )
     part_size: float | None = setting(
-        None,
-        "MiB of the largest file of a checkpoint, which is then in parts; default: one file.",
-        least=0,
-        after="keep_state",
+        None, "MiB of the largest file of a checkpoint, which is then in parts; default: one file.", least=0
     )
     reproduction: Path | None = setting(None, "A page whose generated part is to be replaced as well.", after="report")
 
@@ -272,7 +270,7 @@ class GridRunning(StudyRunning):
     """Of a grid."""
 
     report: bool = setting(True, "Write the tables of what is in the folder.")
-    page: Path | None = setting(None, "A page whose generated parts are to be replaced as well.", after="report")
+    page: Path | None = setting(None, "A page whose generated parts are to be replaced as well.")
 
 
 @dataclass(frozen=True)
@@ -357,14 +355,7 @@ def _paper_study(settings: PaperSettings, out: Path, data_dir: Path | None, runn
     kept: dict[str, Any] = {"keep_state": running.keep_state, "runs_at_once": running.runs_at_once}
     kept["part_size"] = None if running.part_size is None else round(running.part_size * 2**20)
     study = PaperStudy(settings, out, data_dir=data_dir, compute=compute, **kept, **running.origin())
-
-    def report() -> Written:
-        written, notes = write(out, running.reproduction)
-        for path in () if running.as_json else written:
-            typer.echo(f"wrote {path}")
-        return written, notes
-
-    _run([study], out, running, stop, report)
+    _run([study], out, running, stop, running.reproduction, lambda _, written: [f"wrote {path}" for path in written])
 
 
 def study(
@@ -405,18 +396,12 @@ def study(
         origin["device"] = running.device or ("cuda" if elsewhere.gpus else "cpu")
     grids = [Grid(one, out, **common, **origin) for one in each]
 
-    def report() -> Written:
-        runs = read(out)
-        written, notes = write(runs, running.page)
-        if not running.as_json:
-            for section in grid_tables.sections_of(runs):
-                for line in grid_tables.lines(section):
-                    typer.echo(line)
-            readme = next(p for p in written if p.name in PAGES)
-            typer.echo(f"wrote {len(written)} files: tables and figures, see {readme}")
-        return written, notes
+    def said(runs: Runs, written: Sequence[Path]) -> list[str]:
+        lines = [line for section in grid_tables.sections_of(runs) for line in grid_tables.lines(section)]
+        readme = next(p for p in written if p.name in PAGES)
+        return [*lines, f"wrote {len(written)} files: tables and figures, see {readme}"]
 
-    _run(grids, out, running, stop, report, *([] if elsewhere is None else [elsewhere]))
+    _run(grids, out, running, stop, running.page, said, *([] if elsewhere is None else [elsewhere]))
 
 
 def _own_network(
@@ -504,19 +489,19 @@ def _run_in_words(result: Result) -> str:
     return ", ".join(word for word in words if word)
 
 
-Written = tuple[list[Path], list[str]]  # the files of a report, and notes about it
-
-
 def _run(
     studies: Sequence[Study],
     out: Path,
     running: StudyRunning,
     stop: Stop,
-    report: Callable[[], Written],
+    page: Path | None,
+    said: Callable[[Runs, Sequence[Path]], Sequence[str]],
     *elsewhere: Ray,
 ) -> None:
     """Train what is missing, report what is there, and say how it ended, to people and to scripts.
 
+    page: of the docs, with parts that are made from the runs. said: lines for a person, of the runs and of the files of
+    their report.
     Exit code 130 where somebody pressed Ctrl-C; a time limit is no error.
     """
     shown = progress.choose(running.quiet)
@@ -524,8 +509,11 @@ def _run(
         records.unpack(out)
     with stop.on_interrupt():
         complete = all(one.run(stop, shown, *elsewhere) for one in studies)
-    files = list(out.glob("runs/*/*/*.json*"))
-    written, notes = report() if running.report and files else ([], [])
+    files, written, notes = list(out.glob("runs/*/*/*.json*")), list[Path](), list[str]()
+    if running.report and files:
+        written, notes = write(runs := read(out), page)
+        for line in () if running.as_json else said(runs, written):
+            typer.echo(line)
     for note in notes:
         typer.echo(f"note: {note}", err=True)
     if stop.interrupted:
@@ -534,8 +522,7 @@ def _run(
     if complete:
         shown.say(f"every run is in {out}")
     if running.as_json:
-        runs = sum(len(records.runs_of(path)[1:]) or 1 for path in files)  # a head, then a line for each run
-        _say_in_json(out, complete, runs, written, notes)
+        _say_in_json(out, complete, sum(len(records.runs_of(path)) for path in files), written, notes)
 
 
 def _say_in_json(out: Path, complete: bool, runs: int, written: Sequence[Path], notes: Sequence[str]) -> None:

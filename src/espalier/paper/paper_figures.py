@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import matplotlib
@@ -32,54 +31,35 @@ OTHERS = (("#CC79A7", "^"), ("#E69F00", "v"), ("#56B4E9", "P"), ("#000000", "X")
 PARTS = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#CC79A7")
 
 
+LABELS = {
+    "fixed": "fixed, uniform layers",
+    "dropout": "dropout, all units",
+    MACS: "MACs as the cost",
+    "random": "random selection",
+    "full": "whole network",
+}
+
+
 @dataclass(frozen=True)
 class Names:
-    """What a study calls things. shares: of the result, with titles, the one that is shown alone first, and its column
-    of a curve. full: the method that trains the whole network. gates: in the plural; part: what they are counted by;
-    kept: the shares each part keeps."""
+    """What a study calls things. shares: of the result, with titles, the one that is shown alone first. gates: in the
+    plural; part: what they are counted by."""
 
     shares: tuple[tuple[str, str], ...]
-    column: str
-    labels: Mapping[str, str]
-    full: str
     gates: str
     part: str
-    kept: Callable[[Run], list[float]]
-
-
-def _of_a_block(run: Run) -> int:
-    """Connections of one block of a DenseNet."""
-    layers = (int(run.settings["depth"]) - 4) // 3
-    return (layers + 1) * (layers + 2) // 2
 
 
 NAMES = {
-    "unit-selection": Names(
-        shares=(("unit_share", "Units kept"), ("weight_share", "Weights kept")),
-        column="units kept",
-        labels={"search": "unit selection", "fixed": "fixed, uniform layers", "dropout": "dropout, all units"},
-        full="fixed",
-        gates="units",
-        part="layer",
-        kept=lambda run: [k / w for k, w in zip(run.result["units"], run.settings["widths"][1:-1], strict=True)],
-    ),
+    "unit-selection": Names((("unit_share", "Units kept"), ("weight_share", "Weights kept")), "units", "layer"),
     "connection-selection": Names(
-        shares=(
+        (
             ("weight_share", "Weights kept"),
             ("canonical.weight_share", "Weights shipped, without dead parts"),
             ("canonical.mac_share", "MACs shipped"),
         ),
-        column="weights kept",
-        labels={
-            "search": "connection selection",
-            MACS: "MACs as the cost",
-            "random": "random selection",
-            "full": "whole network",
-        },
-        full="full",
-        gates="connections",
-        part="block",
-        kept=lambda run: [kept / _of_a_block(run) for kept in run.result["connections"]],
+        "connections",
+        "block",
     ),
 }
 
@@ -96,7 +76,7 @@ def figures(section: Section) -> dict[str, Figure]:
         if len(searches(section)) > 1:
             drawn[f"{names.part}s"] = kept(section, names)
         if section.of("search") and section.of(MACS):
-            drawn["macs"] = macs(section, names)
+            drawn["macs"] = macs(section)
     return drawn
 
 
@@ -105,9 +85,10 @@ def trade_off(section: Section, names: Names) -> Figure:
     count = len(names.shares)
     figure = Figure(figsize=(max(5.2 * count, 10.4) - (count > 2), 4.5), layout="constrained")
     grid = figure.subplots(1, count, sharey=True)
+    labels = LABELS | {"search": f"{names.gates.removesuffix('s')} selection"}
     for axes, (share, title) in zip(grid, names.shares):
         for variant in section.variants:
-            _series(axes, section, variant, share, names.labels.get(variant, variant.removeprefix("search+")))
+            _series(axes, section, variant, share, labels.get(variant, variant.removeprefix("search+")))
         axes.set_title(title)
         shares_along_x(axes, "share of the full network")
     _errors_along_y(grid[0], section)
@@ -116,11 +97,11 @@ def trade_off(section: Section, names: Names) -> Figure:
     return _finished(figure, "Size against error", section)
 
 
-def macs(section: Section, names: Names) -> Figure:
+def macs(section: Section) -> Figure:
     """The search under both costs at equal MACs, each point with its penalty; the other methods beside them."""
     figure = Figure(figsize=(7.4, 4.8), layout="constrained")
     axes = figure.subplots()
-    labels, share = dict(names.labels) | {"search": "weights as the cost"}, "canonical.mac_share"
+    labels, share = LABELS | {"search": "weights as the cost"}, "canonical.mac_share"
     for variant in section.variants:
         if variant in ("search", MACS) or not variant.startswith("search"):
             _series(axes, section, variant, share, labels.get(variant, variant))
@@ -136,11 +117,11 @@ def learning(section: Section, names: Names) -> Figure:
     figure = Figure(figsize=(10.4, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     for (penalty, runs), colour in zip(searches(section).items(), shades(len(searches(section)))):
-        for axes, column in ((left, names.column), (right, "error")):
+        for axes, column in ((left, names.shares[0][1].lower()), (right, "error")):
             band(axes, over_updates(runs, column, common=True), colour, f"$\\epsilon'$ = {_formula(penalty)}")
-    if full := section.of(names.full, 1.0):
+    if full := section.of("fixed", 1.0) or section.of("full", 1.0):
         updates, _, medians, _ = over_updates(full, "error", common=True)
-        right.plot(updates, medians, color=STYLES[names.full][0], ls="--", lw=1.6, label="full network")
+        right.plot(updates, medians, color=STYLES[full[0].method][0], ls="--", lw=1.6, label="full network")
     left.set_title(names.shares[0][1])
     left.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     left.set_ylim(0, 1.03)
@@ -176,7 +157,7 @@ def kept(section: Section, names: Names) -> Figure:
     """What each layer, or block, keeps under each penalty: medians and quartiles."""
     figure = Figure(figsize=(8.6, 4.0), layout="constrained")
     axes = figure.subplots()
-    shares = {penalty: [names.kept(run) for run in runs] for penalty, runs in searches(section).items()}
+    shares = {penalty: [_kept(run) for run in runs] for penalty, runs in searches(section).items()}
     count = len(next(iter(shares.values()))[0])
     width = 0.8 / count
     for i, colour in zip(range(count), PARTS * 9):
@@ -191,6 +172,11 @@ def kept(section: Section, names: Names) -> Figure:
     axes.set_ylim(0, 1.05)
     axes.legend(loc="upper left", ncols=count)
     return _finished(figure, f"What each {names.part} keeps", section)
+
+
+def _kept(run: Run) -> list[float]:
+    """The share that each layer, or block, keeps of its gates."""
+    return [count / (total or 1) for count, total in run.kept.values()]
 
 
 def _style(section: Section, variant: str) -> tuple[str, str, str]:

@@ -104,10 +104,6 @@ class Curve:
     ends: tuple[int, int] | None = None
     closed: bool = False
 
-    @property
-    def end(self) -> Place:
-        return self.steps[-1][-1]
-
 
 @dataclass(frozen=True)
 class Text:

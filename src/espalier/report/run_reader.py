@@ -202,17 +202,13 @@ def from_file(path: Path, root: Path, parts: list[Any] | None = None) -> list[Ru
 
     parts: its JSON, where that was packed with others.
     """
-    place = path.relative_to(root / "runs")
-    try:
-        head, *own = records.runs_of(path, parts)
-        if path.suffix != ".jsonl":
-            return [_of_record(path, place.with_suffix(""), head)]
-        names = ("fold", *SETTINGS, "seed")  # what tells a run of a batch from its others, as run files are called
-        asked = [{key: one["run"][key] for key in names if one["run"].get(key) is not None} for one in own]
-        stems = ["-".join(f"{key}_{value}" for key, value in one.items()) for one in asked]
-        return [_of_record(path, place.parent / stem, head | one) for stem, one in zip(stems, own)]
-    except (TypeError, AttributeError, LookupError) as error:
-        raise Corrupt(f"{path} is not a run file: {error}. Take it out of the folder") from None
+    place, runs = path.relative_to(root / "runs"), records.runs_of(path, parts)
+    if path.suffix != ".jsonl":
+        return [_of_record(path, place.with_suffix(""), one) for one in runs]
+    names = ("fold", *SETTINGS, "seed")  # what tells a run of a batch from its others, as run files are called
+    asked = [{key: one["run"][key] for key in names if one["run"].get(key) is not None} for one in runs]
+    stems = ["-".join(f"{key}_{value}" for key, value in one.items()) for one in asked]
+    return [_of_record(path, place.parent / stem, one) for stem, one in zip(stems, runs)]
 
 
 def _of_record(path: Path, name: Path, record: dict[str, Any]) -> Run:

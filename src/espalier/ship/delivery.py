@@ -158,12 +158,11 @@ def _of_result(result: Result, model: Factory | str | None, inputs: Any) -> Parc
     sizes = {"units": kept}
     if model is not None:
         sizes["parameters"] = [sum(p.numel() for p in net.parameters()) for net in (small, model())]
-    validation = result.validation if isinstance(result, Result) else None
     numbers = {
         "finished": result.finished, "sizes": sizes, "inputs": "as they were in training", "test_loss": None,
         "judged_on": "the validation data", "validation_loss": summary["validation_loss"], "test_error": None,
         "validation_error": summary["validation_error"],
-        "validation_examples": None if validation is None else validation.examples,
+        "validation_examples": None if result.validation is None else result.validation.examples,
     }  # fmt: skip
     if result.latency is not None:
         numbers["latency"] = result.latency

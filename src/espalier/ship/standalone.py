@@ -14,7 +14,8 @@ import operator
 import os
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MethodDescriptorType
 from typing import Any
@@ -176,10 +177,13 @@ class Writer:
     def _layer(self, node: Node) -> Layer | None:
         if node.op != "call_function" or str(node.target) not in LAYERS:
             return None
-        place, read = LAYERS[str(node.target)]
-        arguments = _arguments(node)
-        held = arguments[place][0] if isinstance(arguments[place], (list, tuple)) else arguments[place]
-        return read(self.value[held], str(node.target), *arguments) if held in self.value else None
+        schema = node.target._schema.arguments  # type: ignore[union-attr]
+        given = {one.name: one.default_value for one in schema}
+        given |= {one.name: value for one, value in zip(schema, node.args)} | node.kwargs
+        held = next(given[name] for name in ("running_mean", "params", "weight") if name in given)
+        tensor = self.value.get(held[0] if isinstance(held, (list, tuple)) else held)
+        sized = None if tensor is None else LAYERS[str(node.target)](tensor, given)
+        return None if tensor is None or sized is None else _made(*sized, tensor, given)
 
     def _name_tensors(self) -> None:
         members: dict[str, str] = {}
@@ -429,121 +433,86 @@ def _dtype(tensor: Tensor) -> str:
 # ---- which operation is which layer ----------------------------------------------------------------------------------
 
 
-def _arguments(node: Node) -> list[Any]:
-    """All arguments of an operation, in the order of its schema, defaults filled in."""
-    rest = node.target._schema.arguments[len(node.args) :]  # type: ignore[union-attr]
-    return [*node.args, *(node.kwargs.get(argument.name, argument.default_value) for argument in rest)]
+Given = dict[str, Any]  # the arguments of an operation by their names, which a layer mostly has too
+Sized = tuple[str, Sequence[Any]]  # a class of torch.nn, and the sizes that it takes first
 
 
-def _one(values: Any) -> str:
+def _one(values: Any) -> Any:
     """A size for each dimension, as one number where they are equal."""
-    if isinstance(values, (list, tuple)):
-        return str(values[0]) if len(set(values)) == 1 else repr(tuple(values))
-    return repr(values)
+    if not isinstance(values, (list, tuple)):
+        return values
+    return values[0] if len(set(values)) == 1 else tuple(values)
 
 
-def _layer(
-    name: str, sizes: Sequence[Any], x: Any, w: Tensor, options: dict[str, Any] | None = None, **parts: Node | None
-) -> Layer:
-    """A layer of torch.nn that is given x. w: one of its tensors. Options that are its own defaults are left away."""
-    usual = inspect.signature(nn.RNNBase if name in RECURRENT else getattr(nn, name)).parameters
-    given = dict(options or {})
-    if "bias" in parts and "affine" not in given:
-        given["bias"] = parts["bias"] is not None
-    given["dtype"] = None if w.dtype == torch.float32 else w.dtype
-    written = {key: _literal(value) if key == "dtype" else _one(value) for key, value in given.items()}
-    changed = [f"{key}={text}" for key, text in written.items() if key not in usual or text != _one(usual[key].default)]
-    made = f"nn.{name}({', '.join([*map(_one, sizes), *changed])})"
-    return Layer(made, {part: node for part, node in parts.items() if node is not None}, (x,))
+def _normalized(given: Given) -> tuple[Any]:
+    shape = given["normalized_shape"]
+    return (shape[0] if len(shape) == 1 else tuple(shape),)
 
 
-def _linear(w: Tensor, operation: str, x: Node, weight: Node, bias: Node | None) -> Layer | None:
-    return _layer("Linear", w.shape[::-1], x, w, weight=weight, bias=bias) if w.ndim == 2 else None
+def _made(name: str, sizes: Sequence[Any], tensor: Tensor, given: Given) -> Layer:
+    """The layer of an operation. tensor: one of its own. Options that are its own defaults are left away."""
+    recurrent = "params" in given
+    signature = inspect.signature(nn.RNNBase if recurrent else getattr(nn, name)).parameters
+    usual = {key: one.default for key, one in signature.items()} | ({"nonlinearity": "tanh"} if name == "RNN" else {})
+    options = {key: _one(given[key]) for key in [*usual][len(sizes) :] if key in given}
+    if not recurrent and "bias" in options:
+        options["bias"] = "affine" in options or options["bias"] is not None
+    options["dtype"] = None if tensor.dtype == torch.float32 else tensor.dtype
+    changed = [f"{key}={_literal(value)}" for key, value in options.items() if value != usual[key]]
+    made = f"nn.{name}({', '.join([*map(_literal, sizes), *changed])})"
+    if recurrent:
+        state = tuple(given["hx"]) if name == "LSTM" else given["hx"]
+        return Layer(made, given["params"], (given["input"], state), nested=name == "LSTM")
+    parts = {key: given[key] for key in ("weight", "bias", "running_mean", "running_var") if given.get(key) is not None}
+    return Layer(made, parts, (next(given[key] for key in ("input", "indices", "self") if key in given),))
 
 
-def _convolution(w: Tensor, operation: str, x: Node, weight: Node, bias: Node | None, *rest: Any) -> Layer | None:
-    transposed = "transpose" in operation
-    names = ("stride", "padding", "output_padding", "groups", "dilation")
-    options = dict(zip(names if transposed else ("stride", "padding", "dilation", "groups"), rest))
-    inside = w.shape[1] * options["groups"]
-    sizes = (w.shape[0], inside) if transposed else (inside, w.shape[0])
-    name = f"Conv{'Transpose' if transposed else ''}{w.ndim - 2}d"
-    layer = _layer(name, (*sizes, tuple(w.shape[2:])), x, w, options, weight=weight, bias=bias)
-    return layer if x.meta["val"].ndim == w.ndim else None
+def _convolution(weight: Tensor, given: Given) -> Sized | None:
+    ends = weight.shape[0], weight.shape[1] * given["groups"]
+    word, ends = ("ConvTranspose", ends) if "output_padding" in given else ("Conv", ends[::-1])
+    fits = given["input"].meta["val"].ndim == weight.ndim
+    return (f"{word}{weight.ndim - 2}d", (*ends, _one(tuple(weight.shape[2:])))) if fits else None
 
 
-def _batch_norm(
-    m: Tensor, operation: str, x: Node, weight: Node | None, bias: Node | None, mean: Node, variance: Node, *rest: Any
-) -> Layer | None:
-    training, momentum, eps, _ = rest
-    if training or (weight is None) != (bias is None):
+def _batch_norm(mean: Tensor, given: Given) -> Sized | None:
+    given["affine"] = given["weight"] is not None
+    if given["training"] or given["affine"] != (given["bias"] is not None):
         return None
-    rank = {2: 1, 3: 1, 4: 2, 5: 3}.get(x.meta["val"].ndim)
-    options = {"eps": eps, "momentum": momentum, "affine": weight is not None}
-    parts = {"weight": weight, "bias": bias, "running_mean": mean, "running_var": variance}
-    return _layer(f"BatchNorm{rank}d", (len(m),), x, m, options, **parts)
+    return f"BatchNorm{ {2: 1, 3: 1, 4: 2, 5: 3}[given['input'].meta['val'].ndim] }d", (len(mean),)
 
 
-def _layer_norm(
-    w: Tensor, operation: str, x: Node, shape: list[int], weight: Node, bias: Node | None, eps: float, _: Any
-) -> Layer:
-    return _layer("LayerNorm", (_shape(shape),), x, w, {"eps": eps}, weight=weight, bias=bias)
+def _embedding(weight: Tensor, given: Given) -> Sized:
+    given["padding_idx"] = None if given["padding_idx"] == -1 else given["padding_idx"]
+    return "Embedding", weight.shape
 
 
-def _rms_norm(w: Tensor, operation: str, x: Node, shape: list[int], weight: Node, eps: float | None) -> Layer:
-    return _layer("RMSNorm", (_shape(shape),), x, w, {"eps": eps}, weight=weight)
-
-
-def _shape(shape: list[int]) -> Any:
-    return shape[0] if len(shape) == 1 else tuple(shape)
-
-
-def _group_norm(
-    w: Tensor, operation: str, x: Node, groups: int, weight: Node, bias: Node | None, eps: float, _: Any
-) -> Layer | None:
-    return None if bias is None else _layer("GroupNorm", (groups, len(w)), x, w, {"eps": eps}, weight=weight, bias=bias)
-
-
-def _embedding(w: Tensor, operation: str, weight: Node, index: Node, padding: int, *_: Any) -> Layer:
-    return _layer("Embedding", w.shape, index, w, {"padding_idx": None if padding == -1 else padding}, weight=weight)
-
-
-def _prelu(w: Tensor, operation: str, x: Node, weight: Node) -> Layer:
-    return _layer("PReLU", (w.numel(),), x, w, weight=weight)
-
-
-def _recurrent(
-    w: Tensor, operation: str, x: Node, state: Any, weights: list[Node], biased: bool, layers: int, *rest: Any
-) -> Layer | None:
-    dropout, _, both, first = rest
-    ends = [f"_l{k}{way}" for k in range(layers) for way in ("", "_reverse")[: 1 + both]]
-    kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if biased else 2]
-    names = [f"{kind}{end}" for end in ends for kind in kinds]
-    if len(names) != len(weights) or x.meta["val"].ndim != 3:  # projected states have one more
+def _recurrent(name: str, weight: Tensor, given: Given, **more: str) -> Sized | None:
+    """more: what the operation is called by, and the layer is told."""
+    ends = [f"_l{k}{way}" for k in range(given["num_layers"]) for way in ("", "_reverse")[: 1 + given["bidirectional"]]]
+    kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if given["has_biases"] else 2]
+    names, weights = [f"{kind}{end}" for end in ends for kind in kinds], given["params"]
+    if len(names) != len(weights) or given["input"].meta["val"].ndim != 3:  # projected states have one more
         return None
-    name = {"lstm": "LSTM", "gru": "GRU"}.get(operation.split(".")[1], "RNN")
-    options = {"num_layers": layers, "bias": biased, "batch_first": first, "dropout": dropout, "bidirectional": both}
-    options |= {"nonlinearity": "relu"} if "rnn_relu" in operation else {}
-    hidden = weights[1].meta["val"].shape[1]
-    layer = _layer(name, (w.shape[1], hidden), x, w, options, **dict(zip(names, weights)))
-    given = tuple(state) if name == "LSTM" else state
-    return replace(layer, call=(x, given), nested=name == "LSTM")
+    given |= {"params": dict(zip(names, weights)), "bias": given["has_biases"], **more}
+    return name, (weight.shape[1], weights[1].meta["val"].shape[1])
 
 
-RECURRENT = ("LSTM", "GRU", "RNN")
-# By operation: the argument that must be a tensor of the network, or begin with one, and what reads the layer, given
-# that tensor, the operation and all its arguments.
-LAYERS: dict[str, tuple[int, Callable[..., Layer | None]]] = {
-    "aten.linear.default": (1, _linear),
-    **{f"aten.conv{rank}d.{kind}": (1, _convolution) for rank in (1, 2, 3) for kind in ("default", "padding")},
-    "aten.conv_transpose1d.default": (1, _convolution),
-    "aten.conv_transpose2d.input": (1, _convolution),
-    "aten.conv_transpose3d.input": (1, _convolution),
-    "aten.batch_norm.default": (3, _batch_norm),
-    "aten.layer_norm.default": (2, _layer_norm),
-    "aten.rms_norm.default": (2, _rms_norm),
-    "aten.group_norm.default": (2, _group_norm),
-    "aten.embedding.default": (0, _embedding),
-    "aten.prelu.default": (1, _prelu),
-    **{f"aten.{name}.input": (2, _recurrent) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
+# By operation: its layer, from a tensor of the network, the first that it has, and its arguments. A function puts there
+# what the layer calls otherwise.
+LAYERS: dict[str, Callable[[Tensor, Given], Sized | None]] = {
+    "aten.linear.default": lambda w, _: ("Linear", w.shape[::-1]) if w.ndim == 2 else None,
+    **{f"aten.conv{rank}d.{kind}": _convolution for rank in (1, 2, 3) for kind in ("default", "padding")},
+    "aten.conv_transpose1d.default": _convolution,
+    "aten.conv_transpose2d.input": _convolution,
+    "aten.conv_transpose3d.input": _convolution,
+    "aten.batch_norm.default": _batch_norm,
+    "aten.layer_norm.default": lambda _, given: ("LayerNorm", _normalized(given)),
+    "aten.rms_norm.default": lambda _, given: ("RMSNorm", _normalized(given)),
+    "aten.group_norm.default": lambda w, given: ("GroupNorm", (given["num_groups"], len(w))) if given["bias"] else None,
+    "aten.embedding.default": _embedding,
+    "aten.prelu.default": lambda w, _: ("PReLU", (w.numel(),)),
+    "aten.lstm.input": partial(_recurrent, "LSTM"),
+    "aten.gru.input": partial(_recurrent, "GRU"),
+    "aten.rnn_tanh.input": partial(_recurrent, "RNN"),
+    "aten.rnn_relu.input": partial(_recurrent, "RNN", nonlinearity="relu"),
 }

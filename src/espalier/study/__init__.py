@@ -18,7 +18,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import safetensors.torch
@@ -165,14 +164,9 @@ class Study(ABC):
         keys, done = {run.key for run in wanted}, dict[tuple[Any, ...], Record]()
         places = [self.place("runs", name) for name in dict.fromkeys([place, *(run.variant for run in wanted)])]
         for path in sorted(path for folder in places for path in folder.glob("*.json*")):
-            head, *batch = runs_of(path)
-            runs = dict[tuple[Any, ...], Record]()
-            for record in batch or [head]:  # earlier versions kept a file for each run of the paper's studies
-                key = tuple(record["run"].get(name) for name in KEY)
-                if not all(isinstance(part, (str, int, float, NoneType)) for part in key):
-                    raise Corrupt(f"{path} has a run that no study has: {str(key)[:80]}. Remove it to run them again")
-                runs[key] = record
-            self._check(path, head, wanted[0].method, set() if keys & runs.keys() else FREE)
+            runs = {tuple(record["run"].get(name) for name in KEY): record for record in runs_of(path)}
+            first = next(iter(runs.values()))
+            self._check(path, first, wanted[0].method, set() if keys & runs.keys() else FREE)
             done |= runs
         return done
 

@@ -153,14 +153,12 @@ class PaperSettings(StudySettings, ABC):
     learning_rate: float = setting(
         0.01, "Of the weights; a tenth at 1/2 and at 3/4 of the run.", least=0, after="batch_size", recorded="always"
     )
-    momentum: float = setting(0.9, "Of SGD.", least=0, after="learning_rate", recorded="always")
-    weight_decay: float = setting(1e-4, "Of SGD.", least=0, after="momentum", recorded="always")
+    momentum: float = setting(0.9, "Of SGD.", least=0, recorded="always")
+    weight_decay: float = setting(1e-4, "Of SGD.", least=0, recorded="always")
     theta_rate: float | None = setting(None, "Learning rate of theta; default 1/d.", after="samples", recorded="search")
-    initial: float = setting(0.5, "Theta at the start.", after="theta_rate", recorded="search")
-    settle: float = setting(
-        0.0, "The share of the run, at its end, under the structure found.", after="initial", recorded="search"
-    )
-    adaptive: bool = setting(False, "The step size of theta adapts itself (ASNG).", recorded="search")
+    initial: float = setting(0.5, "Theta at the start.", recorded="search")
+    settle: float = setting(0.0, "The share of the run, at its end, under the structure found.", recorded="search")
+    adaptive: bool = setting(False, "The step size of theta adapts itself (ASNG).", after="cost", recorded="search")
     permuted: bool = setting(False, "The control: losses shuffled before they are ranked.", recorded="search")
 
     pad = 0  # images are padded by so much, cropped back and mirrored at random; 0 leaves them as they are
@@ -217,15 +215,13 @@ class Settings(PaperSettings):
     dataset: str = "mnist"
     methods: tuple[str, ...] = setting(UNIT_METHODS, f"Some of {', '.join(UNIT_METHODS)}.", choices=UNIT_METHODS)
     penalties: tuple[float, ...] = (2**-6, 2**-7, 2**-8, 2**-9, 0.0, -(2**-3), -1.0)
+    sizes: tuple[float, ...] = setting(  # where the paper's Table 1 has its search, and one between
+        (0.066, 0.13, 0.261, 0.578, 0.777, 1.0), "Shares of the units of every layer, of fixed networks."
+    )
     epochs: int = 500
     points: int = 20
     cost: str = setting(
         "units", "What the penalty counts: units (the paper's) or weights.", choices=("units", "weights")
-    )
-    sizes: tuple[float, ...] = setting(
-        (0.066, 0.13, 0.261, 0.578, 0.777, 1.0),  # where the paper's Table 1 has its search, and one between
-        "Shares of the units of every layer, of fixed networks.",
-        after="penalties",
     )
     hidden: tuple[int, ...] | None = setting(
         None, "Units of the hidden layers, as 784,784,784; default: three as wide as the input.", after="batch_size"
@@ -262,39 +258,33 @@ class ConnectionSettings(PaperSettings):
         choices=(*CONNECTION_METHODS, RECIPE),
     )
     penalties: tuple[float, ...] = (2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 0.0, -(2**-3), -1.0)
+    shares: tuple[float, ...] = setting(  # where the paper's Table 2 has its search
+        (0.16, 0.24, 0.42, 0.675, 0.80), "Of the weights, of random selections."
+    )
+    targets: tuple[float, ...] = setting(
+        (0.25, 0.5), f"Shares of the cost, as 0.25,0.5, of the method {RECIPE!r}.", read=partial(share, name="a target")
+    )
     epochs: int = 300
     points: int = 12
     precision: str = setting("float32", "float32, tf32 or bf16 matrix products; default: bf16 on cuda.", on_cuda="bf16")
+    step: str = setting(
+        "readable",
+        "readable, or fast: the same for many runs at once; default: fast on cuda.",
+        choices=("readable", "fast"),
+        on_cuda="fast",
+    )
     cost: str = setting(
         "weights", "What the penalty counts: weights (the paper's) or macs.", choices=("weights", "macs")
     )
     learning_rate: float = 0.1
-    shares: tuple[float, ...] = setting(
-        (0.16, 0.24, 0.42, 0.675, 0.80),  # where the paper's Table 2 has its search
-        "Of the weights, of random selections.",
-        after="penalties",
-    )
-    targets: tuple[float, ...] = setting(
-        (0.25, 0.5),
-        f"Shares of the cost, as 0.25,0.5, of the method {RECIPE!r}.",
-        read=partial(share, name="a target"),
-        after="shares",
-    )
     layers: int = setting(12, "Layers of each of the three blocks.", least=1, after="batch_size")
-    growth: int = setting(12, "Channels that a layer adds.", least=1, after="layers")
+    growth: int = setting(12, "Channels that a layer adds.", least=1)
     pad: int = setting(
         4,
         "Images are padded by so much, cropped back and mirrored; 0: as they are.",
         least=0,
         after="weight_decay",
         recorded="always",
-    )
-    step: str = setting(
-        "readable",
-        "readable, or fast: the same for many runs at once; default: fast on cuda.",
-        choices=("readable", "fast"),
-        on_cuda="fast",
-        after="precision",
     )
 
     def __post_init__(self) -> None:
@@ -351,47 +341,33 @@ class GridSettings(StudySettings):
     sharing = tuple((method,) for method in GRID_METHODS)
     permuted, theta_rate, pad = False, None, 0  # which the paper's studies have
     dataset: str = setting("digits", "A set by name; a file.npz with x, y; module:function, as to train.")
+    model: str = setting(
+        "mlp", "mlp, of the --hidden layers; cnn, densenet or your own, as to train: then without 'scratch'."
+    )
+    model_arg: tuple[str, ...] = setting(
+        (), "An argument of your network, as width=64; may be repeated.", metavar="NAME=VALUE", repeated=True
+    )
     methods: tuple[str, ...] = setting(GRID_METHODS[:4], f"Some of {', '.join(GRID_METHODS)}.", choices=GRID_METHODS)
+    targets: tuple[float, ...] = setting(
+        (0.03, 0.06, 0.12, 0.25, 0.5, 0.75),
+        "Shares of the full cost to end at, as 0.1,0.3 or 10%,30%.",
+        read=partial(share, name="a target"),
+    )
     penalties: tuple[float, ...] = setting((2**-4, 2**-6, 2**-8), "Of the method 'penalty', for example 2^-6,0.")
     trials: int = setting(5, "Runs of each setting, on each fold.", flag="seeds")
     first_seed: int = setting(0, "The first seed.")
     batch_size: int = setting(BATCH_SIZE, "Examples under each of two masks; twice as many where there is one.")
+    hidden: tuple[int, ...] | None = setting(
+        None, "Units of the hidden layers, as 64,64,64; default: three as wide as the input.", old="widths"
+    )
+    folds: int = setting(
+        0, "Cross-validation over all examples; 0: the set's own test part.", least=0, recorded="always"
+    )
     held_out: int = setting(
         0, "For tuning: so many training examples stand in for the test part (with --folds: each fold of them)."
     )
     cost: str = setting(
         "weights", "What a target counts: weights, macs, units or parameters.", choices=COSTS, recorded="always"
-    )
-    targets: tuple[float, ...] = setting(
-        (0.03, 0.06, 0.12, 0.25, 0.5, 0.75),
-        "Shares of the full cost to end at, as 0.1,0.3 or 10%,30%.",
-        read=partial(share, name="a target"),
-        after="methods",
-    )
-    folds: int = setting(
-        0,
-        "Cross-validation over all examples; 0: the set's own test part.",
-        least=0,
-        after="batch_size",
-        recorded="always",
-    )
-    hidden: tuple[int, ...] | None = setting(
-        None,
-        "Units of the hidden layers, as 64,64,64; default: three as wide as the input.",
-        old="widths",
-        after="batch_size",
-    )
-    model: str = setting(
-        "mlp",
-        "mlp, of the --hidden layers; cnn, densenet or your own, as to train: then without 'scratch'.",
-        after="dataset",
-    )
-    model_arg: tuple[str, ...] = setting(
-        (),
-        "An argument of your network, as width=64; may be repeated.",
-        metavar="NAME=VALUE",
-        repeated=True,
-        after="model",
     )
     recipe: Recipe = field(default_factory=Recipe)
 

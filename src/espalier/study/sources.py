@@ -28,7 +28,6 @@ WORDS = {  # of an .npz file: the arrays of its parts, by the names in use
     "test": (("test_inputs", "test_targets"), ("x_test", "y_test")),
 }
 LARGE, PACKED = 1 << 30, 50  # bytes that any file may unpack to; times its size, that a larger one may
-IGNORED = -100  # a target that torch's cross entropy passes over
 SPLIT = 0  # the seed of what is held out: runs of different seeds are compared on the same examples
 
 
@@ -280,20 +279,6 @@ def _flat(part: Any, given: str) -> Any:
     if _is_pair(part) and isinstance(part[0], Tensor):
         return part[0].flatten(1), part[1]
     raise BadInput(f"--flatten is for data in tensors; let {given} give vectors")
-
-
-def checked(source: Source, outputs: int) -> None:
-    """Classes that a network of so many outputs has no score for are refused before they end in an index error."""
-    parts = [source.pair, source.validation if _is_pair(source.validation) else None]
-    classes = [part[1] for part in parts if part is not None and not part[1].is_floating_point() and part[1].numel()]
-    if not classes:
-        return
-    least, most = min(int(labels.min()) for labels in classes), max(int(labels.max()) for labels in classes)
-    if most >= outputs or (least < 0 and least != IGNORED):
-        raise BadInput(
-            f"the classes go from {least} to {most}, and the network gives {outputs} scores: classes count from 0, and "
-            "the network needs one score for each"
-        )
 
 
 def as_dataset(given: str, **about: Any) -> Dataset:

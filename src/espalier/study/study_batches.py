@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
@@ -28,7 +29,7 @@ from espalier.gates.attach import attach
 from espalier.gates.gate import Gate
 from espalier.gates.gated import Gated
 from espalier.models import MLP, DenseNet
-from espalier.picture.describe import Connection, connections
+from espalier.picture.describe import Connection, connections, depths, living
 from espalier.space import BadInput
 from espalier.study.settings import PAIR, ConnectionSettings, GridSettings, PaperSettings, RunSpec, Settings
 from espalier.train.batched.batch import Compute, Precision
@@ -213,35 +214,15 @@ class DenseNetGraph:
         """Where the connections of each block are in a mask, those that close it included."""
         return [torch.tensor([i for i, gate in enumerate(self.gates) if gate.block == block]) for block in range(3)]
 
-    def opened(self, mask: Tensor) -> list[Connection]:
-        """The connections that are open under a mask ``(d)``."""
-        return [gate for gate, bit in zip(self.gates, mask.tolist(), strict=True) if bit]
-
-    def chains(self, mask: Tensor) -> list[int | None]:
-        """Layers on the longest path through each block under a mask ``(d)``; None: no path leads through it."""
-        chains, opened = list[int | None](), self.opened(mask)
-        for block in range(3):
-            start = block * (self.layers + 1) + 1
-            longest = {start: 0}  # layers on the longest path to each; what is read comes before its reader
-            for gate in opened:
-                if gate.block == block and gate.source in longest:
-                    longest[gate.reader] = max(longest.get(gate.reader, 0), longest[gate.source] + 1)
-            closing = longest.get(start + self.layers + 1)
-            chains.append(None if closing is None else closing - 1)
-        return chains
-
-    def connected(self, mask: Tensor) -> bool:
-        """Whether a path leads from the image to the classifier."""
-        return None not in self.chains(mask)
-
-    def depth_under(self, mask: Tensor) -> int:
-        """Layers on the longest path from the image to the classes; 0 where there is none."""
-        chains = self.chains(mask)
-        return 0 if None in chains else 4 + sum(chain or 0 for chain in chains)
-
-    def dead_layers(self, mask: Tensor) -> list[int]:
-        """Layers that read nothing under a canonical mask ``(d)``, by their depth in the whole network (stem: 1)."""
-        return sorted({gate.reader for gate in self.gates} - {gate.reader for gate in self.opened(mask)})
+    def paths(self, mask: Tensor) -> Row:
+        """What leads from image to classes under a mask ``(d)``. depth: layers on the longest path, 0 where there is
+        none. block_depths: on its way through each block, or None. dead_layers: those on no path, by their depth in the
+        whole network (stem: 1)."""
+        at = depths(compress(self.gates, living(self.gates, mask.tolist())))
+        ends = [at.get(block * (self.layers + 1) + 1) for block in range(4)]  # what is before, between and after blocks
+        chains = [None if a is None or b is None else b - a - 1 for a, b in pairwise(ends)]
+        dead = {gate.reader for gate in self.gates} - at.keys()
+        return {"depth": ends[-1] or 0, "block_depths": chains, "dead_layers": sorted(dead)}
 
     def draw(self, share: float, weights: Tensor, seed: int) -> tuple[Tensor, dict[str, float]]:
         """Random selection: each connection with probability ``share``, until the weights kept are near that share of
@@ -252,7 +233,7 @@ class DenseNetGraph:
         for draws in range(1, MOST_DRAWS + 1):
             mask = (torch.rand(self.d, generator=generator) < share).to(torch.float32)
             near = bool(((mask.to(weights) * weights).sum() / total - share).abs() <= NEAR)
-            path = self.connected(mask)
+            path = bool(self.paths(mask)["depth"])
             pathless, away = pathless + (not path), away + (not near)
             if near and path:
                 counts = {"draws": draws, "without_path": pathless, "away_from_share": away}
@@ -354,13 +335,8 @@ class Connections(Selection):
         return [row | {"connection_share": share} for row, share in zip(super().counts(masks), shares, strict=True)]
 
     def about(self, masks: Tensor) -> list[Row]:
-        graph = self.graph
-        return [
-            row
-            | {"depth": graph.depth_under(mask), "block_depths": graph.chains(mask)}
-            | {"dead_layers": graph.dead_layers(mask), "mask": mask_to_hex(mask)}
-            for row, mask in zip(self.counts(masks), masks.cpu())
-        ]
+        pairs = zip(self.counts(masks), masks.cpu())
+        return [row | self.graph.paths(mask) | {"mask": mask_to_hex(mask)} for row, mask in pairs]
 
 
 def selection(settings: PaperSettings, data: Dataset) -> tuple[Dataset, Selection]:

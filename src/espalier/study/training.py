@@ -185,13 +185,13 @@ class Training(Task):
         after="model_arg",
     )
     penalty: float | None = setting(
-        None, "Instead of a target: how strongly cost counts, such as 0.1 or 2^-6.", read=number, after="target"
+        None, "Instead of a target: how strongly cost counts, such as 0.1 or 2^-6.", read=number
     )
     weights: str = setting(
         "", "A .safetensors file to start from, with --recipe finetune.", metavar="<path>", after="loss"
     )
     seed: int = setting(0, "Of the weights, the masks and the order of the examples.", least=0, after="scale")
-    channels_last: bool = setting(False, "Images and weights lie in memory channels last.")
+    channels_last: bool = setting(False, "Images and weights lie in memory channels last.", after="precision")
     compile: bool = setting(False, "Train the network as torch.compile makes it; earns itself back in long runs.")
 
     def __post_init__(self) -> None:
@@ -217,11 +217,9 @@ class Sweeping(Task):
         read=partial(share, name="a target"),
         after="model_arg",
     )
-    penalties: tuple[float, ...] = setting(
-        (), "Instead of targets: how strongly cost counts, as 2^-6,0.", read=number, after="targets"
-    )
+    penalties: tuple[float, ...] = setting((), "Instead of targets: how strongly cost counts, as 2^-6,0.", read=number)
     seeds: int = setting(1, "Runs of each setting.", least=1, after="scale")
-    first_seed: int = setting(0, "The first seed.", least=0, after="seeds")
+    first_seed: int = setting(0, "The first seed.", least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -251,7 +249,7 @@ class Prepared:
 
 
 def prepared(task: Task, seed: int, device: torch.device, weights: str = "") -> Prepared:
-    """Data, network and loss, this tried on what the network gives and what the data want. weights: a file of them."""
+    """Data, network and loss; one that is no default is tried on what the network gives. weights: a file of them."""
     source = task.source()
     network = Network(task.model, import_spec.arguments(task.model_arg), source.shape, source.outputs)
     model = network.build(seed)
@@ -262,9 +260,8 @@ def prepared(task: Task, seed: int, device: torch.device, weights: str = "") -> 
     example = pytree.each(lambda t: t.to(device), reading.example())
     outputs = checks.readable(model, example)
     loss = _loss(task.loss, reading)
-    if loss is F.cross_entropy and isinstance(outputs, Tensor) and outputs.ndim == 2:
-        sources.checked(source, outputs.shape[1])
-    _try(loss, task.loss, outputs, reading, device)
+    if loss is not F.cross_entropy:  # which fit and sweep try, over all targets
+        _try(loss, task.loss, outputs, reading, device)
     return Prepared(source, network, model, reading, loss)
 
 

@@ -7,6 +7,7 @@ settings that its run files hold.
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import re
 import types
@@ -31,7 +32,7 @@ class Setting:
     least: the smallest value. choices: the words it may be; a mapping may grow later.
     read: how one word gives a value; default: by the field's type. A tuple is words with commas between, or, repeated,
     a flag that may come several times. on_cuda: what it is on a GPU where it is not given.
-    after: the field that it follows in the help and in records; default: in the order of the class.
+    after: the field that it follows in the help and in records; default: the one above it in its class.
     recorded: "always" in the record of a run, or in that of a "search"; default: it says which runs there are.
     """
 
@@ -135,16 +136,20 @@ def setting(default: Any = MISSING, help: str = "", **more: Any) -> Any:
 
 def declared(of: type[Any]) -> list[Setting]:
     """The settings of a dataclass in the order of the help; fields without a definition are none."""
-    kinds, definitions, settings = typing.get_type_hints(of), dict[str, dict[str, Any]](), list[Setting]()
-    for one in (one for base in reversed(of.__mro__) if is_dataclass(base) for one in fields(base)):
-        if DEFINITION in one.metadata:
-            usual = {"flag": one.name.replace("_", "-"), "help": ""}
-            definitions[one.name] = definitions.get(one.name, usual) | one.metadata[DEFINITION]
-    for one in (one for one in fields(of) if one.name in definitions):
-        after, names = definitions[one.name].get("after"), [before.name for before in settings]
-        place = names.index(after) + 1 if after else len(settings)
-        settings.insert(place, Setting(one.name, kinds[one.name], one.default, **definitions[one.name]))
-    return settings
+    kinds, defaults = typing.get_type_hints(of), {one.name: one.default for one in fields(of)}
+    definitions, order = dict[str, dict[str, Any]](), list[str]()
+    for base in (base for base in reversed(of.__mro__) if is_dataclass(base)):
+        own, above = {one.name: one.metadata for one in fields(base)}, order[-1] if order else None
+        for name in inspect.get_annotations(base):
+            if name not in definitions:
+                if DEFINITION not in own.get(name, ()):
+                    continue
+                definitions[name] = {"flag": name.replace("_", "-"), "help": ""}
+                after = own[name][DEFINITION].get("after", above)
+                order.insert(order.index(after) + 1 if after else 0, name)
+            definitions[name] |= own[name].get(DEFINITION, {})
+            above = name
+    return [Setting(name, kinds[name], defaults[name], **definitions[name]) for name in order]
 
 
 def check(settings: Any) -> None:

@@ -113,6 +113,8 @@ class BatchEngine:
             even=0.0 if self.search is None else self.search.even,
         )
         held = held_out(validation, data, dtype)
+        if held is not None:
+            self._check_classes(one, held.targets)
         self.validation = None if held is None else held.to(device)
         full_cost = None if self.search is None else self.search.full_cost
         self.shares = Shares(self.gated, self._cost() if self.search is None else self.search.cost, full_cost, device)
