@@ -55,16 +55,19 @@ def loss(given: object) -> None:
         raise BadType(f"loss is a function of (outputs, targets), such as F.cross_entropy, not {given!r}")
 
 
+OWN_LOSS = "give loss=, a function of (outputs, targets), such as F.mse_loss; --loss on the command line"
+
+
 def cross_entropy(outputs: object, targets: Nested) -> None:
     """Torch's cross entropy, the default loss, reads what the network gives and what the data want. Some of what is
     wrong torch names without a way out; a regression it would learn in silence.
 
     outputs: of a few examples. targets: of these, and of all others that are at hand.
     """
-    way = "; for other targets give loss=, a function of (outputs, targets), such as F.mse_loss"
+    way = f"; for other targets {OWN_LOSS}"
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         given = f"the model gives a {type(outputs).__name__}, the targets are a {type(targets).__name__}"
-        raise BadType(f"cross entropy, the default loss, reads two tensors: {given}; give loss=")
+        raise BadType(f"cross entropy, the default loss, reads two tensors: {given}; {OWN_LOSS}")
     few = targets[: len(outputs)]
     shapes = f"outputs {_shown(outputs)} and targets {_shown(few)}"
     if outputs.ndim < 2 or outputs.shape[1] < 2:
@@ -90,13 +93,12 @@ def cross_entropy(outputs: object, targets: Nested) -> None:
 def scores(outputs: object, targets: Tensor) -> None:
     """The default loss of a sweep reads what the network gives and what the data want."""
     if not isinstance(outputs, Tensor):
-        raise BadType(f"the default loss of a sweep reads a tensor, not a {type(outputs).__name__}; give loss=")
+        raise BadType(f"the default loss of a sweep reads a tensor, not a {type(outputs).__name__}; {OWN_LOSS}")
     fits = outputs.ndim == targets.ndim + 1 and outputs.shape[-1] > 1
     if targets.is_floating_point() or not fits:
         raise BadInput(
             "the default loss of a sweep, cross entropy, needs scores (n, classes) and classes (n), not outputs "
-            f"{_shown(outputs)} and targets {_shown(targets)}; for other targets give loss=, a function of (outputs, "
-            "targets), such as F.mse_loss"
+            f"{_shown(outputs)} and targets {_shown(targets)}; for other targets {OWN_LOSS}"
         )
 
 
