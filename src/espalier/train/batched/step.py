@@ -76,9 +76,6 @@ class Gradient:
     ) -> Sloped:
         raise NotImplementedError
 
-    def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Nested, y: Nested) -> None:
-        raise NotImplementedError
-
 
 class Differential(Gradient):
     """The gradient of each run's mean loss, the losses and the errors ``(R, samples)``. Pure.
@@ -139,11 +136,6 @@ class Differential(Gradient):
         if loss.ndim:
             raise BadInput(f"the loss is a scalar, the mean over the mini-batch, not of shape {tuple(loss.shape)}")
         return loss, wrong
-
-    def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Nested, y: Nested) -> None:
-        """One run, eagerly: see ``Batch``. params, fixed: ``(1, ...)``; mask ``(d)``; x ``(B, ...)``."""
-        one, held = ({name: t[0] for name, t in named.items()} for named in (params, fixed))
-        self.measured(self.outputs(one, held, mask, x), y)
 
     def _losses(self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, own: bool) -> Measured:
         """own: each mask has examples of its own."""
@@ -376,9 +368,6 @@ class Own(Gradient):
             return grads, (losses, wrong), (by_gate, None)
         grads, losses, wrong = self.gradients(params, masks, x, y)
         return grads, (losses, wrong), None
-
-    def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Nested, y: Nested) -> None:
-        self.gradients(params, mask[None, None], x[None], y[None])
 
 
 def cross_entropy(out: Tensor, y: Tensor) -> Tensor:
