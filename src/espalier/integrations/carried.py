@@ -19,7 +19,7 @@ from espalier.files import clean
 from espalier.space import BadInput
 from espalier.train import feed
 from espalier.train.optimizer import StructureOptimizer
-from espalier.train.result import Result, Row, Shares, rows, structure
+from espalier.train.result import Result, Row, Shares, rows
 from espalier.train.shaping import result_of
 
 HELD = (
@@ -112,7 +112,7 @@ class Carried:
         """A row for a history, with the names that ``fit`` has; more: what the loop has measured itself."""
         search = self.shaping.search
         with self.whole():
-            columns = self._shares(self.shaping.gated.canonical(search.select())) | structure(search)
+            columns = self._shares(self.shaping.gated.canonical(search.select())) | search.summary()
         about: Row = {
             "epoch": epoch,
             "update": self.shaping.update,

@@ -17,7 +17,7 @@ from espalier.train.feed import Batch, Feed
 from espalier.train.gradients import OnePass, scalar
 from espalier.train.loop import Loop, Stop
 from espalier.train.optimizer import StructureOptimizer
-from espalier.train.result import Result, Row, Shares, rows, structure
+from espalier.train.result import Result, Row, Shares, rows
 from espalier.train.scoring import Loss
 from espalier.train.shaping import result_of
 
@@ -216,7 +216,7 @@ class EagerEngine:
         self._pool()
         loss, updates, missed, predictions = self.sums.tolist()
         mask = self.search.select()
-        columns = self.shares(self.gated.canonical(mask)) | structure(self.search)
+        columns = self.shares(self.gated.canonical(mask)) | self.search.summary()
         row: Row = {
             "epoch": self.done // self.feed.updates,
             "update": self.done,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
@@ -169,12 +168,6 @@ class Result:
         return text
 
 
-def order_of(gated: Any) -> tuple[str, ...]:
-    """The groups of gates from the input to the output, where a gated model can tell."""
-    structure = getattr(gated, "structure", None)
-    return () if structure is None else structure.flow()
-
-
 # ---- on the way: one flat row of numbers for each run, read from the device at once ----------------------------------
 
 
@@ -196,27 +189,6 @@ class Shares:
     def __call__(self, masks: Tensor) -> Columns:
         """masks: ``(*batch, d)``; shares ``(*batch)``, NaN where there is nothing to share."""
         return {name: cost(masks) / self.full[name] for name, cost in self.costs.items()}
-
-
-def structure(search: Search) -> Columns:
-    """What theta says, ``(*batch)`` each; the distance to a target is NaN where there is none."""
-    expected = search.expected_cost()
-    return {
-        "selected_share": search.usage(),
-        "expected_share": expected / search.full_cost,
-        "expected_cost": expected,
-        "penalty": search.penalty,
-        "entropy": entropy(search.space, search.theta),
-        "distance_to_target": expected * torch.nan if search.target is None else search.gap(),
-    }
-
-
-def entropy(space: Space, theta: Tensor) -> Tensor:
-    """The mean entropy of a variable in bits: 1 for bits at 0.5, 0 when the structure is decided. theta: ``(*, d)``."""
-    total: Tensor = torch.special.entr(theta).sum(-1)
-    for _, where in space.bits:
-        total = total + torch.special.entr(1 - theta[..., where]).sum(-1)
-    return total / math.log(2) / space.n
 
 
 def rows(columns: Mapping[str, Tensor]) -> list[Row]:

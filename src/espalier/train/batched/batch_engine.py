@@ -29,7 +29,7 @@ from espalier.train.feed import Tensors
 from espalier.train.fingerprint import Hashes
 from espalier.train.loop import Loop, Stop
 from espalier.train.pytree import Nested
-from espalier.train.result import Result, Row, Shares, order_of, rows, structure
+from espalier.train.result import Result, Row, Shares, rows
 from espalier.train.scoring import Score, evaluate
 from espalier.train.targets import Asked, read
 
@@ -114,21 +114,24 @@ class BatchEngine:
         self.judge: Gated | None = None  # a model that keeps running statistics, where there are any
         self.shipped: list[dict[str, Tensor]] | None = None  # of each run all tensors as it was measured last
         self._read = (stored.inputs, targets, stored.affine or ())
-        self.about = plan.describe() | {"space": self.gated.space.to_json(), "settle_at": self.phases.settle}
-        self.about |= {"blocks": self.blocks} if self.blocks else {}
-        self.about |= {"device": device.type, "precision": compute.precision}
-        # The factory is called under the seed of each run, so the same call builds the same weights.
-        built = [*params.values(), *fixed.values()]
-        self.about["model"] = f"{fingerprint.network(self.gated.model)} {fingerprint.weights(built)}"
 
     def settings(self, hashes: Hashes) -> dict[str, Any]:
-        """What the runs are of, for who may resume them: all data are hashed."""
+        """What the runs are of, for who may resume them: all data are hashed, and the weights they begin with."""
         held = self.validation
         parts = {"data": self._read} | ({"validation": (held.inputs, held.targets)} if held else {})
-        return self.about | {
-            name: [[str(t.dtype), *t.shape, hashes.tensors([t])] for t in pytree.tensors(part)]
-            for name, part in parts.items()
-        }
+        about = self.plan.describe() | {"space": self.gated.space.to_json(), "settle_at": self.phases.settle}
+        about |= {"blocks": self.blocks} if self.blocks else {}
+        about |= {"device": self.device.type, "precision": self.batch.compute.precision}
+        # The factory is called under the seed of each run, so the same call builds the same weights.
+        built = fingerprint.weights(self.weights().values())
+        return (
+            about
+            | {"model": f"{fingerprint.network(self.gated.model)} {built}"}
+            | {
+                name: [[str(t.dtype), *t.shape, hashes.tensors([t])] for t in pytree.tensors(part)]
+                for name, part in parts.items()
+            }
+        )
 
     def _check_classes(self, one: Named, targets: Nested) -> None:
         """The default loss picks a class by comparison: one that is not there, or a number that is no class, would be
@@ -258,7 +261,7 @@ class BatchEngine:
         loss, error = self.batch.read_sums()
         columns = {"loss": loss, "error": error} | self.shares(masks)
         if self.search is not None:
-            columns |= structure(self.search)
+            columns |= self.search.summary()
         measured: list[Row] = [{} for _ in self.runs]
         if self.validation is not None:
             scores = self._scores(masks, self.validation, last) if self._alone or self.plan.metrics else []
@@ -379,7 +382,7 @@ class BatchEngine:
                     updates=self.done,
                     seconds=loop.elapsed,
                     space=self.gated.space,
-                    order=order_of(self.gated),
+                    order=getattr(self.gated, "flow", ()),
                     run=run,
                     stopped=loop.stopped,
                     diverged=broken if broken >= 0 else None,
