@@ -131,8 +131,8 @@ class Tensors(Feed):
 
     def to(self, device: torch.device) -> Tensors:
         """The same examples on a device."""
-        inputs, targets = pytree.each(lambda t: t.to(device), (self.inputs, self.targets))
-        return replace(self, inputs=inputs, targets=targets)
+        inputs, targets, affine = pytree.each(lambda t: t.to(device), (self.inputs, self.targets, self.affine or ()))
+        return replace(self, inputs=inputs, targets=targets, affine=affine or None)
 
 
 class Batches(Feed):
