@@ -86,8 +86,9 @@ def read(gated: Any, cost: Any, target: Any) -> Asked:
         return Asked(first, cost if isinstance(cost, str) else "given", share, {}, target)
     if target is not None and not isinstance(target, (int, float, np.number, Tensor)):
         raise BadType(f"target is a share of the full cost, an amount such as {EXAMPLES}, or a dict, not {target!r}")
-    named = cost if isinstance(cost, str) else "given"
-    return Asked(gated.cost(cost) if isinstance(cost, str) else cost, named, target)
+    if isinstance(cost, str):
+        return Asked(gated.cost(cost), cost, target)
+    return Asked(cost if cost is None or isinstance(cost, Cost) else Cost.linear(cost), "given", target)
 
 
 def _name(kind: str | Cost) -> str:

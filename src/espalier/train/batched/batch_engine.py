@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.files import clean
 from espalier.gates.attach import attach
@@ -109,8 +108,10 @@ class BatchEngine:
         )
         self.stored, held = self.batch.feed.stored, held_out(validation, data, dtype)
         self.validation = None if held is None else held.to(device)
-        full_cost = None if self.search is None else self.search.full_cost
-        self.shares = Shares(self.gated, self._cost() if self.search is None else self.search.cost, full_cost, device)
+        if self.search is None:
+            self.shares = Shares(self.gated, read(self.gated, plan.cost, None).cost, None, device)
+        else:
+            self.shares = Shares(self.gated, self.search.cost, self.search.full_cost, device)
         self.judge: Gated | None = None  # a model that keeps running statistics, where there are any
         self.shipped: list[dict[str, Tensor]] | None = None  # of each run all tensors as it was measured last
         self._read = (stored.inputs, targets, stored.affine or ())
@@ -155,18 +156,9 @@ class BatchEngine:
         with torch.no_grad():
             return chain_of(self.gated.model, gates, self.gated.call, one, example)
 
-    def _cost(self) -> Cost:
-        cost = self.plan.cost
-        if isinstance(cost, str):
-            return self.gated.cost(cost)
-        if isinstance(cost, Cost):
-            return cost
-        return cost(self.gated) if callable(cost) else Cost.linear(cost)
-
     def _asked(self) -> Asked:
         """What the runs are to end at: of several costs, shares of each run."""
-        cost = self.plan.cost
-        one = [read(self.gated, cost if isinstance(cost, str) else self._cost(), run.target) for run in self.runs]
+        one = [read(self.gated, self.plan.cost, run.target) for run in self.runs]
         limits = {name: (own, [asked.limits[name][1] for asked in one]) for name, (own, _) in one[0].limits.items()}
         self.runs = [replace(run, target=asked.share) for run, asked in zip(self.runs, one, strict=True)]
         return replace(one[0], limits=limits)
