@@ -68,8 +68,7 @@ class Carried:
         self.history: list[Row] = []
         self.insides: Insides | None = None
         self.began = time.monotonic()
-        device = next(self.model.parameters()).device
-        self._shares = Shares(shaping.gated, shaping.search.cost, shaping.search.full_cost, device)
+        self._shares = Shares(shaping.gated, shaping.search, next(self.model.parameters()).device)
 
         def whole_state(module: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:
             if module is self.model and self.insides is not None and self.insides.inside:

@@ -68,7 +68,7 @@ class EagerEngine:
             self.recording = Recording(asked=bool(compile)) if device.type == "cuda" else None
         # Of an epoch: loss, updates, wrong classes, predictions. On the device: reading one would wait for a GPU.
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)
-        self.shares = Shares(self.gated, self.search.cost, self.search.full_cost, device)
+        self.shares = Shares(self.gated, self.search, device)
         self._batches: Iterator[Batch] | None = None  # of the rest of the epoch
 
     @property

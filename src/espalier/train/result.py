@@ -174,17 +174,16 @@ class Result:
 class Shares:
     """Shares of the full network that masks keep: of its gates, of its weights, and of the cost searched against.
 
-    full_cost: what counts as all of that cost; None for that of all gates open and the dearest options.
+    of: the search, which knows what counts as all of its cost; of masks that are given, the cost itself, all of which
+    is that of all gates open and the dearest options.
     """
 
-    def __init__(self, gated: Gated, cost: Cost, full_cost: Tensor | None, device: torch.device) -> None:
-        space = gated.space
-        self.costs = {"unit_share": gated.cost("units"), "weight_share": gated.cost("weights"), "cost_share": cost}
-        self.full = {
-            name: counted(most_expensive(space, counted, device).float()) for name, counted in self.costs.items()
-        }
-        if full_cost is not None:
-            self.full["cost_share"] = full_cost
+    def __init__(self, gated: Gated, of: Search | Cost, device: torch.device) -> None:
+        self.costs = {"unit_share": gated.cost("units"), "weight_share": gated.cost("weights")}
+        self.costs["cost_share"] = of.cost if isinstance(of, Search) else of
+        self.full = {name: cost(most_expensive(gated.space, cost, device).float()) for name, cost in self.costs.items()}
+        if isinstance(of, Search):
+            self.full["cost_share"] = of.full_cost
 
     def __call__(self, masks: Tensor) -> Columns:
         """masks: ``(*batch, d)``; shares ``(*batch)``, NaN where there is nothing to share."""

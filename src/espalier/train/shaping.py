@@ -186,7 +186,7 @@ def result_of(
         if not isinstance(validation, feed.Feed):
             validation = feed.read_held_out(validation, 512, dtype, data if isinstance(data, Dataset) else None)
         score = scoring.evaluate(model, validation, loss=loss or nn.functional.cross_entropy, metrics=metrics)
-    shares = Shares(gated, search.cost, search.full_cost, mask.device)
+    shares = Shares(gated, search, mask.device)
     row = targets.measured_again(search, gated, model, mask, structure.errors)
     if row is not None:
         about["latency"] = row | {"corrections": structure.corrections}

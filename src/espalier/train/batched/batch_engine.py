@@ -108,10 +108,7 @@ class BatchEngine:
         )
         self.stored, held = self.batch.feed.stored, held_out(validation, data, dtype)
         self.validation = None if held is None else held.to(device)
-        if self.search is None:
-            self.shares = Shares(self.gated, read(self.gated, plan.cost, None).cost, None, device)
-        else:
-            self.shares = Shares(self.gated, self.search.cost, self.search.full_cost, device)
+        self.shares = Shares(self.gated, self.search or read(self.gated, plan.cost, None).cost, device)
         self.judge: Gated | None = None  # a model that keeps running statistics, where there are any
         self.shipped: list[dict[str, Tensor]] | None = None  # of each run all tensors as it was measured last
         self._read = (stored.inputs, targets, stored.affine or ())
