@@ -349,14 +349,16 @@ def read_held_out(
 
     beside: the Dataset that is trained on; its own parts, given as pairs, are read as it says.
     """
-    affine = None
-    if isinstance(data, Dataset):
-        affine, data = data.affine(dtype), data.test
+    known, data = (data, data.test) if isinstance(data, Dataset) else (beside, data)
     if adapt is not None or not _is_pair(data):
         return read(data, batch, 0, dtype, adapt)
-    assert isinstance(data, tuple)
-    if beside is not None and any(data[0] is own for own in (beside.train_inputs, beside.test_inputs)):
-        affine = beside.affine(dtype)
     inputs, targets = as_tensors(data)
     size = pytree.count(targets, "the targets")
-    return Tensors(inputs, targets, max(min(batch, size), 1), 0, affine)
+    return Tensors(inputs, targets, max(min(batch, size), 1), 0, affine_of(inputs, known, dtype))
+
+
+def affine_of(inputs: Nested, data: object, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    """The gain and shift of a Dataset, where the inputs are those of one of its parts: they are read as it says."""
+    if isinstance(data, Dataset) and any(inputs is own for own in (data.train_inputs, data.test_inputs)):
+        return data.affine(dtype)
+    return None

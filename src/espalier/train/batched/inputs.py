@@ -191,9 +191,8 @@ class ResidentFeed:
 def read_data(data: Dataset | Pair, dtype: torch.dtype, batch: int = 1) -> feeds.Tensors:
     """The training data. A Dataset knows how its inputs are read. Plain tensors are read as they are: floating ones in
     ``dtype``, integers in their own."""
-    affine = data.affine(dtype) if isinstance(data, Dataset) else None
     inputs, targets = data.train if isinstance(data, Dataset) else data
-    return feeds.Tensors(inputs, targets, batch, 0, affine, dtype, CHUNK)
+    return feeds.Tensors(inputs, targets, batch, 0, feeds.affine_of(inputs, data, dtype), dtype, CHUNK)
 
 
 def held_out(given: Dataset | Pair | None, data: Dataset | Pair, dtype: torch.dtype) -> feeds.Tensors | None:
@@ -205,9 +204,7 @@ def held_out(given: Dataset | Pair | None, data: Dataset | Pair, dtype: torch.dt
     if given is None:
         return None
     known, (inputs, targets) = (given, given.test) if isinstance(given, Dataset) else (data, given)
-    if isinstance(known, Dataset) and any(inputs is own for own in (known.train_inputs, known.test_inputs)):
-        return feeds.Tensors(inputs, targets, 1, 0, known.affine(dtype), chunk=CHUNK)
-    return read_data((inputs, targets), dtype)
+    return feeds.Tensors(inputs, targets, 1, 0, feeds.affine_of(inputs, known, dtype), dtype, CHUNK)
 
 
 def resident(data: Any, adapt: feeds.Adapter | None) -> Dataset | Pair:
