@@ -20,7 +20,7 @@ from espalier.search.distribution import Distribution
 from espalier.train import deterministic, evaluate, stochastic
 from espalier.train.feed import Batches, Tensors, read
 from espalier.train.progress import Bar, Lines
-from espalier.train.result import Thinned, entropy
+from espalier.train.result import Thinned
 from espalier.train.scoring import wrong
 
 (X, Y), TEST = networks.digit_vectors(300)
@@ -148,10 +148,9 @@ def test_what_counts_as_a_wrong_class() -> None:
 def test_entropy_of_bits_and_choices() -> None:
     space = espalier.Space([espalier.Bits("a", 2), espalier.Choice("b", 4)])
     theta = torch.tensor([0.5, 0.0, 0.25, 0.25, 0.25, 0.25], dtype=torch.float64)
-    assert entropy(space, theta) == pytest.approx((1 + 0 + 2) / 3)
-    assert entropy(espalier.Space([espalier.Bits("a", 1)]), theta[2:3]) == pytest.approx(
-        -(0.25 * math.log2(0.25) + 0.75 * math.log2(0.75))
-    )
+    assert espalier.Search(space, initial=theta, margin=0.0).entropy() == pytest.approx((1 + 0 + 2) / 3)
+    bits = -(0.25 * math.log2(0.25) + 0.75 * math.log2(0.75))
+    assert espalier.Search(1, initial=0.25).entropy() == pytest.approx(bits)
 
 
 def test_theta_over_time_is_thinned_evenly_and_resumed() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import espalier
 from espalier.space import BadInput
 from espalier.train.batched import Adam, Run, Steps
 from espalier.train.batched.inputs import Reading, ResidentFeed
@@ -49,6 +50,13 @@ def test_one_update_of_many_is_laid_out_as_one_alone(runs: int) -> None:
     assert many.crops is not None
     for one, other in zip((alone.index, *alone.crops), (many.index, *many.crops)):
         assert one.stride() == other.stride()
+
+
+def test_how_data_are_read_goes_to_their_device_with_them() -> None:
+    """Else every update would copy it there, which nothing that is recorded may do."""
+    stored = ResidentFeed(espalier.data.load("digits"), [0], device=torch.device("meta")).stored
+    assert stored.affine is not None
+    assert {tensor.device.type for tensor in (stored.inputs, stored.targets, *stored.affine)} == {"meta"}
 
 
 def test_runs_of_equal_shape_are_batched_in_order() -> None:

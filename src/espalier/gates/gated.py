@@ -100,6 +100,11 @@ class Gated:
         """The number of entries of a mask."""
         return self.space.d
 
+    @property
+    def flow(self) -> tuple[str, ...]:
+        """The names of the groups from the input to the output."""
+        return self.structure.flow()
+
     def __repr__(self) -> str:
         return f"Gated({type(self.model).__name__}, d={self.d}, groups={len(self.space.groups)})"
 

@@ -19,7 +19,7 @@ from espalier.files import clean
 from espalier.space import BadInput
 from espalier.train import feed
 from espalier.train.optimizer import StructureOptimizer
-from espalier.train.result import Result, Row, Shares, rows, structure
+from espalier.train.result import Result, Row, Shares, rows
 from espalier.train.shaping import result_of
 
 HELD = (
@@ -68,8 +68,7 @@ class Carried:
         self.history: list[Row] = []
         self.insides: Insides | None = None
         self.began = time.monotonic()
-        device = next(self.model.parameters()).device
-        self._shares = Shares(shaping.gated, shaping.search.cost, shaping.search.full_cost, device)
+        self._shares = Shares(shaping.gated, shaping.search, next(self.model.parameters()).device)
 
         def whole_state(module: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:
             if module is self.model and self.insides is not None and self.insides.inside:
@@ -112,7 +111,7 @@ class Carried:
         """A row for a history, with the names that ``fit`` has; more: what the loop has measured itself."""
         search = self.shaping.search
         with self.whole():
-            columns = self._shares(self.shaping.gated.canonical(search.select())) | structure(search)
+            columns = self._shares(self.shaping.gated.canonical(search.select())) | search.summary()
         about: Row = {
             "epoch": epoch,
             "update": self.shaping.update,

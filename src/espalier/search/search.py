@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -199,6 +200,25 @@ class Search:
         if self.target is None:
             raise BadInput("gap() needs a target, and this search has none")
         return self._controlled.cost(self.mode()) / self.full_cost - self.target
+
+    def entropy(self) -> Tensor:
+        """The mean entropy of a variable in bits ``(*batch)``: 1 for bits at 0.5, 0 when the structure is decided."""
+        total: Tensor = torch.special.entr(self.theta).sum(-1)
+        for _, where in self.space.bits:
+            total = total + torch.special.entr(1 - self.theta[..., where]).sum(-1)
+        return total / math.log(2) / self.space.n
+
+    def summary(self) -> dict[str, Tensor]:
+        """What theta says, ``(*batch)`` each; the distance to a target is NaN where there is none."""
+        expected = self.expected_cost()
+        return {
+            "selected_share": self.usage(),
+            "expected_share": expected / self.full_cost,
+            "expected_cost": expected,
+            "penalty": self.penalty,
+            "entropy": self.entropy(),
+            "distance_to_target": expected * torch.nan if self.target is None else self.gap(),
+        }
 
     def check(self) -> None:
         """Raise :class:`Diverged` if a run met an update without any finite loss."""

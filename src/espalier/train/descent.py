@@ -20,35 +20,6 @@ Weight = float | Tensor
 Each = Sequence[Tensor]  # one for each parameter, (R, ...)
 
 
-class Optimizer(Protocol):
-    """How R stacked parameters ``(R, ...)`` move along their gradients. Holds settings; the caller holds the slots."""
-
-    @property
-    def lr(self) -> float: ...
-
-    @property
-    def slots(self) -> int:
-        """How many tensors like the parameter each parameter is accompanied by; they start at 0."""
-        ...
-
-    def pace(self, lr: Tensor, step: Tensor) -> Tensor:
-        """What depends on the number of the step alone, ``(k, R)``. lr, step: ``(R)``; steps are counted from 1."""
-        ...
-
-    def move(self, params: Each, grads: Each, slots: Sequence[Each], pace: Tensor, ok: Tensor | None) -> None:
-        """Change params and slots in place; the gradients may be used up.
-
-        params, grads: ``(R, ...)`` each; slots: one list like params for each slot; ok: ``(R)`` bool, the runs that
-        move, None for all. A run that does not move may have any gradient, also NaN, and keeps its parameters and slots
-        bit for bit.
-        """
-        ...
-
-    def torch(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """torch's own optimiser of these settings."""
-        ...
-
-
 def _fused(parameters: Sequence[Tensor]) -> bool | None:
     """On a GPU: one kernel for all parameters, which also leaves them alone where it is told to."""
     return True if parameters and all(parameter.is_cuda for parameter in parameters) else None
@@ -72,16 +43,26 @@ class SGD:
 
     @property
     def slots(self) -> int:
+        """How many tensors like the parameter each parameter is accompanied by; they start at 0, and the caller holds
+        them."""
         return 1 if self.momentum else 0
 
     def torch(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        """torch's own optimiser of these settings."""
         parameters = list(parameters)
         return torch.optim.SGD(parameters, **asdict(self), fused=_fused(parameters))
 
     def pace(self, lr: Tensor, step: Tensor) -> Tensor:
+        """What depends on the number of the step alone, ``(k, R)``. lr, step: ``(R)``; steps are counted from 1."""
         return lr.unsqueeze(0)
 
     def move(self, params: Each, grads: Each, slots: Sequence[Each], pace: Tensor, ok: Tensor | None) -> None:
+        """Change params and slots in place; the gradients may be used up.
+
+        params, grads: ``(R, ...)`` each; slots: one list like params for each slot; ok: ``(R)`` bool, the runs that
+        move, None for all. A run that does not move may have any gradient, also NaN, and keeps its parameters and slots
+        bit for bit.
+        """
         rate = pace[0] if ok is None else torch.where(ok, pace[0], 0.0)
         for i, (p, g) in enumerate(zip(params, grads)):
             if self.weight_decay:
@@ -145,6 +126,9 @@ class Adam:
             p.addcmul_(mean / spread, _like(rate, p), value=-1.0)
 
 
+Optimizer = SGD | Adam
+
+
 def AdamW(
     lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.01
 ) -> Adam:
@@ -154,8 +138,8 @@ def AdamW(
 
 def read_optimizer(given: object) -> Optimizer:
     """Settings as they are, or those of the torch optimiser that a function gives of parameters."""
-    if hasattr(given, "pace") and not isinstance(given, type):
-        return given  # type: ignore[return-value]
+    if isinstance(given, Optimizer):
+        return given
     example = "such as SGD(lr=0.1) of espalier.train.batched, or lambda p: torch.optim.AdamW(p, lr=1e-3)"
     if isinstance(given, torch.optim.Optimizer) or not callable(given):
         raise BadType(f"optimizer is settings, or a function that is given the parameters, {example}, not {given!r}")
@@ -267,7 +251,7 @@ def read_schedule(schedule: str | Schedule | None, usual: Schedule, optimizer: o
     """A schedule by name, or as it is. None: the usual one, but for an optimizer that is a function: torch's, and what
     is registered on it, may move its rate by itself."""
     if schedule is None:
-        return usual if optimizer is None or hasattr(optimizer, "pace") else Constant()
+        return usual if optimizer is None or isinstance(optimizer, Optimizer) else Constant()
     named = NAMED.get(schedule) if isinstance(schedule, str) else schedule
     if isinstance(named, type) or not isinstance(named, Schedule):
         raise BadInput(f"schedule is one of {sorted(NAMED)} or an object with `factor`, not {schedule!r}")

@@ -17,7 +17,7 @@ from espalier.train.feed import Batch, Feed
 from espalier.train.gradients import OnePass, scalar
 from espalier.train.loop import Loop, Stop
 from espalier.train.optimizer import StructureOptimizer
-from espalier.train.result import Result, Row, Shares, rows, structure
+from espalier.train.result import Result, Row, Shares, rows
 from espalier.train.scoring import Loss
 from espalier.train.shaping import result_of
 
@@ -68,7 +68,7 @@ class EagerEngine:
             self.recording = Recording(asked=bool(compile)) if device.type == "cuda" else None
         # Of an epoch: loss, updates, wrong classes, predictions. On the device: reading one would wait for a GPU.
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)
-        self.shares = Shares(self.gated, self.search.cost, self.search.full_cost, device)
+        self.shares = Shares(self.gated, self.search, device)
         self._batches: Iterator[Batch] | None = None  # of the rest of the epoch
 
     @property
@@ -216,7 +216,7 @@ class EagerEngine:
         self._pool()
         loss, updates, missed, predictions = self.sums.tolist()
         mask = self.search.select()
-        columns = self.shares(self.gated.canonical(mask)) | structure(self.search)
+        columns = self.shares(self.gated.canonical(mask)) | self.search.summary()
         row: Row = {
             "epoch": self.done // self.feed.updates,
             "update": self.done,

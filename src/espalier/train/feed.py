@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -65,7 +65,8 @@ class Tensors(Feed):
     """Examples in memory, each run in the order of its seed: resumed anywhere, since the order is a function of it.
 
     A last batch that is not full begins the next epoch instead. Tensors are given to the model as they are; those of a
-    :class:`espalier.data.Dataset` as it says, by ``affine``, its gain and shift.
+    :class:`espalier.data.Dataset` as it says, by ``affine``, its gain and shift. dtype: what floating inputs are turned
+    into; None: nothing else. chunk: examples at once where each is read once.
     """
 
     inputs: Nested
@@ -73,6 +74,8 @@ class Tensors(Feed):
     batch: int
     seed: int
     affine: tuple[Tensor, Tensor] | None = None
+    dtype: torch.dtype | None = None
+    chunk: int = 512
     exact = True
 
     def __post_init__(self) -> None:
@@ -100,7 +103,7 @@ class Tensors(Feed):
 
     def once(self, limit: int | None = None) -> Generator[Batch, None, None]:
         end = self.n if limit is None else min(limit, self.n)
-        size = max(self.batch, min(self.n, 512))
+        size = max(self.batch, min(self.n, self.chunk))
         for start in range(0, end, size):
             yield self._take(torch.arange(start, min(start + size, end)))
 
@@ -115,9 +118,21 @@ class Tensors(Feed):
 
     def _take(self, index: Tensor) -> Batch:
         inputs, targets = pytree.each(lambda t: t[index.to(t.device)], (self.inputs, self.targets))
+        return self.read(inputs), targets
+
+    def read(self, inputs: Nested) -> Nested:
+        """Some of the inputs, as they are stored, as a network reads them."""
         if self.affine is not None:
-            inputs = standardise(inputs, *(part.to(inputs.device) for part in self.affine))
-        return inputs, targets
+            gain, shift = self.affine
+            return standardise(inputs, gain.to(inputs.device), shift.to(inputs.device))
+        if self.dtype is None:
+            return inputs
+        return pytree.each(lambda t: t.to(self.dtype) if t.is_floating_point() else t, inputs)
+
+    def to(self, device: torch.device) -> Tensors:
+        """The same examples on a device."""
+        inputs, targets, affine = pytree.each(lambda t: t.to(device), (self.inputs, self.targets, self.affine or ()))
+        return replace(self, inputs=inputs, targets=targets, affine=affine or None)
 
 
 class Batches(Feed):
@@ -334,14 +349,16 @@ def read_held_out(
 
     beside: the Dataset that is trained on; its own parts, given as pairs, are read as it says.
     """
-    affine = None
-    if isinstance(data, Dataset):
-        affine, data = data.affine(dtype), data.test
+    known, data = (data, data.test) if isinstance(data, Dataset) else (beside, data)
     if adapt is not None or not _is_pair(data):
         return read(data, batch, 0, dtype, adapt)
-    assert isinstance(data, tuple)
-    if beside is not None and any(data[0] is own for own in (beside.train_inputs, beside.test_inputs)):
-        affine = beside.affine(dtype)
     inputs, targets = as_tensors(data)
     size = pytree.count(targets, "the targets")
-    return Tensors(inputs, targets, max(min(batch, size), 1), 0, affine)
+    return Tensors(inputs, targets, max(min(batch, size), 1), 0, affine_of(inputs, known, dtype))
+
+
+def affine_of(inputs: Nested, data: object, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    """The gain and shift of a Dataset, where the inputs are those of one of its parts: they are read as it says."""
+    if isinstance(data, Dataset) and any(inputs is own for own in (data.train_inputs, data.test_inputs)):
+        return data.affine(dtype)
+    return None

@@ -214,29 +214,27 @@ def fit(
     with ExitStack() as left, seeded(seed, where):
         if model is module:
             left.callback(structure.gated.detach)  # type: ignore[attr-defined]
-        # Data are hashed only where there is something to resume, or somebody to compare them with.
-        hashes = Hashes(folder)
-        parts = {} if folder is None and several is None else {"data": feeding, "validation": held_out}
-        read = {name: part and part.describe(hashes) for name, part in parts.items()}
-        settings = {
-            **_settings(module, gated, inner, structure.search),
-            **read,
-            "loss": fingerprint.function(loss),
-            "epochs": epochs,
-            "batch_size": batch_size,
-            "cost": asked.name,
-            "penalty": penalty,
-            "target": asked.share,
-            "settle_at": phases.settle,
-            "recipe": asdict(recipe),
-            "seed": seed,
-            "device": where.type,
-            "precision": precision,
-        }
-        if asked.words is not None:
-            settings["asked"] = asked.words
         steps = None if scheduler is None else _scheduler(scheduler, inner)
-        settings["scheduler"] = repr(rates) if steps is None else fingerprint.settings(steps, "optimizer")
+        hashes, settings = Hashes(folder), dict[str, Any]()
+        if folder is not None or several is not None:  # there is something to resume, or somebody to compare with
+            parts = {"data": feeding, "validation": held_out}
+            settings = {
+                **_settings(module, gated, inner, structure.search),
+                **{name: part and part.describe(hashes) for name, part in parts.items()},
+                "loss": fingerprint.function(loss),
+                "epochs": epochs,
+                "batch_size": batch_size,
+                "cost": asked.name,
+                "penalty": penalty,
+                "target": asked.share,
+                "settle_at": phases.settle,
+                "recipe": asdict(recipe),
+                "seed": seed,
+                "device": where.type,
+                "precision": precision,
+            }
+            settings |= {} if asked.words is None else {"asked": asked.words}
+            settings["scheduler"] = repr(rates) if steps is None else fingerprint.settings(steps, "optimizer")
         if several is not None:
             several.agree(settings | {"checkpoint": folder is not None})
             several.agreed = True

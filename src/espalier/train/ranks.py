@@ -150,11 +150,11 @@ class Ranks:
         everyone[where] = own
         return self.total(everyone)  # a sum with zeros: every bit is kept, and what is not finite
 
-    def add_up(self, parameters: Sequence[Tensor], weight: Tensor | float) -> None:
+    def add_up(self, parameters: Sequence[Tensor], weight: float) -> None:
         """Every gradient becomes the sum over the ranks, each rank's times its weight.
 
         What has no gradient here and has one elsewhere, as a layer that only other masks use, takes part with zeros;
-        what has none anywhere keeps none. A weight of 0 stands for nothing, also times what is not finite.
+        what has none anywhere keeps none.
         """
         for bucket in _buckets(parameters):
             gradients = [parameter.grad for parameter in bucket]
@@ -162,12 +162,7 @@ class Ranks:
                 raise BadInput("sparse gradients are not added up over ranks; use nn.Embedding(sparse=False)")
             there = bucket[0].new_tensor([float(gradient is not None) for gradient in gradients])
             flat = [p.new_zeros(p.numel()) if g is None else g.reshape(-1) for p, g in zip(bucket, gradients)]
-            joined = torch.cat([*flat, there])
-            if isinstance(weight, Tensor):
-                scale = weight.to(joined)
-                joined = torch.where(scale > 0, joined * scale, 0.0)
-            else:
-                joined.mul_(weight)
+            joined = torch.cat([*flat, there]).mul_(weight)
             self.sent += joined.numel() * joined.element_size()
             self._send(dist.all_reduce, joined)
             *pieces, anywhere = torch.split(joined, [parameter.numel() for parameter in bucket] + [len(bucket)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
@@ -169,54 +168,26 @@ class Result:
         return text
 
 
-def order_of(gated: Any) -> tuple[str, ...]:
-    """The groups of gates from the input to the output, where a gated model can tell."""
-    structure = getattr(gated, "structure", None)
-    return () if structure is None else structure.flow()
-
-
 # ---- on the way: one flat row of numbers for each run, read from the device at once ----------------------------------
 
 
 class Shares:
     """Shares of the full network that masks keep: of its gates, of its weights, and of the cost searched against.
 
-    full_cost: what counts as all of that cost; None for that of all gates open and the dearest options.
+    of: the search, which knows what counts as all of its cost; of masks that are given, the cost itself, all of which
+    is that of all gates open and the dearest options.
     """
 
-    def __init__(self, gated: Gated, cost: Cost, full_cost: Tensor | None, device: torch.device) -> None:
-        space = gated.space
-        self.costs = {"unit_share": gated.cost("units"), "weight_share": gated.cost("weights"), "cost_share": cost}
-        self.full = {
-            name: counted(most_expensive(space, counted, device).float()) for name, counted in self.costs.items()
-        }
-        if full_cost is not None:
-            self.full["cost_share"] = full_cost
+    def __init__(self, gated: Gated, of: Search | Cost, device: torch.device) -> None:
+        self.costs = {"unit_share": gated.cost("units"), "weight_share": gated.cost("weights")}
+        self.costs["cost_share"] = of.cost if isinstance(of, Search) else of
+        self.full = {name: cost(most_expensive(gated.space, cost, device).float()) for name, cost in self.costs.items()}
+        if isinstance(of, Search):
+            self.full["cost_share"] = of.full_cost
 
     def __call__(self, masks: Tensor) -> Columns:
         """masks: ``(*batch, d)``; shares ``(*batch)``, NaN where there is nothing to share."""
         return {name: cost(masks) / self.full[name] for name, cost in self.costs.items()}
-
-
-def structure(search: Search) -> Columns:
-    """What theta says, ``(*batch)`` each; the distance to a target is NaN where there is none."""
-    expected = search.expected_cost()
-    return {
-        "selected_share": search.usage(),
-        "expected_share": expected / search.full_cost,
-        "expected_cost": expected,
-        "penalty": search.penalty,
-        "entropy": entropy(search.space, search.theta),
-        "distance_to_target": expected * torch.nan if search.target is None else search.gap(),
-    }
-
-
-def entropy(space: Space, theta: Tensor) -> Tensor:
-    """The mean entropy of a variable in bits: 1 for bits at 0.5, 0 when the structure is decided. theta: ``(*, d)``."""
-    total: Tensor = torch.special.entr(theta).sum(-1)
-    for _, where in space.bits:
-        total = total + torch.special.entr(1 - theta[..., where]).sum(-1)
-    return total / math.log(2) / space.n
 
 
 def rows(columns: Mapping[str, Tensor]) -> list[Row]:

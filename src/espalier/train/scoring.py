@@ -164,7 +164,9 @@ def _score(
     total, examples = torch.zeros((), dtype=torch.float64), 0
     missed, predictions = 0, 0
     answers = list[Tensor]()
-    meters = Meters(read_metrics(metrics))
+    measured = read_metrics(metrics)
+    for metric in measured.values():
+        metric.reset()
     with torch.no_grad(), eval_mode(model):
         for batch in batches:
             inputs, targets = _on(model, batch)
@@ -174,7 +176,10 @@ def _score(
             size = pytree.count(inputs, "the inputs")
             total += scalar(loss(outputs, targets)).cpu().double() * size
             examples += size
-            meters.see(outputs, targets)
+            if measured:
+                here = pytree.each(lambda tensor: tensor.detach().cpu(), (_scores(outputs), targets))
+                for metric in measured.values():
+                    metric.update(*here)
             counts = wrong(outputs, targets)
             if counts is not None:
                 missed += int(counts[0])
@@ -185,7 +190,8 @@ def _score(
     if not examples:
         raise BadInput("the data are empty: there is nothing to evaluate on")
     error = missed / predictions if predictions else None
-    return Score(float(total) / examples, error, examples, best_guess(answers, loss), meters.values())
+    values = {name: _number(name, metric.compute()) for name, metric in measured.items()}
+    return Score(float(total) / examples, error, examples, best_guess(answers, loss), values)
 
 
 def best_guess(parts: list[Tensor], loss: Loss) -> float | None:
@@ -311,47 +317,35 @@ def read_metrics(given: Metrics) -> dict[str, Metric]:
         if isinstance(metric, str):
             if metric not in KNOWN:
                 raise BadInput(f"there is no metric {metric!r}, only {sorted(KNOWN)}{near(metric, KNOWN)}")
-            named[name] = KNOWN[metric]
-        elif not _counts(metric) and not callable(metric):
-            raise BadType(f"metric {name!r} is a function of (outputs, targets) or of torchmetrics, not {metric!r}")
+            named[name] = Together(KNOWN[metric])
+        elif not all(callable(getattr(metric, method, None)) for method in ("update", "compute", "reset")):
+            if not callable(metric):
+                raise BadType(f"metric {name!r} is a function of (outputs, targets) or of torchmetrics, not {metric!r}")
+            named[name] = Together(metric)
     return named
 
 
-def _counts(metric: Metric) -> bool:
-    """Whether it is an object of torchmetrics, or one that is used as they are."""
-    return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
+class Together:
+    """A function, used as an object of torchmetrics is: told of every batch, and given all of them together once."""
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        self.function = function
+        self.reset()
+
+    def reset(self) -> None:
+        self.parts: list[tuple[Any, Any]] = []
+
+    def update(self, outputs: Any, targets: Any) -> None:
+        self.parts.append((outputs, targets))
+
+    def compute(self) -> Any:
+        parts, self.parts = self.parts, []
+        return self.function(*map(pytree.join, zip(*parts)))
 
 
-class Meters:
-    """The metrics of one pass over data: told of every batch, asked for their values at the end.
-
-    Functions are given all outputs and targets together. Of a model of Transformers the outputs are its logits.
-    """
-
-    def __init__(self, metrics: Mapping[str, Metric]) -> None:
-        self.metrics = metrics
-        self._kept: list[tuple[Any, Any]] = []
-        for metric in metrics.values():
-            if _counts(metric):
-                metric.reset()
-
-    def see(self, outputs: Any, targets: Any) -> None:
-        if not self.metrics:
-            return
-        scores = outputs.get("logits", outputs) if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
-        scores, targets = pytree.each(lambda tensor: tensor.detach().cpu(), (scores, targets))
-        for metric in self.metrics.values():
-            if _counts(metric):
-                metric.update(scores, targets)
-        if not all(map(_counts, self.metrics.values())):
-            self._kept.append((scores, targets))
-
-    def values(self) -> dict[str, float]:
-        together = [pytree.join(parts) for parts in zip(*self._kept)]
-        return {
-            name: _number(name, metric.compute() if _counts(metric) else metric(*together))
-            for name, metric in self.metrics.items()
-        }
+def _scores(outputs: Any) -> Any:
+    """What metrics read of what a model gives: of a model of Transformers its logits."""
+    return outputs.get("logits", outputs) if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
 
 
 def _number(name: str, value: Any) -> float:

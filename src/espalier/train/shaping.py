@@ -24,7 +24,7 @@ from espalier.train.gradients import Gated
 from espalier.train.optimizer import StructureOptimizer, check_parameters
 from espalier.train.ranks import Ranks
 from espalier.train.recipes import OptimizerFactory, Recipe
-from espalier.train.result import Result, Shares, order_of, rows
+from espalier.train.result import Result, Shares, rows
 from espalier.train.scoring import Loss, Metrics
 from espalier.train.targets import Target
 
@@ -186,7 +186,7 @@ def result_of(
         if not isinstance(validation, feed.Feed):
             validation = feed.read_held_out(validation, 512, dtype, data if isinstance(data, Dataset) else None)
         score = scoring.evaluate(model, validation, loss=loss or nn.functional.cross_entropy, metrics=metrics)
-    shares = Shares(gated, search.cost, search.full_cost, mask.device)
+    shares = Shares(gated, search, mask.device)
     row = targets.measured_again(search, gated, model, mask, structure.errors)
     if row is not None:
         about["latency"] = row | {"corrections": structure.corrections}
@@ -204,7 +204,7 @@ def result_of(
         updates=structure.update,
         space=gated.space,
         explanation=gated.explain(mask) if hasattr(gated, "explain") else "",
-        order=order_of(gated),
+        order=getattr(gated, "flow", ()),
         search=search,
         gated=gated,
         **own,

@@ -78,17 +78,17 @@ def read(gated: Any, cost: Any, target: Any) -> Asked:
         return Asked(first, _name(kind), share, limits, {_name(kind): value for kind, value in target.items()})
     if isinstance(target, str):
         kind = _amount(target)[0]
-        if isinstance(cost, str) and kind != "bytes" and cost not in ("weights", kind):
-            raise BadInput(f"target={target!r} is an amount of {kind}, but cost={cost!r}; leave cost away")
-        name = "given"
         if isinstance(cost, str):
-            name = "parameters" if kind == "bytes" else kind
-        first, share = _one(gated, cost if not isinstance(cost, str) else name, target)
-        return Asked(first, name, share, {}, target)
+            if kind != "bytes" and cost not in ("weights", kind):
+                raise BadInput(f"target={target!r} is an amount of {kind}, but cost={cost!r}; leave cost away")
+            cost = "parameters" if kind == "bytes" else kind
+        first, share = _one(gated, cost, target)
+        return Asked(first, cost if isinstance(cost, str) else "given", share, {}, target)
     if target is not None and not isinstance(target, (int, float, np.number, Tensor)):
         raise BadType(f"target is a share of the full cost, an amount such as {EXAMPLES}, or a dict, not {target!r}")
-    named = cost if isinstance(cost, str) else "given"
-    return Asked(gated.cost(cost) if isinstance(cost, str) else cost, named, target)
+    if isinstance(cost, str):
+        return Asked(gated.cost(cost), cost, target)
+    return Asked(cost if cost is None or isinstance(cost, Cost) else Cost.linear(cost), "given", target)
 
 
 def _name(kind: str | Cost) -> str:

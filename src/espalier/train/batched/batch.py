@@ -189,13 +189,12 @@ class Batch:
 
     @torch.no_grad()
     def _try(self) -> None:
-        """The loss of one run, eagerly: what is wrong says so in its own words, and what is made once is made here,
+        """The gradient of one run, eagerly: what is wrong says so in its own words, and what is made once is made here,
         outside of what is compiled."""
         params, fixed = ({name: t[:1] for name, t in named.items()} for named in (self.state.params, self.state.fixed))
-        mask = torch.ones(self.source.d, device=self.device)
-        stored = self.feed.stored
-        x, y = pytree.each(lambda part: part[:4], (stored.inputs, stored.targets))
-        self.gradient.attempt(params, fixed, mask, stored.read(x), y)
+        mask, stored = torch.ones(1, 1, self.source.d, device=self.device), self.feed.stored
+        x, y = pytree.each(lambda part: part[:4].unsqueeze(0), (stored.inputs, stored.targets))
+        self.gradient(params, fixed, mask, stored.read(x), y, each=False)
 
     @property
     def examples(self) -> int:

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.files import clean
 from espalier.gates.attach import attach
@@ -22,13 +21,14 @@ from espalier.space import BadInput, BadType, Diverged
 from espalier.train import checks, fingerprint, gradients, pytree, recipes
 from espalier.train.batched.batch import Batch, Compute
 from espalier.train.batched.chain import Chain, chain_of
-from espalier.train.batched.inputs import Given, Pair, Searched, Source, Stored, held_out, read_data
+from espalier.train.batched.inputs import Given, Pair, Searched, Source, held_out, read_data
 from espalier.train.batched.runs import Plan, Run
 from espalier.train.batched.step import Named, cross_entropy
+from espalier.train.feed import Tensors
 from espalier.train.fingerprint import Hashes
 from espalier.train.loop import Loop, Stop
 from espalier.train.pytree import Nested
-from espalier.train.result import Result, Row, Shares, order_of, rows, structure
+from espalier.train.result import Result, Row, Shares, rows
 from espalier.train.scoring import Score, evaluate
 from espalier.train.targets import Asked, read
 
@@ -59,13 +59,9 @@ class BatchEngine:
         device: torch.device,
         compute: Compute,
     ) -> None:
-        stored = read_data(data, torch.float32)
-        count, targets = len(stored), stored.targets
-        if plan.batch_size > count:
-            most = f"{count} examples; use at most {count}"
-            raise BadInput(f"batch_size={plan.batch_size} is larger than the data, {most}")
+        stored = read_data(data, torch.float32, plan.batch_size)
+        targets, self.per_epoch = stored.targets, stored.updates
         self.factory, self.runs, self.plan, self.device = factory, list(runs), plan, device
-        self.per_epoch = count // plan.batch_size
         self.total = plan.updates or plan.epochs * self.per_epoch
         if plan.points is None:
             self.points: Sequence[int] = range(self.per_epoch, self.total + 1, self.per_epoch)
@@ -74,8 +70,7 @@ class BatchEngine:
         self.phases = plan.recipe.phases(self.total, runs[0].target)
         self.settle_at, self.stride = self.phases.settle, compute.updates_at_once
         # Gates are found by watching the model compute: what it computes of is to be finite, whatever the data are.
-        first, _ = next(stored.once(4, torch.device("cpu")))
-        self.example = pytree.each(lambda part: part.nan_to_num(0.0, 0.0, 0.0), first)
+        self.example = pytree.each(lambda part: part.cpu().nan_to_num(0.0, 0.0, 0.0), stored.example())
         self.gated, params, fixed = stacked(factory, self.runs, self.example, device, plan.check, plan.how)
         self.blocks = getattr(self.gated, "blocks", None) or None
         self._how = dict(plan.how) | ({"round_to": self.blocks} if self.blocks else {})
@@ -84,7 +79,6 @@ class BatchEngine:
         if plan.optimizer is None:
             plan = self.plan = replace(plan, optimizer=recipes.usual_optimizer(plan.recipe, self.gated.model, targets))
         dtype = next(iter(params.values())).dtype
-        self.stored = read_data(data, dtype)
         # The masks of a batch come from one generator: its seed is made of all that makes the batch.
         self.seed = zlib.crc32(json.dumps(plan.seeded_by or [run.describe() for run in runs]).encode())
         self.search = self._search() if runs[0].searches else None
@@ -112,30 +106,32 @@ class BatchEngine:
             channels=self.gated.channels.on(device) if hasattr(self.gated, "channels") else None,
             even=0.0 if self.search is None else self.search.even,
         )
-        held = held_out(validation, data, dtype)
+        self.stored, held = self.batch.feed.stored, held_out(validation, data, dtype)
         if held is not None:
             self._check_classes(one, held.targets)
         self.validation = None if held is None else held.to(device)
-        full_cost = None if self.search is None else self.search.full_cost
-        self.shares = Shares(self.gated, self._cost() if self.search is None else self.search.cost, full_cost, device)
+        self.shares = Shares(self.gated, self.search or read(self.gated, plan.cost, None).cost, device)
         self.judge: Gated | None = None  # a model that keeps running statistics, where there are any
         self.shipped: list[dict[str, Tensor]] | None = None  # of each run all tensors as it was measured last
-        self._read = (stored.inputs, targets, stored.gain, stored.shift)
-        self.about = plan.describe() | {"space": self.gated.space.to_json(), "settle_at": self.phases.settle}
-        self.about |= {"blocks": self.blocks} if self.blocks else {}
-        self.about |= {"device": device.type, "precision": compute.precision}
-        # The factory is called under the seed of each run, so the same call builds the same weights.
-        built = [*params.values(), *fixed.values()]
-        self.about["model"] = f"{fingerprint.network(self.gated.model)} {fingerprint.weights(built)}"
+        self._read = (stored.inputs, targets, stored.affine or ())
 
     def settings(self, hashes: Hashes) -> dict[str, Any]:
-        """What the runs are of, for who may resume them: all data are hashed."""
+        """What the runs are of, for who may resume them: all data are hashed, and the weights they begin with."""
         held = self.validation
         parts = {"data": self._read} | ({"validation": (held.inputs, held.targets)} if held else {})
-        return self.about | {
-            name: [[str(t.dtype), *t.shape, hashes.tensors([t])] for t in pytree.tensors(part)]
-            for name, part in parts.items()
-        }
+        about = self.plan.describe() | {"space": self.gated.space.to_json(), "settle_at": self.phases.settle}
+        about |= {"blocks": self.blocks} if self.blocks else {}
+        about |= {"device": self.device.type, "precision": self.batch.compute.precision}
+        # The factory is called under the seed of each run, so the same call builds the same weights.
+        built = fingerprint.weights(self.weights().values())
+        return (
+            about
+            | {"model": f"{fingerprint.network(self.gated.model)} {built}"}
+            | {
+                name: [[str(t.dtype), *t.shape, hashes.tensors([t])] for t in pytree.tensors(part)]
+                for name, part in parts.items()
+            }
+        )
 
     def _check_classes(self, one: Named, targets: Nested) -> None:
         """The default loss picks a class by comparison: one that is not there, or a number that is no class, would be
@@ -159,18 +155,9 @@ class BatchEngine:
         with torch.no_grad():
             return chain_of(self.gated.model, gates, self.gated.call, one, example)
 
-    def _cost(self) -> Cost:
-        cost = self.plan.cost
-        if isinstance(cost, str):
-            return self.gated.cost(cost)
-        if isinstance(cost, Cost):
-            return cost
-        return cost(self.gated) if callable(cost) else Cost.linear(cost)
-
     def _asked(self) -> Asked:
         """What the runs are to end at: of several costs, shares of each run."""
-        cost = self.plan.cost
-        one = [read(self.gated, cost if isinstance(cost, str) else self._cost(), run.target) for run in self.runs]
+        one = [read(self.gated, self.plan.cost, run.target) for run in self.runs]
         limits = {name: (own, [asked.limits[name][1] for asked in one]) for name, (own, _) in one[0].limits.items()}
         self.runs = [replace(run, target=asked.share) for run, asked in zip(self.runs, one, strict=True)]
         return replace(one[0], limits=limits)
@@ -248,7 +235,7 @@ class BatchEngine:
             )
 
     def some_inputs(self, count: int) -> Nested:
-        return pytree.each(lambda part: part.cpu(), next(self.stored.once(count, self.device))[0])
+        return pytree.each(lambda part: part.cpu(), next(self.stored.once(count))[0])
 
     def settle(self) -> None:
         assert self.search is not None
@@ -266,7 +253,7 @@ class BatchEngine:
         loss, error = self.batch.read_sums()
         columns = {"loss": loss, "error": error} | self.shares(masks)
         if self.search is not None:
-            columns |= structure(self.search)
+            columns |= self.search.summary()
         measured: list[Row] = [{} for _ in self.runs]
         if self.validation is not None:
             scores = self._scores(masks, self.validation, last) if self._alone or self.plan.metrics else []
@@ -280,10 +267,10 @@ class BatchEngine:
         return [head | row | more for row, more in zip(rows(columns), measured, strict=True)]
 
     def reads(self, last: bool) -> int:
-        held = 0 if self.validation is None else len(self.validation)
+        held = 0 if self.validation is None else self.validation.n
         if not self._alone:
             return held + 1
-        return held + (len(self.stored) if last else min(self.plan.calibrate, len(self.stored)))
+        return held + (self.stored.n if last else min(self.plan.calibrate, self.stored.n))
 
     def _trained(self) -> dict[str, Tensor]:
         return self.batch.state.params | self.batch.state.fixed
@@ -314,21 +301,21 @@ class BatchEngine:
         are estimated for each under its mask."""
         return any(isinstance(module, Norm) for module in self.gated.model.modules())
 
-    def evaluate(self, masks: Tensor, held: Stored, last: bool) -> tuple[Tensor, Tensor]:
+    def evaluate(self, masks: Tensor, held: Tensors, last: bool) -> tuple[Tensor, Tensor]:
         """Mean loss and share of wrong classes of each run under its mask ``(R, d)``, float64 ``(R)``."""
         return self._evaluated(masks, held, self._scores(masks, held, last) if self._alone else [])
 
-    def _evaluated(self, masks: Tensor, held: Stored, scores: Sequence[Score]) -> tuple[Tensor, Tensor]:
+    def _evaluated(self, masks: Tensor, held: Tensors, scores: Sequence[Score]) -> tuple[Tensor, Tensor]:
         if not self._alone:
             return self.batch.evaluate(masks, held.inputs, held.targets, read=held.read)
         numbers = [(score.loss, torch.nan if score.error is None else score.error) for score in scores]
         loss, error = torch.tensor(numbers, dtype=torch.float64, device=self.device).unbind(-1)
         return loss, error
 
-    def _scores(self, masks: Tensor, held: Stored, last: bool) -> list[Score]:
+    def _scores(self, masks: Tensor, held: Tensors, last: bool) -> list[Score]:
         """One run after the other. Statistics of BatchNorm are the cumulative mean over some training inputs without
         augmentation, over all of them at the last measurement."""
-        limit = len(self.stored) if last else self.plan.calibrate
+        limit = self.stored.n if last else self.plan.calibrate
         scores, weights = list[Score](), self.weights()
         self.shipped = [] if self._alone else None
         for run in range(len(self.runs)):
@@ -351,9 +338,9 @@ class BatchEngine:
 
     def _calibrate(self, model: nn.Module, limit: int) -> None:
         with self.batch.compute.applied():
-            recalibrate(model, self.stored.once(limit, self.device))
+            recalibrate(model, self.stored.once(limit))
 
-    def _score(self, model: nn.Module, held: Stored) -> Score:
+    def _score(self, model: nn.Module, held: Tensors) -> Score:
         with self.batch.compute.applied():
             return evaluate(model, held, loss=self.plan.loss, metrics=self.plan.metrics)
 
@@ -387,7 +374,7 @@ class BatchEngine:
                     updates=self.done,
                     seconds=loop.elapsed,
                     space=self.gated.space,
-                    order=order_of(self.gated),
+                    order=getattr(self.gated, "flow", ()),
                     run=run,
                     stopped=loop.stopped,
                     diverged=broken if broken >= 0 else None,
@@ -406,7 +393,7 @@ class BatchEngine:
             model.load_state_dict(self.shipped[run])
         else:  # in the same way as for a measurement, so that a run that is gone on with ends with the same bits
             with gated.masked(mask):
-                self._calibrate(model, len(self.stored))
+                self._calibrate(model, self.stored.n)
         return gated.compact(mask).eval()
 
     def check(self) -> None:

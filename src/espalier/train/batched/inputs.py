@@ -9,7 +9,7 @@ Data are resident: they stay on the device as they are stored, and are gathered 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from espalier.data import Dataset, Stream, crop_flip, gather
-from espalier.data import standardise as scaled
 from espalier.search import Search
 from espalier.space import BadInput
 from espalier.train import feed as feeds
@@ -146,38 +145,6 @@ class Reading:
         return Reading(self.index[update], crops)
 
 
-@dataclass(frozen=True, eq=False)
-class Stored:
-    """Examples as they are stored (uint8 stays uint8): inputs ``(n, *shape)``, targets ``(n, ...)``; and the gain and
-    shift by which a network reads the inputs."""
-
-    inputs: Nested
-    targets: Nested
-    gain: Tensor
-    shift: Tensor
-
-    def __len__(self) -> int:
-        return pytree.count(self.inputs, "the inputs")
-
-    def to(self, device: torch.device) -> Stored:
-        return Stored(*pytree.each(lambda part: part.to(device), (self.inputs, self.targets, self.gain, self.shift)))
-
-    def read(self, inputs: Nested) -> Nested:
-        """Some of the inputs as a network reads them; of several inputs, floats in the dtype of ``gain``, others as
-        they are."""
-        if isinstance(inputs, Tensor):
-            return scaled(inputs, self.gain.to(inputs.device), self.shift.to(inputs.device))
-        return pytree.each(lambda part: part.to(self.gain.dtype) if part.is_floating_point() else part, inputs)
-
-    def once(self, limit: int | None = None, device: torch.device | None = None) -> Iterator[Pair]:
-        """The examples as a network reads them, some at a time; at most ``limit`` of them."""
-        end = len(self) if limit is None else min(limit, len(self))
-        for start in range(0, end, CHUNK):
-            here = slice(start, min(start + CHUNK, end))
-            x, y = pytree.each(lambda part, here=here: part[here].to(device), (self.inputs, self.targets))  # type: ignore[misc]
-            yield self.read(x), y
-
-
 class ResidentFeed:
     """Examples on the device, and the stream of each run through them.
 
@@ -198,7 +165,7 @@ class ResidentFeed:
         if pad and (not isinstance(inputs, Tensor) or inputs.ndim != 4):
             shapes = [tuple(part.shape) for part in pytree.tensors(inputs)]
             raise BadInput(f"cropping needs images (n, C, H, W), not inputs of shape {shapes[0]}; use pad=0")
-        self.pad, self.count = pad, len(self.stored)
+        self.pad, self.count = pad, self.stored.n
         self.stream = Stream(seeds, self.count, device)
 
     def __len__(self) -> int:
@@ -221,18 +188,14 @@ class ResidentFeed:
         return x, pytree.each(lambda part: gather(part, reading.index), self.stored.targets)
 
 
-def read_data(data: Dataset | Pair, dtype: torch.dtype) -> Stored:
+def read_data(data: Dataset | Pair, dtype: torch.dtype, batch: int = 1) -> feeds.Tensors:
     """The training data. A Dataset knows how its inputs are read. Plain tensors are read as they are: floating ones in
     ``dtype``, integers in their own."""
-    if isinstance(data, Dataset):
-        return Stored(*data.train, *data.affine(dtype))
-    inputs, targets = data
-    whole = isinstance(inputs, Tensor) and not inputs.is_floating_point()
-    read_as = inputs.dtype if whole else dtype
-    return Stored(inputs, targets, torch.ones((), dtype=read_as), torch.zeros((), dtype=read_as))
+    inputs, targets = data.train if isinstance(data, Dataset) else data
+    return feeds.Tensors(inputs, targets, batch, 0, feeds.affine_of(inputs, data, dtype), dtype, CHUNK)
 
 
-def held_out(given: Dataset | Pair | None, data: Dataset | Pair, dtype: torch.dtype) -> Stored | None:
+def held_out(given: Dataset | Pair | None, data: Dataset | Pair, dtype: torch.dtype) -> feeds.Tensors | None:
     """What a sweep over these data is validated on: by default the test part of a Dataset.
 
     A part of a Dataset is read as that Dataset says, any other pair as it is.
@@ -240,11 +203,8 @@ def held_out(given: Dataset | Pair | None, data: Dataset | Pair, dtype: torch.dt
     given = data if given is None and isinstance(data, Dataset) else given
     if given is None:
         return None
-    if isinstance(given, Dataset):
-        return Stored(*given.test, *given.affine(dtype))
-    if isinstance(data, Dataset) and any(given[0] is own for own in (data.train_inputs, data.test_inputs)):
-        return Stored(*given, *data.affine(dtype))
-    return read_data(given, dtype)
+    known, (inputs, targets) = (given, given.test) if isinstance(given, Dataset) else (data, given)
+    return feeds.Tensors(inputs, targets, 1, 0, feeds.affine_of(inputs, known, dtype), dtype, CHUNK)
 
 
 def resident(data: Any, adapt: feeds.Adapter | None) -> Dataset | Pair:

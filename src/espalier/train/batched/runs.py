@@ -159,7 +159,7 @@ class Plan:
     batch_size: int
     samples: int
     loss: Callable[[Tensor, Tensor], Tensor]
-    cost: str | Cost | Tensor | Callable[[Any], Cost]  # a function is given the gated model
+    cost: str | Cost | Tensor
     recipe: Recipe
     optimizer: Optimizer | None = None
     schedule: Schedule | None = None

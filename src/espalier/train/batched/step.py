@@ -76,10 +76,8 @@ class Gradient:
     ) -> Sloped:
         raise NotImplementedError
 
-    def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Nested, y: Nested) -> None:
-        raise NotImplementedError
 
-
+@dataclass(eq=False)
 class Differential(Gradient):
     """The gradient of each run's mean loss, the losses and the errors ``(R, samples)``. Pure.
 
@@ -88,17 +86,12 @@ class Differential(Gradient):
     ``Channels.sized``.
     """
 
+    call: Call
+    loss: Loss
+    dtype: torch.dtype | None = None
+    channels: Channels | None = None
+    even: float = 0.0
     whole = gives_slopes = True
-
-    def __init__(
-        self,
-        call: Call,
-        loss: Loss,
-        dtype: torch.dtype | None = None,
-        channels: Channels | None = None,
-        even: float = 0.0,
-    ) -> None:
-        self.call, self.loss, self.dtype, self.channels, self.even = call, loss, dtype, channels, even
 
     def __call__(
         self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool, slopes: bool = False
@@ -139,11 +132,6 @@ class Differential(Gradient):
         if loss.ndim:
             raise BadInput(f"the loss is a scalar, the mean over the mini-batch, not of shape {tuple(loss.shape)}")
         return loss, wrong
-
-    def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Nested, y: Nested) -> None:
-        """One run, eagerly: see ``Batch``. params, fixed: ``(1, ...)``; mask ``(d)``; x ``(B, ...)``."""
-        one, held = ({name: t[0] for name, t in named.items()} for named in (params, fixed))
-        self.measured(self.outputs(one, held, mask, x), y)
 
     def _losses(self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, own: bool) -> Measured:
         """own: each mask has examples of its own."""
@@ -187,27 +175,26 @@ def own_parts(tensor: Tensor, samples: int) -> Tensor:
     return tensor.reshape(len(tensor), samples, examples // samples, *tensor.shape[2:])
 
 
+@dataclass(eq=False)
 class Step:
     """One update of all runs, in place. Call it eagerly, or compile it: there is one body for both.
 
     chain: what the network is known to be; its gradient is then written out instead of derived. tf32: its precision.
     """
 
-    def __init__(
-        self,
-        state: Stacked,
-        differential: Gradient,
-        optimizer: Optimizer,
-        schedule: Schedule,
-        total: int,
-        feed: ResidentFeed,
-        chain: Chain | None = None,
-        tf32: bool = False,
-    ) -> None:
-        self.state, self.differential, self.feed, self.chain, self.tf32 = state, differential, feed, chain, tf32
-        self.optimizer, self.schedule, self.total = optimizer, schedule, total
-        single = all(p.is_cuda and p.dtype == torch.float32 for p in state.params.values())
-        self.fused = chain is not None and single and isinstance(optimizer, SGD) and optimizer.momentum > 0
+    state: Stacked
+    differential: Gradient
+    optimizer: Optimizer
+    schedule: Schedule
+    total: int
+    feed: ResidentFeed
+    chain: Chain | None = None
+    tf32: bool = False
+
+    def __post_init__(self) -> None:
+        single = all(p.is_cuda and p.dtype == torch.float32 for p in self.state.params.values())
+        momentum = isinstance(self.optimizer, SGD) and self.optimizer.momentum > 0
+        self.fused = self.chain is not None and single and momentum
         self.set_pace()
 
     def __call__(self, source: Source, reading: Reading, noise: tuple[Tensor, ...]) -> None:
@@ -345,6 +332,7 @@ SLOPELESS = (
 )
 
 
+@dataclass(eq=False)
 class Own(Gradient):
     """Of a network that computes its own gradient of the mean loss, without automatic differentiation.
 
@@ -354,15 +342,13 @@ class Own(Gradient):
     its weights in, and back. sloped: the same with slopes, as :class:`Differential` has them, behind the rest.
     """
 
-    def __init__(
-        self,
-        gradients: Callable[[Named, Tensor, Tensor, Tensor], tuple[Named, Tensor, Tensor]],
-        pack: Callable[[Named], Named] = dict,
-        unpack: Callable[[Named], Named] = dict,
-        sloped: Callable[[Named, Tensor, Tensor, Tensor], tuple[Named, Tensor, Tensor, Tensor]] | None = None,
-    ) -> None:
-        self.gradients, self.pack, self.unpack, self.sloped = gradients, pack, unpack, sloped
-        self.gives_slopes = sloped is not None
+    gradients: Callable[[Named, Tensor, Tensor, Tensor], tuple[Named, Tensor, Tensor]]
+    pack: Callable[[Named], Named] = dict
+    unpack: Callable[[Named], Named] = dict
+    sloped: Callable[[Named, Tensor, Tensor, Tensor], tuple[Named, Tensor, Tensor, Tensor]] | None = None
+
+    def __post_init__(self) -> None:
+        self.gives_slopes = self.sloped is not None
 
     def __call__(
         self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool, slopes: bool = False
@@ -376,9 +362,6 @@ class Own(Gradient):
             return grads, (losses, wrong), (by_gate, None)
         grads, losses, wrong = self.gradients(params, masks, x, y)
         return grads, (losses, wrong), None
-
-    def attempt(self, params: Named, fixed: Named, mask: Tensor, x: Nested, y: Nested) -> None:
-        self.gradients(params, mask[None, None], x[None], y[None])
 
 
 def cross_entropy(out: Tensor, y: Tensor) -> Tensor:
