@@ -12,7 +12,8 @@ written by the exporter by which networks ship. ``compiled`` is measured with th
 largest batch alone, for compiling takes longer than all the rest; ``graph`` is a CUDA graph. On a GPU batches are 1 and
 256, and runs are trained and measured there. Writes a JSON file for each network; ``--minutes`` begins no further one
 after so long, and ``--missing`` leaves out those that have a file, so that one call after another makes the list.
-``--table`` makes the table of the page from these files alone.
+``--warm`` measures only the latencies that limit the runs, which are kept for the call that follows: together they may
+take more than ten minutes. ``--table`` makes the table of the page from these files alone.
 """
 
 from __future__ import annotations
@@ -380,6 +381,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=45.0, help="for the rounds of one setting, at least six")
     parser.add_argument("--minutes", type=float, default=1e9, help="after which no further network is begun")
+    parser.add_argument("--warm", action="store_true", help="only measure the latencies that runs are limited by")
     parser.add_argument("--missing", action="store_true", help="leave out networks that have a file")
     parser.add_argument("--out", type=Path, help="results/ship, or on a GPU results/ship-cuda")
     parser.add_argument("--table", type=Path, help="The page whose generated part is to be replaced.")
@@ -400,6 +402,12 @@ def main() -> None:
     for name in given.networks:
         if (given.missing and (given.out / f"{name}.json").exists()) or time.time() - started > 60 * given.minutes:
             print(f"{name}: left out", file=sys.stderr)
+            continue
+        if given.warm:
+            gated = attached(name, NETWORKS[name][0](), given.device, round_to=ROUND_TO)
+            for runtime in given.limits:
+                one = gated.latency(runtime, given.device, given.latency_batch)
+                print(f"{name}: {runtime}: {one.full:.2f} ms, {one.residual:.1%} off, {one.worst:.1%} for nine of ten")
             continue
         told = benchmark(name, given)
         write(given.out / f"{name}.json", json.dumps(told, indent=1) + "\n")
