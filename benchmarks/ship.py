@@ -5,13 +5,15 @@
     python benchmarks/ship.py --table docs/performance.md
 
 Networks are small forms on a CPU, found in a short run on synthetic data: the widths a search leaves are what counts
-here, not the error. "and uniform's latency": ``target={"macs": 0.25, "latency": "uniform"}``, for as many examples at
-once as ``--latency-batch``. Times are of one forward pass, in turns (``espalier.gates.latency.timed``); with one thread
-on a CPU the thread's own time. ``compiled`` is measured with the first number of threads and the largest batch alone,
-for compiling takes longer than all the rest; ``graph`` is a CUDA graph. On a GPU batches are 1 and 256, and runs are
-trained and measured there. Writes a JSON file for each network; ``--minutes`` begins no further one after so long, and
-``--missing`` leaves out those that have a file, so that one call after another makes the list. ``--table`` makes the
-table of the page from these files alone.
+here, not the error. "and uniform's latency": a share of the MACs and ``"uniform"`` as the limit on the latency in each
+runtime of ``--limits``, for as many examples at once as ``--latency-batch``. Times are of one forward pass, in turns
+(``espalier.gates.latency.timed``); with one thread on a CPU the thread's own time. In onnxruntime every network is
+written by the exporter by which networks ship. ``compiled`` is measured with the first number of threads and the
+largest batch alone, for compiling takes longer than all the rest; ``graph`` is a CUDA graph. On a GPU batches are 1 and
+256, and runs are trained and measured there. Writes a JSON file for each network; ``--minutes`` begins no further one
+after so long, and ``--missing`` leaves out those that have a file, so that one call after another makes the list.
+``--warm`` measures only the latencies that limit the runs, which are kept for the call that follows: together they may
+take more than ten minutes. ``--table`` makes the table of the page from these files alone.
 """
 
 from __future__ import annotations
@@ -134,16 +136,16 @@ def found(name: str, given: argparse.Namespace, shares: dict[str, Any], **how: A
     x = inputs(shape, 8 * given.updates)
     y = (x.float().flatten(1)[:, :10]).argmax(1)
     gated = attached(name, factory(), given.device, **how)
-    words = {"macs": {}, "latency": {"batch": given.latency_batch, "device": given.device}}
+    here = {"batch": given.latency_batch, "device": given.device}
     started = time.time()
-    target = {gated.cost(kind, **words[kind]): share for kind, share in shares.items()}
+    target = {gated.cost(kind, **here if kind.startswith("latency") else {}): share for kind, share in shares.items()}
     ready = time.time()
     result = espalier.fit(
         gated, (x, y), target=target, epochs=1, batch_size=8, samples=1, quiet=True, device=given.device
     )
     about: dict[str, Any] = {"seconds": round(time.time() - ready, 1), "seconds_measuring": round(ready - started, 1)}
     if result.latency is not None:
-        about["latency"] = result.latency
+        about |= {"latency": result.latency, "latencies": list(result.latencies)}
     gated.detach()
     return result.model, about
 
@@ -207,7 +209,7 @@ def variants(name: str, given: argparse.Namespace) -> tuple[dict[str, nn.Module]
         percent, limits = f"{share:.0%}", {"macs": share}
         attempt(f"ours {percent} MACs", partial(found, name, given, limits))
         attempt(f"ours {percent} MACs, round_to", partial(found, name, given, limits, round_to=ROUND_TO))
-        limits = limits | {"latency": "uniform"}
+        limits = limits | {f"latency:{runtime}": "uniform" for runtime in given.limits}
         attempt(f"ours {percent} MACs and uniform's latency", partial(found, name, given, limits, round_to=ROUND_TO))
         attempt(f"uniform {percent} MACs", partial(uniform, gated, share))
         attempt(f"Torch-Pruning {percent} MACs", partial(pruned, name, share))
@@ -254,10 +256,15 @@ def in_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return lambda: (replay(), torch.cuda.synchronize())
 
 
-RUNTIMES = {**latency.RUNTIMES, "compiled": compiled, "graph": in_graph}
+RUNTIMES = {**latency.RUNTIMES, "onnxruntime": latency.as_shipped, "compiled": compiled, "graph": in_graph}
 DEFAULTS = {
-    "cpu": {"batches": [1, 64], "threads": [1, 2], "runtimes": ["torch", "onnxruntime", "compiled"]},
-    "cuda": {"batches": [1, 256], "threads": [1], "runtimes": ["torch", "graph"]},
+    "cpu": {
+        "batches": [1, 64],
+        "threads": [1, 2],
+        "runtimes": ["torch", "onnxruntime", "compiled"],
+        "limits": ["torch", "onnxruntime"],
+    },
+    "cuda": {"batches": [1, 256], "threads": [1], "runtimes": ["torch", "graph"], "limits": ["torch"]},
 }
 SHOWN = {  # what the table shows of the files of a device
     "cpu": ("batch 64", ("torch, batch 64, threads 1", "onnxruntime, batch 64, threads 1")),
@@ -367,12 +374,14 @@ def main() -> None:
     parser.add_argument("--latency-batch", type=int, help="of which latency is searched against; the largest batch")
     parser.add_argument("--threads", type=int, nargs="+")
     parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES)
+    parser.add_argument("--limits", nargs="+", choices=latency.RUNTIMES, help="runtimes whose latency is limited")
     parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.25], help="of the MACs")
     parser.add_argument("--latency-share", type=float, default=0.4, help="of the latency alone; 0: no such network")
     parser.add_argument("--updates", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=45.0, help="for the rounds of one setting, at least six")
     parser.add_argument("--minutes", type=float, default=1e9, help="after which no further network is begun")
+    parser.add_argument("--warm", action="store_true", help="only measure the latencies that runs are limited by")
     parser.add_argument("--missing", action="store_true", help="leave out networks that have a file")
     parser.add_argument("--out", type=Path, help="results/ship, or on a GPU results/ship-cuda")
     parser.add_argument("--table", type=Path, help="The page whose generated part is to be replaced.")
@@ -393,6 +402,12 @@ def main() -> None:
     for name in given.networks:
         if (given.missing and (given.out / f"{name}.json").exists()) or time.time() - started > 60 * given.minutes:
             print(f"{name}: left out", file=sys.stderr)
+            continue
+        if given.warm:
+            gated = attached(name, NETWORKS[name][0](), given.device, round_to=ROUND_TO)
+            for runtime in given.limits:
+                one = gated.latency(runtime, given.device, given.latency_batch)
+                print(f"{name}: {runtime}: {one.full:.2f} ms, {one.residual:.1%} off, {one.worst:.1%} for nine of ten")
             continue
         told = benchmark(name, given)
         write(given.out / f"{name}.json", json.dumps(told, indent=1) + "\n")

@@ -104,6 +104,7 @@ _RESULT = record(
         "kept": _PAIRS,
         "updates": integer(0),
         "latency": maybe(_LATENCY),
+        "latencies": each(_LATENCY),
         **_all("inputs judged_on stopped", text()),
         **dict.fromkeys((*_SCORES, "seconds", "penalty", "target", "weight_share", "unit_share", "cost_share"), _MAYBE),
     },

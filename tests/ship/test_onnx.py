@@ -53,6 +53,52 @@ def test_a_compact_model_runs_in_onnxruntime_at_batch_sizes_it_was_not_exported_
         verify(tmp_path / "deep" / "m.onnx", small, x)
 
 
+class Attends(nn.Module):
+    """Attention under a mask that the graph computes, between linear layers over (B, 6, 8)."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.qkv, self.out = kind, nn.Linear(8, 24), nn.Linear(8, 3)
+        self.register_buffer("before", torch.ones(6, 6, dtype=torch.bool).tril(), persistent=False)
+
+    def mask(self, x):
+        at = torch.arange(x.shape[1])
+        if self.kind == "open":
+            return (at >= 0).view(1, 1, 1, -1).expand(x.shape[0], 1, 6, 6)
+        if self.kind == "before":
+            return (at <= at[:, None]).expand(x.shape[0], 1, 6, 6)
+        if self.kind == "kept":
+            return self.before
+        if self.kind == "near":
+            return ((at - at[:, None]).abs() <= 1).expand(x.shape[0], 1, 6, 6)
+        return (x[..., 0] < 10).view(-1, 1, 1, 6).expand(-1, 1, 6, 6)  # open for every x that is seen here
+
+    def forward(self, x):
+        query, key, value = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(query, key, value, self.mask(x))
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "guarded"), [("open", False), ("before", False), ("kept", False), ("near", True), ("of x", True)]
+)
+def test_a_mask_of_attention_that_no_input_decides_costs_nothing(tmp_path, kind, guarded):
+    """A boolean mask is added, and the softmax looked through for rows without any: see the nodes of the file."""
+    from onnx import load
+
+    torch.manual_seed(0)
+    model, x = Attends(kind).eval(), torch.randn(4, 6, 8)
+    assert export(model, x, tmp_path / "m.onnx").difference < 1e-5
+    nodes = [node.op_type for node in load(tmp_path / "m.onnx").graph.node]
+    assert ("IsNaN" in nodes) is guarded, nodes
+    assert nodes.count("Gemm") == 2, nodes  # linear layers hold their bias
+    if kind == "of x":  # and is read when the network runs
+        x[0, 2:, 0] = 11.0
+        (told,) = run(tmp_path / "m.onnx", inputs=x.numpy())
+        with torch.no_grad():
+            np.testing.assert_allclose(told, model(x).numpy(), rtol=1e-4, atol=1e-5)
+
+
 class Tokens(nn.Module):
     """Two inputs by keyword, two outputs."""
 

@@ -6,11 +6,13 @@ on the clock.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -189,14 +191,113 @@ def test_a_target_that_cannot_be_met_by_measurement_is_said(machine):
     ],
 )
 def test_what_is_near_its_limit_has_to_meet_it_twice(monkeypatch, times, lowered):
-    rows = iter([{"name": "target", "predicted": 1.0, "most": 1.0, "compared": time} for time in times])
-    monkeypatch.setattr(targets, "measured_again", lambda *_: next(rows))
+    rows = iter([[{"name": "target", "predicted": 1.0, "most": 1.0, "compared": time}] for time in times])
+    monkeypatch.setattr(targets, "measured_again", lambda *_, **__: next(rows))
     factors = []
     search = SimpleNamespace(target=0.5, select=lambda: None, tighten=lambda _, by: factors.append(by) or True)
     gated = SimpleNamespace(latencies=[1], canonical=lambda mask: mask, compact=lambda _: nn.Identity())
     assert targets.correct(search, gated)[0] == len(lowered)
     assert factors == pytest.approx(lowered)
     assert next(rows, None) is None  # all were taken
+
+
+def test_each_limit_is_lowered_by_its_own_measurement(monkeypatch):
+    tables = iter([{"a": 1.2, "b": 0.99, "c": 0.5}, {"a": 0.98, "b": 0.9, "c": 0.5}, {"a": 0.97}, {"d": 0.0}])
+    asked = []
+
+    def measured(*_, names=None):
+        asked.append(names)
+        return [{"name": n, "predicted": 1.0, "most": 1.0, "compared": t} for n, t in next(tables).items()]
+
+    monkeypatch.setattr(targets, "measured_again", measured)
+    factors = []
+    search = SimpleNamespace(target=0.5, select=lambda: None, tighten=lambda *of: factors.append(of) or True)
+    gated = SimpleNamespace(latencies=[1], canonical=lambda mask: mask, compact=lambda _: nn.Identity())
+    rounds, errors = targets.correct(search, gated)
+    assert (rounds, errors, asked) == (1, {"a": 1.2}, [None, None, ["a"]])  # what is met and near, once more
+    assert factors == [("a", pytest.approx(0.995 / 1.2))]
+
+    tables = iter([{"a": 1.1, "b": 1.3}, {"a": 0.9, "b": 1.3}, {"a": 0.9, "b": 0.9}])
+    factors.clear()
+    assert targets.correct(search, gated)[0] == 2
+    wanted = [("a", 0.995 / 1.1), ("b", 0.995 / 1.3), ("b", 0.995**2 / 1.3)]
+    assert factors == [(name, pytest.approx(factor)) for name, factor in wanted]
+
+
+class Other(Machine):
+    """Another runtime: a unit costs what it costs in no tiles, those of the last hidden layer most."""
+
+    def time(self, model: nn.Module) -> float:
+        widths = [layer.in_features for layer in model.modules() if isinstance(layer, nn.Linear)]
+        return (0.1 + sum(4e-3 * at * width for at, width in enumerate(widths))) * (1 + self.odd * (sum(widths) < 130))
+
+
+@pytest.fixture
+def other(machine, monkeypatch: pytest.MonkeyPatch) -> Other:
+    pytest.importorskip("onnxruntime")
+    own = Other()
+    monkeypatch.setitem(latency.RUNTIMES, "onnxruntime", own)
+    return own
+
+
+def test_limits_in_two_runtimes_are_met_in_both(machine, other, tmp_path):
+    gated = espalier.attach(network(), data()[0][:4])
+    costs = [gated.cost("latency"), gated.cost("latency", runtime="onnxruntime", batch=64)]
+    machine.odd, other.odd = 0.1, 0.3  # small networks take longer than when they were measured
+    target = {"macs": 0.5, **dict.fromkeys(costs, "uniform")}
+    result = espalier.fit(gated, data(), target=target, epochs=4, batch_size=16, quiet=True, device="cpu")
+    asked = targets.read(gated, "weights", target)
+    assert list(asked.limits) == [cost.label for cost in costs]
+    assert [row["name"] for row in result.latencies] == [cost.label for cost in costs]
+    assert [(row["runtime"], row["batch"]) for row in result.latencies] == [("torch", 1), ("onnxruntime", 64)]
+    for runtime, row, (_, share) in zip((machine, other), result.latencies, asked.limits.values(), strict=True):
+        assert row["measured"] == runtime.time(result.model) <= share * runtime.time(network()) * 1.01
+        assert row["full"] == pytest.approx(runtime.time(network()))
+    assert result.latency["corrections"] > 0
+    assert result.latency in result.latencies
+    assert result.latency["compared"] / result.latency["most"] == max(
+        row["compared"] / row["most"] for row in result.latencies
+    )
+    assert json.loads(json.dumps(result.summary()))["latencies"][1]["runtime"] == "onnxruntime"
+    espalier.ship(result, tmp_path / "shipped", model=network)
+    card = (tmp_path / "shipped" / "README.md").read_text()
+    for row in result.latencies:
+        assert f"{row['measured']:.3g} ms measured in {row['runtime']} of {row['batch']} at once" in str(result)
+        assert f"led by the latency in {row['runtime']} of {row['batch']} at once: {row['predicted']:.3g} ms" in card
+
+
+def test_a_runtime_and_a_batch_in_one_word(machine, other):
+    gated = espalier.attach(network(), data()[0][:4])
+    words = "macs=0.3,latency=uniform,latency:onnxruntime:7=uniform,latency:7=0.9"
+    limits = targets.read(gated, "weights", words).limits
+    assert list(limits) == ["latency", "latency:onnxruntime:7", "latency:7"]
+    measured = [gated.latencies[cost.label] for cost, _ in limits.values()]
+    assert [(one.runtime, one.batch) for one in measured] == [("torch", 1), ("onnxruntime", 7), ("torch", 7)]
+    half = 0.5 * other.time(network())
+    for asked in (
+        targets.read(gated, "latency:onnxruntime", f"{half} ms"),
+        targets.read(gated, "weights", {"latency:onnxruntime": f"{half} ms"}),
+    ):
+        assert asked.name == "latency:onnxruntime"
+        assert asked.share == pytest.approx(0.5, rel=1e-3)
+    for kind, said in (("latency:abacus", "torch, onnxruntime"), ("latency:7:8", "latency:onnxruntime:64")):
+        with pytest.raises(BadInput, match=said):
+            gated.cost(kind)
+    with pytest.raises(BadInput, match="amount of parameters"):
+        targets.read(gated, "weights", {"latency:onnxruntime": "3 parameters"})
+
+
+def test_costs_of_one_name_are_limits_of_their_own():
+    gated = espalier.attach(network(), data()[0][:4])
+    costs = [espalier.Cost.linear(torch.rand(gated.d)) for _ in range(3)]
+    named = replace(espalier.Cost.linear(torch.ones(gated.d)), label="target")
+    asked = targets.read(gated, "weights", dict(zip([*costs, named], (0.5, 0.6, 0.7, 0.8), strict=True)))
+    assert asked.words == {"given": 0.5, "given 2": 0.6, "given 3": 0.7, "target 2": 0.8}
+    assert {name: share for name, (_, share) in asked.limits.items()} == {
+        "given 2": 0.6,
+        "given 3": 0.7,
+        "target 2": 0.8,
+    }
 
 
 def smallest_mask(gated):
@@ -314,10 +415,39 @@ def test_the_runtimes_run_the_network(runtime):
     assert best[0] > 0
 
 
+def test_a_network_before_its_training_is_measured_with_its_biases(capfd):
+    """Exporters leave out what is 0; and what the older one cannot write, it does not print."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+
+    class Differs(nn.Linear):
+        def forward(self, x):  # the older exporter knows no diff, and the newer one leaves out what adds 0
+            return torch.addmm(self.bias, x.diff(dim=1), self.weight)
+
+    model = Differs(4, 4)
+    with torch.no_grad():
+        model.bias.zero_()
+    written = []
+
+    def keep(*given):
+        written.append(latency.onnx_file(latency.exported(latency.plain_outputs(given[0]), *given[1:3]), given[3]))
+        return written[0]
+
+    inputs = torch.randn(5, 5)
+    latency._opened(keep, copy.deepcopy(model), (inputs,), {})()
+    (layer,) = [node for node in onnx.load_from_string(written[0]).graph.node if node.op_type == "Gemm"]
+    assert len(layer.input) == 3
+    latency.prepared("onnxruntime", model, (inputs,), {})()
+    assert not model.bias.any()  # it is a copy that is changed
+    assert capfd.readouterr().out == ""
+
+
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 def test_what_the_older_exporter_cannot_write_is_measured_all_the_same():
     pytest.importorskip("onnxscript")
     emptied = nn.Sequential(nn.Linear(8, 0), nn.Linear(0, 3)).eval()
+    with torch.no_grad():
+        emptied[1].bias += torch.arange(3)
     inputs = data()[0][:5]
     told = latency.prepared("onnxruntime", emptied, (inputs,), {})()
     assert torch.equal(torch.from_numpy(told[0]), emptied(inputs))

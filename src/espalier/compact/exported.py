@@ -2,7 +2,7 @@
 
 A layer that a cut leaves nothing to read gives its bias. In the graph it is written as that, so that whatever leads to
 it goes as well; onnxruntime refuses tensors without elements. A reader that selects from what was joined, as those of
-a DenseNet do, joins what it keeps instead.
+a DenseNet do, joins what it keeps instead. A mask of attention that no input decides is no mask, or says causal.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map
 
 ATEN = torch.ops.aten
@@ -72,6 +73,7 @@ def exported(plain: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         program = torch.export.export(plain, args, dict(kwargs) or None, dynamic_shapes=shapes, strict=False)
     _without_empty(program.graph)
     _joined_as_read(program)
+    _without_known_masks(program)
     program.graph_module.recompile()
     return program
 
@@ -157,6 +159,71 @@ def _slice(graph: Graph, part: Node, dim: int, first: int, end: int) -> Node:
     return node
 
 
+def _without_known_masks(program: ExportedProgram) -> None:
+    """Leave out masks of attention that no input decides and that are open everywhere, or to what came before alone:
+    Transformers writes one into every graph. Runtimes would add it, and look for rows in which nothing is open."""
+    for node in [n for n in program.graph.nodes if n.target is ATEN.scaled_dot_product_attention.default]:
+        query, key, value, *rest = node.args
+        words: dict[str, Any] = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, **node.kwargs}
+        words |= dict(zip(("attn_mask", "dropout_p", "is_causal"), rest))
+        mask = words.pop("attn_mask")
+        if mask is None or words["is_causal"] or mask.meta["val"].dtype is not torch.bool:
+            continue
+        try:
+            values = [_known(program, mask, batch, {}) for batch in (2, 3)]
+        except _Unknown:
+            continue
+        if all(one.all() for one in values):
+            before = False
+        elif all(torch.equal(one, torch.ones_like(one).tril()) for one in values):
+            before = True
+        else:
+            continue
+        node.args = (query, key, value, None, words.pop("dropout_p"), words.pop("is_causal") or before)
+        node.kwargs = words
+    program.graph.eliminate_dead_code()
+
+
+class _Unknown(Exception):
+    """What a node gives depends on what the network is given."""
+
+
+def _known(program: ExportedProgram, node: Any, batch: int, found: dict[Node, Any]) -> Any:
+    """What a node gives where so many examples are given, whatever is in them."""
+    if node in found:
+        return found[node]
+    if node.target is ATEN.sym_size.int:
+        size = node.meta["val"]
+        if not isinstance(size, int) and not size.node.expr.is_symbol:
+            raise _Unknown
+        found[node] = size if isinstance(size, int) else batch  # no other size is left open
+    elif node.op == "call_function":
+        args, words = map_arg((node.args, node.kwargs), lambda one: _known(program, one, batch, found))
+        found[node] = node.target(*args, **words)
+    else:
+        told = program.graph_signature
+        kept = (told.inputs_to_lifted_tensor_constants | told.inputs_to_buffers).get(node.name)
+        if kept is None or kept in told.buffers_to_mutate.values():
+            raise _Unknown
+        found[node] = program.constants[kept] if kept in program.constants else program.state_dict[kept]
+    return found[node]
+
+
+def _over_rows(graph: Graph) -> None:
+    """Write linear layers over several dimensions as ones over rows: ONNX has a layer with its bias for those alone."""
+    for node in [n for n in graph.nodes if n.target is ATEN.linear.default]:
+        source, *weights = node.args
+        sizes = [one.meta["val"].shape for one in (source, node)]
+        if len(sizes[0]) < 3 or not all(isinstance(size, int) and size > 0 for one in sizes for size in one[1:]):
+            continue
+        with graph.inserting_before(node):
+            rows = graph.call_function(ATEN.reshape.default, (source, [-1, sizes[0][-1]]))
+            rows.meta = {"val": source.meta["val"].reshape(-1, sizes[0][-1])}
+            layer = graph.call_function(ATEN.linear.default, (rows, *weights))
+            layer.meta = {"val": node.meta["val"].reshape(-1, sizes[1][-1])}
+            _replace(node, graph.call_function(ATEN.reshape.default, (layer, [-1, *sizes[1][1:]])))
+
+
 def _replace(node: Node, given: Node) -> None:
     if "val" not in given.meta:
         given.meta = dict(node.meta)
@@ -167,7 +234,10 @@ def _replace(node: Node, given: Node) -> None:
 def onnx_file(
     program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str] | None = None, batch: str | None = None
 ) -> bytes:
-    """The graph as ONNX. inputs, outputs: names for its tensors. batch: one for the first dimension of each input."""
+    """The graph as ONNX, for which it is changed. inputs, outputs: names for its tensors. batch: one for the first
+    dimension of each input."""
+    _over_rows(program.graph)
+    program.graph_module.recompile()
     named = None if batch is None else [{0: batch} for _ in inputs]
     with quiet():
         written = torch.onnx.export(

@@ -19,7 +19,7 @@ from espalier.gates.blocks import Blocks
 from espalier.gates.build_plan import build_plan
 from espalier.gates.costs import cost_of, held
 from espalier.gates.explain import explain
-from espalier.gates.latency import Latency, latency_of
+from espalier.gates.latency import Latency, asked_by, latency_of
 from espalier.gates.masking import (
     Channels,
     Installed,
@@ -265,12 +265,12 @@ class Gated:
         canonical masks; or a cost of one's own, over the space of these gates.
 
         how: of "latency", in milliseconds: ``runtime="torch" | "onnxruntime"``, ``device="cpu"``, ``batch=1``. It is
-            measured on this machine, once.
+            measured on this machine, once. As one word: "latency:onnxruntime:64".
         """
         if isinstance(kind, Cost):
             return kind.over(self.space)
-        if kind == "latency":
-            return self.latency(**how).cost
+        if kind.partition(":")[0] == "latency":
+            return self.latency(**asked_by(kind) | how).cost
         if how:
             raise BadInput(f"{', '.join(how)}: only the latency is measured in a way that can be chosen, not {kind!r}")
         if kind not in self._costs:

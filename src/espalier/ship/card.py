@@ -90,9 +90,12 @@ def _speed(speed: Mapping[int, Mapping[str, float]], hardware: Mapping[str, Any]
 
 def _latency(numbers: Mapping[str, Any]) -> str:
     """Of a run against a measured cost."""
-    told = numbers.get("latency")
-    if told is None:
+    if numbers.get("latency") is None:
         return ""
+    return "\n\n".join(map(_one_latency, numbers.get("latencies") or [numbers["latency"]]))
+
+
+def _one_latency(told: Mapping[str, Any]) -> str:
     missed = ""
     if told["compared"] > told["most"]:
         least = f" The smallest network takes {told['smallest']:.3g} ms." if "smallest" in told else ""

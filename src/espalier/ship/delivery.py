@@ -165,7 +165,7 @@ def _of_result(result: Result, model: Factory | str | None, inputs: Any) -> Parc
         "validation_examples": None if result.validation is None else result.validation.examples,
     }  # fmt: skip
     if result.latency is not None:
-        numbers["latency"] = result.latency
+        numbers |= {"latency": result.latency, "latencies": list(result.latencies)}
     asked = {"target": result.target, "cost": "cost", "data": ""}
     asked["penalty"] = None if result.target is not None else summary["penalty"]
     return Parcel(small, model, inputs, numbers, card.about(asked, result.finished), _loading(model), {})

@@ -83,7 +83,7 @@ class Ranks:
                 f"parallel='structure': an update has {samples} mask{'s' if samples > 1 else ''} for {self.count} "
                 f"ranks; give samples={self.count} or a multiple, or parallel='data'"
             )
-        if "latency" in kinds and self.count > 1:
+        if self.count > 1 and any(kind.startswith("latency") for kind in kinds):
             raise BadInput("latency is measured, on every rank another one; with several ranks count macs or weights")
 
     # ---- what a rank computes ----------------------------------------------------------------------------------------

@@ -46,7 +46,8 @@ class Result:
     order: the groups of gates from the input to the output; empty: as in the space.
     latency: of a run with a measured cost, in milliseconds: predicted and measured of what ships, of the whole network
         (full) and of the smallest that there is, and how often the target was lowered for what was measured
-        (corrections).
+        (corrections). latencies: that of each cost that was measured, where there are several, as of two runtimes;
+        latency is then the one that is nearest to its limit, or furthest above it.
     search: of ``fit``, the search as it ended. gated: the gates, where ``fit`` was given them; those it attached by
     itself it has taken off again.
     """
@@ -72,6 +73,7 @@ class Result:
     explanation: str = ""
     order: tuple[str, ...] = ()
     latency: dict[str, Any] | None = None
+    latencies: tuple[dict[str, Any], ...] = ()
     search: Search | None = None
     gated: Gated | None = None
 
@@ -116,6 +118,7 @@ class Result:
         if self.run is not None:
             words |= {"diverged": self.diverged, "skipped": self.skipped}
         words |= {} if self.latency is None else {"latency": self.latency}
+        words |= {} if len(self.latencies) < 2 else {"latencies": list(self.latencies)}
         if self.validation is not None and self.validation.metrics:
             words |= {f"validation_{name}": value for name, value in self.validation.metrics.items()}
         notes = {"stopped": self.stopped, "warning": self.warning}
@@ -157,12 +160,13 @@ class Result:
         for name, value in ({} if self.validation is None else self.validation.metrics).items():
             text += f", {name} {value:.4g}"
         text = text.removesuffix("; ")
-        if self.latency is not None:
-            predicted, took, full = (f"{self.latency[name]:.3g} ms" for name in ("predicted", "measured", "full"))
-            text += f"; {took} measured, {predicted} predicted, {full} uncut"
-            if self.latency["compared"] > self.latency["most"]:
-                text += f": it misses its {self.latency['most']:.3g} ms"
-                text += f"; the smallest network takes {self.latency['smallest']:.3g} ms"
+        for row in self.latencies or ([] if self.latency is None else [self.latency]):
+            predicted, took, full = (f"{row[name]:.3g} ms" for name in ("predicted", "measured", "full"))
+            where = f" in {row['runtime']} of {row['batch']} at once" if len(self.latencies) > 1 else ""
+            text += f"; {took} measured{where}, {predicted} predicted, {full} uncut"
+            if row["compared"] > row["most"]:
+                text += f": it misses its {row['most']:.3g} ms"
+                text += f"; the smallest network takes {row['smallest']:.3g} ms"
         if not bool(self.mask.any()):
             text += ". No gate is left: nothing leads from inputs to outputs; use a larger target, or train longer"
         return text

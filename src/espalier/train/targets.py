@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +50,7 @@ def kinds_of(target: Any) -> tuple[str, ...]:
     if isinstance(target, str):
         target = _of_text(target)
     if isinstance(target, Mapping):
-        return tuple(map(_name, target))
+        return tuple(_names(target))
     return () if not isinstance(target, str) else (_amount(target)[0],)
 
 
@@ -59,7 +61,8 @@ def read(gated: Any, cost: Any, target: Any) -> Asked:
     target: a share of the full cost; an amount such as "250k parameters", "30 MMACs" (for one example), "10 MB" (of
         parameters) or "3 ms"; or a dict from kinds of cost, or costs that ``gated.cost`` gave, to either, the first of
         which is the target and the others limits, which what ships never exceeds; as text "macs=0.4,weights=0.5". A
-        limit may be "uniform": what that cost is of a network with one share of all widths that meets the target.
+        limit may be "uniform": what that cost is of a network with one share of all widths that meets the target. A
+        latency may name its runtime and batch, as "latency:onnxruntime:64".
     """
     words = target
     if isinstance(target, str):
@@ -71,17 +74,18 @@ def read(gated: Any, cost: Any, target: Any) -> Asked:
             raise BadInput(f"target={words!r} names its costs itself; leave cost away")
         (kind, value), *others = target.items()
         first, share = _one(gated, kind, value)
+        name, *names = _names(target)
         limits = {
-            _name(kind): _uniform(gated, kind, first, share) if value == UNIFORM else _one(gated, kind, value)
-            for kind, value in others
+            own: _uniform(gated, kind, first, share) if value == UNIFORM else _one(gated, kind, value)
+            for own, (kind, value) in zip(names, others, strict=True)
         }
-        return Asked(first, _name(kind), share, limits, {_name(kind): value for kind, value in target.items()})
+        return Asked(first, name, share, limits, dict(zip((name, *names), target.values(), strict=True)))
     if isinstance(target, str):
         kind = _amount(target)[0]
         if isinstance(cost, str):
-            if kind != "bytes" and cost not in ("weights", kind):
+            if kind != "bytes" and _family(cost) not in ("weights", kind):
                 raise BadInput(f"target={target!r} is an amount of {kind}, but cost={cost!r}; leave cost away")
-            cost = "parameters" if kind == "bytes" else kind
+            cost = "parameters" if kind == "bytes" else cost if _family(cost) == kind else kind
         first, share = _one(gated, cost, target)
         return Asked(first, cost if isinstance(cost, str) else "given", share, {}, target)
     if target is not None and not isinstance(target, (int, float, np.number, Tensor)):
@@ -91,8 +95,19 @@ def read(gated: Any, cost: Any, target: Any) -> Asked:
     return Asked(cost if cost is None or isinstance(cost, Cost) else Cost.linear(cost), "given", target)
 
 
-def _name(kind: str | Cost) -> str:
-    return kind.label or "given" if isinstance(kind, Cost) else str(kind)
+def _names(kinds: Iterable[str | Cost]) -> list[str]:
+    """One for each cost, none of them twice, nor that of the target."""
+    names = list[str]()
+    for kind in kinds:
+        own = kind.label or "given" if isinstance(kind, Cost) else str(kind)
+        numbered = (f"{own} {count}" for count in itertools.count(2))
+        names.append(next(name for name in itertools.chain([own], numbered) if name not in ("target", *names)))
+    return names
+
+
+def _family(kind: str) -> str:
+    """The kind of cost, without what else is asked for: "latency" of "latency:onnxruntime:64"."""
+    return kind.partition(":")[0]
 
 
 def _of_text(text: str) -> Any:
@@ -144,7 +159,7 @@ def _one(gated: Any, kind: str | Cost | Sequence[float] | Tensor, value: float |
         if kind not in ("parameters", "weights"):
             raise BadInput(f"{value!r} is a size of parameters, not of {name}")
         amount /= max(parameter.element_size() for parameter in gated.model.parameters())
-    elif isinstance(kind, str) and kind in {known for known, _ in UNITS.values()} and unit != kind:
+    elif isinstance(kind, str) and _family(kind) in {known for known, _ in UNITS.values()} and unit != _family(kind):
         raise BadInput(f"{value!r} is an amount of {unit}, not of {name}")
     if unit == "macs" and isinstance(kind, str):  # an amount is of one example, the cost of all that were attached with
         amount *= gated.examples
@@ -179,12 +194,18 @@ def _uniform(gated: Any, kind: str | Cost, first: Cost, most: float) -> tuple[Co
 
 
 def measured_again(
-    search: Search, gated: Any, model: nn.Module, mask: Any, errors: Mapping[str, float] | None = None
-) -> dict[str, Any] | None:
-    """What was predicted of a compact model and what is measured now, in milliseconds; None of a cost that is only
-    counted.
+    search: Search,
+    gated: Any,
+    model: nn.Module,
+    mask: Any,
+    errors: Mapping[str, float] | None = None,
+    names: Collection[str] | None = None,
+) -> list[dict[str, Any]]:
+    """Of every measured cost what was predicted of a compact model and what is measured now, in milliseconds; a cost
+    that is only counted has no row.
 
     errors: by cost how much longer than predicted the network took that was selected and measured before this one.
+    names: of the costs that are measured; None: all.
     compared: measured, as it would be if the whole network took what it took when the cost was measured; a machine that
     is busier now, or clocked otherwise, changes both. smallest: of the smallest network, compared alike. most: what the
     target or limit allows.
@@ -192,7 +213,7 @@ def measured_again(
     rows = []
     for name, (cost, most) in search.budgets().items():
         latency = getattr(gated, "latencies", {}).get(cost.label)
-        if latency is None:
+        if latency is None or (names is not None and name not in names):
             continue
         least = selection.cheapest(gated.space, cost, mask.device).to(mask.dtype)
         others = {"full": mask.new_ones(mask.shape), "least": gated.canonical(least)}
@@ -215,28 +236,37 @@ def measured_again(
                 "residual": latency.residual,
             }
         )
-    return max(rows, key=lambda row: row["compared"] / row["most"]) if rows else None
+    return rows
+
+
+def tightest(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of what was measured that which is nearest to what it may be, or furthest above it."""
+    return max(rows, key=lambda row: row["compared"] / row["most"])
 
 
 def correct(search: Search, gated: Any) -> tuple[int, dict[str, float]]:
-    """Lower what a measured cost may be until the network that would ship meets it by measurement: select again with
-    the measured error, and below it by more and more, down to the smallest. A clock has noise: what is near its limit
-    has to meet it twice. Returns how often it was lowered, and by cost the error that the last selection was made
-    with."""
+    """Lower what measured costs may be until the network that would ship meets each of them by measurement: select
+    again with the measured errors, and below them by more and more, down to the smallest. A clock has noise: what is
+    near its limit has to meet it twice. Returns how often something was lowered, and by cost the error that the last
+    selection was made with."""
     errors: dict[str, float] = {}
     if search.target is None or not getattr(gated, "latencies", None):
         return 0, errors
-    rounds = 0
+    rounds, lowered = 0, Counter[str]()
     while True:
         mask = gated.canonical(search.select())
         model = gated.compact(mask).eval()
-        row = measured_again(search, gated, model, mask)
-        if row is not None and NEAR * row["most"] < row["compared"] <= row["most"]:  # by luck, or really?
-            again = measured_again(search, gated, model, mask)
-            row = again if again is not None and again["compared"] > again["most"] else row
-        if row is None or row["compared"] <= row["most"]:
+        rows = measured_again(search, gated, model, mask)
+        near = [row["name"] for row in rows if NEAR * row["most"] < row["compared"] <= row["most"]]
+        if near and all(row["compared"] <= row["most"] for row in rows):  # by luck, or really?
+            rows = measured_again(search, gated, model, mask, names=near)
+        moved = False
+        for row in (row for row in rows if row["compared"] > row["most"]):
+            name = row["name"]
+            if search.tighten(name, 0.995 ** (2 ** lowered[name]) * row["most"] / row["compared"]):
+                errors[name] = row["compared"] / row["predicted"]
+                lowered[name] += 1
+                moved = True
+        if not moved:
             return rounds, errors
-        if not search.tighten(row["name"], 0.995 ** (2**rounds) * row["most"] / row["compared"]):
-            return rounds, errors
-        errors[row["name"]] = row["compared"] / row["predicted"]
         rounds += 1
