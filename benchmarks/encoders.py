@@ -6,9 +6,9 @@
 
 An image is a sequence: of its rows for the encoder, of patches for ViT. Every method makes as many updates of as many
 examples, with AdamW of one learning rate, a short warm-up and a straight line to 0. ours: heads, units of the
-feed-forward parts and the width of the residual stream are gates. inner: without the width. uniform: the widest of one
-share for all widths, heads as large as in the whole network. A line for each run, with the error on test images; lines
-that are there are not made again.
+feed-forward parts and the width of the residual stream are gates. blocks: the same with ``round_to=8``. inner: without
+the width. uniform: the widest of one share for all widths, heads as large as in the whole network. A line for each run,
+with the error on test images and the width of the stream; lines that are there are not made again.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from run_lines import Lines, arguments
 
 MARKS = ("<!-- generated: encoders -->", "<!-- end of generated: encoders -->")
 WIDTH, HEADS, UNITS, LAYERS = 64, 4, 4, 4  # units of the feed-forward parts: so many times the width
+BLOCK = 8  # channels that come and go together: the stream has eight blocks
 PATCH = {8: 2, 28: 7}  # by the side of an image
 
 
@@ -106,11 +107,11 @@ class Case:
                 rate.step()
         return model
 
-    def shaped(self, *kinds: str) -> nn.Module:
+    def shaped(self, *kinds: str, round_to: int | None = None) -> nn.Module:
         result = espalier.fit(
             self.network(), self.train, kinds=kinds, cost="parameters", target=self.given.target, quiet=True,
             epochs=self.given.epochs, batch_size=self.given.batch, seed=self.seed, device="cpu",
-            optimizer=self.optimizer, schedule="linear",
+            optimizer=self.optimizer, schedule="linear", round_to=round_to,
         )  # fmt: skip
         return result.model
 
@@ -127,12 +128,16 @@ def inner(case: Case) -> nn.Module:
     return case.shaped("units", "heads")
 
 
+def blocks(case: Case) -> nn.Module:
+    return case.shaped("units", "heads", "width", round_to=BLOCK)
+
+
 def uniform(case: Case) -> nn.Module:
     sizes = [width for width in range(WIDTH // HEADS, WIDTH) if width % max(width * HEADS // WIDTH, 1) == 0]
     return case.plain(case.network(max(w for w in sizes if parameters(case.network(w)) <= case.limit)))
 
 
-METHODS = {"ours": ours, "inner": inner, "uniform": uniform, "whole": whole}
+METHODS = {"ours": ours, "blocks": blocks, "inner": inner, "uniform": uniform, "whole": whole}
 
 
 def table(lines: list[dict[str, Any]]) -> str:
@@ -186,9 +191,13 @@ def main() -> None:
                 seconds = time.process_time() - began
                 score = evaluate(model, data.test, loss=F.cross_entropy)
                 share = parameters(model) / parameters(case.network())
-                measured = {"error": score.error, "share": share, "seconds": round(seconds, 1)}
+                stream = next(m.normalized_shape[0] for m in model.modules() if isinstance(m, nn.LayerNorm))
+                measured = {"error": score.error, "share": share, "stream": stream, "seconds": round(seconds, 1)}
                 lines.add(run | measured | {"torch": torch.__version__})
-                print(f"{network} {method} seed {seed}: {score.error:.2%}, {share:.1%}, {seconds:.0f} s", flush=True)
+                print(
+                    f"{network} {method} seed {seed}: {score.error:.2%}, {share:.1%}, stream {stream}, {seconds:.0f} s",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":
