@@ -338,6 +338,21 @@ def test_a_limit_may_be_the_time_of_the_uniform_network_of_equal_cost(machine):
     assert targets.read(gated, "weights", "macs=0.3,latency=uniform").limits["latency"][1] == share
 
 
+def test_the_uniform_network_keeps_of_a_group_in_blocks_what_must_stay():
+    """8-64-16-4: two blocks of 32, and eight of 2. A quarter of the MACs is 0.4 of all widths, but one block is a half
+    of its layer: 34 of 80 units stay, more than 0.4."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 16), torch.nn.ReLU())
+    model.append(torch.nn.Linear(16, 4))
+    gated = espalier.attach(model, torch.zeros(2, 8), round_to={"0": 32, "2": 2})
+    asked = targets.read(gated, "weights", {"macs": 0.246, "units": "uniform"})
+    second = (0.246 * (8 * 64 + 64 * 16 + 16 * 4) - 8 * 32) / (32 + 4)  # beside 32 units, to the same MACs
+    assert asked.limits["units"][1] == pytest.approx((32 + second) / 80)
+    inputs = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    made = {"target": {"macs": 0.246, "units": "uniform"}, "epochs": 3, "batch_size": 16, "quiet": True}
+    result = espalier.fit(gated, (inputs, (inputs[:, 0] > 0).long()), device="cpu", **made)
+    assert sum(layer.out_features for layer in (result.model[0], result.model[2])) <= 32 + second
+
+
 FAULTS = """
 import resource
 import torch

@@ -179,15 +179,19 @@ def _one(gated: Any, kind: str | Cost | Sequence[float] | Tensor, value: float |
 
 def _uniform(gated: Any, kind: str | Cost, first: Cost, most: float) -> tuple[Cost, float]:
     """A cost, and the share of it that every gate open with one probability takes in expectation, the largest under
-    which the first cost is at most this share of itself. So widths need not be whole, as those of blocks would be."""
-    if not gated.space.is_bits:
+    which the first cost is at most this share of itself. So widths need not be whole, as those of blocks would be. No
+    group has less than must stay of it: of few blocks that is much, and the limit could not be met."""
+    space = gated.space
+    if not space.is_bits:
         raise BadInput(f"{UNIFORM!r} is a network of one share of all widths; a space with choices has none")
-    cost, everything = gated.cost(kind), torch.ones(gated.d, dtype=torch.float64)
+    cost, everything = gated.cost(kind), torch.ones(space.d, dtype=torch.float64)
+    stays = torch.cat([everything[where] * group.least / group.size for group, where in space.bits])
     low, high = 0.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if first(middle * everything) <= most * first(everything) else (low, middle)
-    return cost, float(cost(high * everything) / cost(everything))
+        low, high = (middle, high) if first(stays.clamp(min=middle)) <= most * first(everything) else (low, middle)
+    smallest = cost(selection.cheapest(space, cost, torch.device("cpu")))
+    return cost, float(torch.maximum(cost(stays.clamp(min=high)), smallest) / cost(everything))
 
 
 # ---- costs that were measured, measured again on the network that would ship -----------------------------------------
