@@ -287,14 +287,18 @@ def read(data: object, batch: int, seed: int, dtype: torch.dtype = torch.float32
 
 
 def _is_pair(data: object) -> bool:
-    """Whether it is inputs and targets, and not two batches."""
+    """Whether it is inputs and targets, and not two batches: where both are several arrays, all of them have as many
+    examples. Two batches of one size are given as a list."""
     if not isinstance(data, tuple) or len(data) != 2:
         return False
     inputs, targets = (isinstance(part, (Tensor, np.ndarray, Mapping)) or hasattr(part, "to_numpy") for part in data)
-    if targets:
-        return True
-    several = isinstance(data[1], (tuple, list)) and all(isinstance(t, (Tensor, np.ndarray)) for t in data[1])
-    return inputs and several
+    if targets or not _are_arrays(data[1]):
+        return targets
+    return inputs or (_are_arrays(data[0]) and len({part.shape[:1] for part in (*data[0], *data[1])}) == 1)
+
+
+def _are_arrays(part: Any) -> bool:
+    return isinstance(part, (tuple, list)) and all(isinstance(one, (Tensor, np.ndarray)) for one in part)
 
 
 def split_off(data: Any, validation: Any, seed: int, adapt: Adapter | None = None) -> tuple[Any, Any]:

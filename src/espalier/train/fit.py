@@ -95,8 +95,8 @@ def fit(
     data: ``(inputs, targets)`` with examples first: tensors, NumPy arrays or tables of pandas; a
         :class:`espalier.data.Dataset` (its training part); a torch Dataset; or an iterable of batches that can be read
         again, such as a DataLoader. Inputs may be a tensor, a tuple (positional arguments) or a dict (keyword
-        arguments). They reach the model as they are, also uint8; what is stored in a Dataset, and its ``test`` as
-        validation, as the Dataset says.
+        arguments); targets may be several tensors, too. Inputs reach the model as they are, also uint8; what is stored
+        in a Dataset, and its ``test`` as validation, as the Dataset says.
     batch: makes ``(inputs, targets)`` of what such an iterable gives. Default: a tuple is its inputs and last its
         targets; a dict has its targets as "labels", and the rest of it are keyword arguments.
     loss: ``loss(outputs, targets)`` gives a scalar, the mean over the mini-batch. None: the model's own,
