@@ -30,10 +30,12 @@ LABELS = "labels"  # what a batch that is a dict calls its targets
 
 class Feed:
     """What the loop reads. ``updates``: in one epoch. ``exact``: whether a run may be resumed inside an epoch.
-    ``shared``: whether every rank is given a share of its own."""
+    ``shared``: whether every rank is given a share of its own. ``prepared``: what is done to stored inputs before the
+    network reads them, in words, where that is known."""
 
     updates: int
     exact = shared = False
+    prepared = ""
 
     def epoch(self, start: int, stop: int, compared: range, samples: int) -> Iterator[Batch]:
         """One batch for each update from start to stop, counted from the start of the run, all of one epoch.
@@ -76,6 +78,7 @@ class Tensors(Feed):
     affine: tuple[Tensor, Tensor] | None = None
     dtype: torch.dtype | None = None
     chunk: int = 512
+    prepared: str = ""
     exact = True
 
     def __post_init__(self) -> None:
@@ -273,7 +276,7 @@ def read(data: object, batch: int, seed: int, dtype: torch.dtype = torch.float32
     dtype: what a Dataset's inputs are turned into. adapt: makes inputs and targets of what an iterable gives.
     """
     if isinstance(data, Dataset):
-        return Tensors(*data.train, batch, seed, data.affine(dtype))
+        return Tensors(*data.train, batch, seed, data.affine(dtype), prepared=data.prepared)
     if isinstance(data, Mapping) and LABELS in data:
         return Tensors(*(adapt or pair)(data), batch, seed)
     if adapt is None and _is_pair(data):

@@ -206,6 +206,7 @@ def result_of(
         space=gated.space,
         explanation=gated.explain(mask) if hasattr(gated, "explain") else "",
         order=getattr(gated, "flow", ()),
+        inputs=reading.prepared,
         search=search,
         gated=gated,
         **own,

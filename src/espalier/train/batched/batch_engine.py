@@ -379,6 +379,7 @@ class BatchEngine:
                     stopped=loop.stopped,
                     diverged=broken if broken >= 0 else None,
                     skipped=int(state.skipped[i]),
+                    inputs=self.stored.prepared,
                 )
             )
         return results

@@ -191,8 +191,8 @@ class ResidentFeed:
 def read_data(data: Dataset | Pair, dtype: torch.dtype, batch: int = 1) -> feeds.Tensors:
     """The training data. A Dataset knows how its inputs are read. Plain tensors are read as they are: floating ones in
     ``dtype``, integers in their own."""
-    inputs, targets = data.train if isinstance(data, Dataset) else data
-    return feeds.Tensors(inputs, targets, batch, 0, feeds.affine_of(inputs, data, dtype), dtype, CHUNK)
+    (inputs, targets), prepared = (data.train, data.prepared) if isinstance(data, Dataset) else (data, "")
+    return feeds.Tensors(inputs, targets, batch, 0, feeds.affine_of(inputs, data, dtype), dtype, CHUNK, prepared)
 
 
 def held_out(given: Dataset | Pair | None, data: Dataset | Pair, dtype: torch.dtype) -> feeds.Tensors | None:
