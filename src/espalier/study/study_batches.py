@@ -445,6 +445,7 @@ class StudyBatch(Callback):
             samples=samples,
             cost=self.network.cost(settings.cost),
             recipe=recipe,
+            schedule=recipe.schedule,
             search=None if rate is None else {"learning_rate": rate},
             pad=settings.pad,
             seeded_by=[described, settings.describe(method)] if isinstance(settings, GridSettings) else described,

@@ -131,8 +131,7 @@ class Task:
         if not self.optimizer:
             return None
         if self.optimizer == "sgd":
-            recipe = self.numbers()
-            return SGD(recipe.weights_learning_rate, recipe.momentum, recipe.weight_decay, recipe.momentum > 0)
+            return self.numbers().sgd
         numbers = {"lr": 1e-3 if self.learning_rate is None else self.learning_rate}
         if self.weight_decay is not None:
             numbers["weight_decay"] = self.weight_decay

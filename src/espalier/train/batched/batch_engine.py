@@ -76,8 +76,9 @@ class BatchEngine:
         self._how = dict(plan.how) | ({"round_to": self.blocks} if self.blocks else {})
         one = {name: tensor[0] for name, tensor in (params | fixed).items()}
         self._check_classes(one, targets)
-        if plan.optimizer is None:
-            plan = self.plan = replace(plan, optimizer=recipes.usual_optimizer(plan.recipe, self.gated.model, targets))
+        usual = recipes.usual_optimizer(plan.recipe, self.gated.model, targets)
+        optimizer = plan.optimizer or usual or plan.recipe.sgd
+        plan = self.plan = replace(plan, optimizer=optimizer)
         dtype = next(iter(params.values())).dtype
         # The masks of a batch come from one generator: its seed is made of all that makes the batch.
         self.seed = zlib.crc32(json.dumps(plan.seeded_by or [run.describe() for run in runs]).encode())
@@ -92,13 +93,13 @@ class BatchEngine:
             seeds=[run.seed for run in runs],
             source=self._source(),
             loss=plan.loss,
-            optimizer=plan.descent,
-            schedule=plan.rates,
+            optimizer=optimizer,
+            schedule=plan.schedule,
             total=self.total,
             batch_size=plan.batch_size,
             samples=plan.samples,
             begin=self.phases.begin,
-            rates=torch.tensor([run.learning_rate or plan.descent.lr for run in runs], dtype=dtype, device=device),
+            rates=torch.tensor([run.learning_rate or optimizer.lr for run in runs], dtype=dtype, device=device),
             pad=plan.pad,
             compute=compute,
             chain=None if fixed else self._chain(one),
