@@ -14,8 +14,8 @@ from espalier.space import BadInput, Diverged
 from espalier.train import checks, fingerprint, pytree, scoring
 from espalier.train.compiling import Compiling, Recording, as_it_is
 from espalier.train.feed import Batch, Feed
-from espalier.train.gradients import OnePass, scalar
-from espalier.train.loop import Loop, Stop
+from espalier.train.gradients import Gated, OnePass, scalar
+from espalier.train.loop import Engine, Loop, Stop
 from espalier.train.optimizer import StructureOptimizer
 from espalier.train.result import Result, Row, Shares, rows
 from espalier.train.scoring import Loss
@@ -26,13 +26,14 @@ LONG = 5000  # updates of a run on a GPU that are worth being recorded
 CALIBRATED = 1024  # examples that BatchNorm's statistics are estimated on for a measurement in the middle of a run
 
 
-class EagerEngine:
+class EagerEngine(Engine):
     """structure: with its phases. scheduler: stepped after every epoch. precision, channels_last, compile: as in fit.
 
     began_with: a hash of the initial weights, "" where nobody asks for one. known: whether a model with weights of such
     a hash may go on with the run, too.
     """
 
+    gated: Gated
     runs, stride = range(1), 1
 
     def __init__(
@@ -247,9 +248,6 @@ class EagerEngine:
         self.sums.zero_()
         return [clean(row)]
 
-    def reads(self, last: bool) -> int:
-        return 1
-
     def keep(self, best: dict[str, Tensor] | None, better: Sequence[bool]) -> dict[str, Tensor]:
         if best is not None and not better[0]:
             return best
@@ -267,7 +265,6 @@ class EagerEngine:
         return [result]
 
     def close(self) -> None:
-        """However it ends, the model holds what was trained."""
         self.structure.write_back()
 
     def state_dict(self) -> dict[str, Any]:

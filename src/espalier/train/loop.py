@@ -49,17 +49,23 @@ class Engine(Protocol):
     settle_at: int
     stride: int
     device: torch.device
+    points: Sequence[int]
+    runs: Sequence[Any]
+    gated: Any
 
-    @property
-    def points(self) -> Sequence[int]: ...
-    @property
-    def runs(self) -> Sequence[Any]: ...
     @property
     def done(self) -> int: ...
     @property
     def settled(self) -> bool: ...
     @property
     def phase(self) -> str: ...
+    @property
+    def resumable(self) -> bool:
+        return True
+
+    @property
+    def thetas(self) -> Tensor | None:
+        """``(R, d)``; None where masks are given."""
 
     def keep(self, best: dict[str, Tensor] | None, better: Sequence[bool]) -> dict[str, Tensor]:
         """``best`` with the present weights of those runs that are better now; None: of all."""
@@ -67,26 +73,12 @@ class Engine(Protocol):
 
     def put_back(self, best: dict[str, Tensor]) -> None:
         """Go on, or end, with weights that were kept."""
-        ...
-
-    @property
-    def resumable(self) -> bool: ...
-
-    @property
-    def thetas(self) -> Tensor | None:
-        """``(R, d)``; None where masks are given."""
-        ...
-
-    @property
-    def gated(self) -> Any: ...
 
     def some_inputs(self, count: int) -> Any:
         """So many real inputs as the network reads them, on the CPU."""
-        ...
 
     def advance(self, updates: int, stop: Stop) -> None:
         """So many updates; an engine that makes them one by one ends after the present one if it is interrupted."""
-        ...
 
     def settle(self) -> None: ...
 
@@ -96,14 +88,17 @@ class Engine(Protocol):
 
     def reads(self, last: bool) -> int:
         """How much a measurement reads, in any unit: an estimate of its time."""
-        ...
+        return 1
 
     def check(self) -> None:
-        """Raise where a checkpoint would be of no use."""
-        ...
+        """Raise where a checkpoint would be of no use: not for one broken run of many."""
+        return
+
+    def close(self) -> None:
+        """However the runs end, the model holds what was trained."""
+        return
 
     def results(self, loop: Loop) -> list[Result]: ...
-    def close(self) -> None: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 

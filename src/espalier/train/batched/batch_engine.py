@@ -26,7 +26,7 @@ from espalier.train.batched.runs import Plan, Run
 from espalier.train.batched.step import Named, cross_entropy
 from espalier.train.feed import Tensors
 from espalier.train.fingerprint import Hashes
-from espalier.train.loop import Loop, Stop
+from espalier.train.loop import Engine, Loop, Stop
 from espalier.train.pytree import Nested
 from espalier.train.result import Result, Row, Shares, rows
 from espalier.train.scoring import Score, evaluate
@@ -43,11 +43,14 @@ class Gated(gradients.Gated, Protocol):
     def call(self, params_and_buffers: Named, mask: Tensor, *args: Any, **kwargs: Any) -> Any: ...
 
 
-class BatchEngine:
+class BatchEngine(Engine):
     """Runs of equal shape, trained together: all search, or all have given masks.
 
     factory: builds the model of a run, given the run if it has a parameter of that name. validation: see ``held_out``.
     """
+
+    runs: list[Run]
+    gated: Gated
 
     def __init__(
         self,
@@ -205,8 +208,6 @@ class BatchEngine:
         return self.batch.source.mask
 
     # ---- on the way ------------------------------------------------------------------------------------------------
-
-    resumable = True
 
     @property
     def done(self) -> int:
@@ -397,12 +398,6 @@ class BatchEngine:
             with gated.masked(mask):
                 self._calibrate(model, self.stored.n)
         return gated.compact(mask).eval()
-
-    def check(self) -> None:
-        """One broken run must not keep the others from being saved."""
-
-    def close(self) -> None:
-        pass
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"batch": self.batch.state_dict()}
