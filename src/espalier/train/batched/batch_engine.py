@@ -74,7 +74,7 @@ class BatchEngine(Engine):
         self.settle_at, self.stride = self.phases.settle, compute.updates_at_once
         # Gates are found by watching the model compute: what it computes of is to be finite, whatever the data are.
         self.example = pytree.each(lambda part: part.cpu().nan_to_num(0.0, 0.0, 0.0), stored.example())
-        self.gated, params, fixed = stacked(factory, self.runs, self.example, device, plan.check, plan.how)
+        self.gated, params, fixed = stacked(factory, self.runs, self.example, device, plan.how)
         self.blocks = getattr(self.gated, "blocks", None) or None
         self._how = dict(plan.how) | ({"round_to": self.blocks} if self.blocks else {})
         one = {name: tensor[0] for name, tensor in (params | fixed).items()}
@@ -333,7 +333,7 @@ class BatchEngine(Engine):
     def _loaded(self, weights: dict[str, Tensor], run: int) -> tuple[nn.Module, Gated]:
         """A model that keeps running statistics, with the weights of one run."""
         if self.judge is None:
-            self.judge = build(self.factory, self.runs[0], self.example, self.plan.check, self._how)
+            self.judge = build(self.factory, self.runs[0], self.example, self._how)
             self.judge.model.to(self.device)
         load(self.judge, weights, run)
         return self.judge.model, self.judge
@@ -457,7 +457,7 @@ def module(found: Any) -> nn.Module:
     return found if isinstance(found, nn.Module) else getattr(found, "model", None)  # type: ignore[return-value]
 
 
-def attached(found: Any, example: Nested, check: bool = True, how: Mapping[str, Any] = NOTHING) -> Gated:
+def attached(found: Any, example: Nested, how: Mapping[str, Any] = NOTHING) -> Gated:
     """A gated model as it is, or gates attached to a module. example: a few inputs as the network reads them. how: more
     for :func:`espalier.attach`."""
     if not isinstance(found, nn.Module):
@@ -468,22 +468,17 @@ def attached(found: Any, example: Nested, check: bool = True, how: Mapping[str, 
     device, dtype = next((p.device for p in found.parameters()), None), pytree.dtype(found)
     example = pytree.each(lambda t: t.to(device, dtype if t.is_floating_point() else t.dtype), example)
     checks.readable(found, example)
-    gated: Gated = attach(found, example, check=check, **how)
+    gated: Gated = attach(found, example, **how)
     return gated
 
 
-def build(factory: Factory, run: Run, example: Nested, check: bool = True, how: Mapping[str, Any] = NOTHING) -> Gated:
+def build(factory: Factory, run: Run, example: Nested, how: Mapping[str, Any] = NOTHING) -> Gated:
     """A gated model with the initial weights of this run."""
-    return attached(made(factory, run), example, check, how)
+    return attached(made(factory, run), example, how)
 
 
 def stacked(
-    factory: Factory,
-    runs: Sequence[Run],
-    example: Nested,
-    device: torch.device,
-    check: bool = True,
-    how: Mapping[str, Any] = NOTHING,
+    factory: Factory, runs: Sequence[Run], example: Nested, device: torch.device, how: Mapping[str, Any] = NOTHING
 ) -> tuple[Gated, Named, Named]:
     """A template that computes with any weights, the trained tensors ``(R, ...)`` and the fixed ones, by name.
 
@@ -492,7 +487,7 @@ def stacked(
     """
     keys = list(range(len(runs))) if takes_run(factory) else [run.seed for run in runs]
     each = {key: made(factory, run) for key, run in dict(zip(reversed(keys), reversed(runs))).items()}
-    template = attached(each[keys[0]], example, check, how)
+    template = attached(each[keys[0]], example, how)
     frozen = [name for name, m in template.model.named_modules() if isinstance(m, Norm) and not m.training]
     if frozen and template.model.training:
         raise BadInput(

@@ -148,11 +148,11 @@ def batches(runs: Sequence[Run], at_once: int | None) -> list[list[int]]:
 class Plan:
     """How every run of a sweep trains: what its runs have in common, checked once.
 
-    optimizer: None for what is usual. search: arguments of :class:`espalier.Search` that replace the
-    recipe's. updates: of each run; None for those of its epochs. points: so many measurements, evenly spaced; None for
-    one after every epoch. calibrate: examples that BatchNorm's statistics are estimated on in the middle of a run.
-    gradient: how the network computes its own. check: try out every gate. how: more for ``attach``. seeded_by:
-    JSON-able, what the seed of the masks is made of. metrics: by name, of the validation.
+    optimizer: None for what is usual. search: arguments of :class:`espalier.Search` that replace the recipe's. updates:
+    of each run; None for those of its epochs. points: so many measurements, evenly spaced; None for one after every
+    epoch. calibrate: examples that BatchNorm's statistics are estimated on in the middle of a run. gradient: how the
+    network computes its own. how: more for ``attach``. seeded_by: JSON-able, what the seed of the masks is made of.
+    metrics: by name, of the validation.
     """
 
     epochs: int
@@ -169,7 +169,6 @@ class Plan:
     points: int | None = None
     calibrate: int = 1024
     gradient: Own | None = None
-    check: bool = True
     how: Mapping[str, Any] = field(default_factory=dict)
     seeded_by: Any = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
