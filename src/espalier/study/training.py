@@ -444,7 +444,7 @@ def _loss(name: str, reading: feed.Feed) -> Callable[[Any, Any], Tensor]:
         return import_spec.function(name, "--loss")
     if name:
         return LOSSES[name]
-    targets = next(iter(reading.once(1)))[1]
+    targets = reading.first()[1]
     if not isinstance(targets, Tensor):
         raise BadInput("these targets are several tensors; say what is to be minimised, as --loss file.py:function")
     return F.mse_loss if targets.is_floating_point() else F.cross_entropy
@@ -456,8 +456,7 @@ def _named(loss: Callable[..., Any]) -> str:
 
 def _try(loss: Callable[[Any, Any], Tensor], name: str, outputs: Any, reading: feed.Feed, device: Any) -> None:
     """The loss takes what the network gives, said before anything is trained."""
-    first = next(iter(reading.once(4)))[1]
-    targets = pytree.each(lambda t: t[:4].to(device), first)
+    targets = pytree.each(lambda t: t[:4].to(device), reading.first(4)[1])
     name = name or _named(loss)
     shapes = [", ".join(str(tuple(t.shape)) for t in pytree.tensors(part)) for part in (outputs, targets)]
     if loss in (F.mse_loss, F.binary_cross_entropy_with_logits) and shapes[0] != shapes[1]:

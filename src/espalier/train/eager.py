@@ -132,7 +132,7 @@ class EagerEngine(Engine):
         return tensor.to(self.device, non_blocking=True, memory_format=layout)
 
     def some_inputs(self, count: int) -> Any:
-        return pytree.each(lambda t: t[:count].cpu(), next(iter(self.feed.once(count)))[0])
+        return pytree.each(lambda t: t[:count].cpu(), self.feed.first(count)[0])
 
     def settle(self) -> None:
         self.structure.settle()

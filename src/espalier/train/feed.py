@@ -52,14 +52,14 @@ class Feed:
         else what is unchecked."""
         raise NotImplementedError
 
-    def first(self) -> Batch:
-        """Some examples, to see what they are."""
-        with closing(self.once(1)) as batches:
+    def first(self, count: int = 1) -> Batch:
+        """Some examples, to see what they are; about so many, or a batch of them."""
+        with closing(self.once(count)) as batches:
             return next(batches)
 
     def example(self) -> Nested:
         """A few inputs, to attach gates with."""
-        return pytree.each(lambda t: t[:4], self.first()[0])
+        return pytree.each(lambda t: t[:4], self.first(4)[0])
 
 
 @dataclass(eq=False)
@@ -109,9 +109,6 @@ class Tensors(Feed):
         size = max(self.batch, min(self.n, self.chunk))
         for start in range(0, end, size):
             yield self._take(torch.arange(start, min(start + size, end)))
-
-    def example(self) -> Nested:
-        return self._take(torch.arange(min(4, self.n)))[0]
 
     def describe(self, hashes: Hashes) -> dict[str, Any]:
         both = list(pytree.tensors((self.inputs, self.targets)))

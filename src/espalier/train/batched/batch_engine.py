@@ -237,7 +237,7 @@ class BatchEngine(Engine):
             )
 
     def some_inputs(self, count: int) -> Nested:
-        return pytree.each(lambda part: part.cpu(), next(self.stored.once(count))[0])
+        return pytree.each(lambda part: part.cpu(), self.stored.first(count)[0])
 
     def settle(self) -> None:
         assert self.search is not None

@@ -165,11 +165,7 @@ class ResidentFeed:
         if pad and (not isinstance(inputs, Tensor) or inputs.ndim != 4):
             shapes = [tuple(part.shape) for part in pytree.tensors(inputs)]
             raise BadInput(f"cropping needs images (n, C, H, W), not inputs of shape {shapes[0]}; use pad=0")
-        self.pad, self.count = pad, self.stored.n
-        self.stream = Stream(seeds, self.count, device)
-
-    def __len__(self) -> int:
-        return self.count
+        self.pad, self.stream = pad, Stream(seeds, self.stored.n, device)
 
     def take(self, updates: int, batch: int) -> Reading:
         """What the next updates read, with a leading dimension for them; moves on."""
