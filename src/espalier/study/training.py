@@ -387,7 +387,7 @@ def run_many(
                 break
             runs = sweeping.runs(method, penalties or sweeping.penalties, results.get("search", []))
             results[method] = sweep(
-                partial(_built, parts.network),
+                parts.network.build,  # from the random state as it is, which a sweep sets for each seed
                 source.train,
                 runs=runs,
                 round_to=multiple(sweeping.round_to),
@@ -406,11 +406,6 @@ def run_many(
             if not all(result.finished for result in results[method]):
                 break
     return results
-
-
-def _built(network: Network) -> nn.Module:
-    """From the random state as it is, which a sweep sets for each seed."""
-    return network.build()
 
 
 def multiple(word: str) -> int | str | None:

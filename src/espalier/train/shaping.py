@@ -122,7 +122,7 @@ def _attached(model: object, module: nn.Module, example: Any, how: Mapping[str, 
     if example is not None:
         device = next(module.parameters()).device
         # Gates are tried out on the example; numbers that are not finite are for the first update to name.
-        example = pytree.each(lambda t: _finite(t).to(device), example)
+        example = pytree.each(lambda t: t.nan_to_num(0.0, 0.0, 0.0).to(device), example)
         checks.readable(module, example)
     if model is not module:
         yield model
@@ -135,10 +135,6 @@ def _attached(model: object, module: nn.Module, example: Any, how: Mapping[str, 
     except BaseException:
         gated.detach()
         raise
-
-
-def _finite(tensor: Tensor) -> Tensor:
-    return tensor.nan_to_num(0.0, 0.0, 0.0) if tensor.is_floating_point() else tensor
 
 
 def built(given: torch.optim.Optimizer | Optimizer | OptimizerFactory, module: nn.Module) -> torch.optim.Optimizer:
