@@ -20,7 +20,6 @@ from espalier.space import BadInput
 from espalier.train import feed
 from espalier.train.optimizer import StructureOptimizer
 from espalier.train.result import Result, Row, Shares, rows
-from espalier.train.shaping import result_of
 
 HELD = (
     "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_forward_pre_hooks", "_forward_hooks",
@@ -130,7 +129,7 @@ class Carried:
         shaping = self.shaping
         about: dict[str, Any] = {"history": self.history, "finished": shaping.update >= self.phases.end}
         about["seconds"] = time.monotonic() - self.began
-        result = replace(result_of(shaping, self.reading, **about), gated=None)
+        result = replace(shaping.finish(self.reading, **about), gated=None)
         self.release()
         if self.in_place and type(result.model) is type(self.model):
             Insides(self.model, copy.deepcopy(result.model)).exchange()

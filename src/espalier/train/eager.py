@@ -19,7 +19,6 @@ from espalier.train.loop import Engine, Loop, Stop
 from espalier.train.optimizer import StructureOptimizer
 from espalier.train.result import Result, Row, Shares, rows
 from espalier.train.scoring import Loss
-from espalier.train.shaping import result_of
 
 Scheduler = torch.optim.lr_scheduler.LRScheduler
 LONG = 5000  # updates of a run on a GPU that are worth being recorded
@@ -259,7 +258,7 @@ class EagerEngine(Engine):
     def results(self, loop: Loop) -> list[Result]:
         about: dict[str, Any] = {"history": list(loop.histories[0]), "finished": loop.finished, "stopped": loop.stopped}
         about |= {"seconds": loop.elapsed, "metrics": self.metrics}
-        result = result_of(self.structure, self.feed, loss=self.loss, validation=self.validation, **about)
+        result = self.structure.finish(self.feed, loss=self.loss, validation=self.validation, **about)
         if self.ranks is not None:
             self.ranks.same(list(result.model.state_dict().values()))
         return [result]

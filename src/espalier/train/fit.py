@@ -43,12 +43,12 @@ from espalier.train.feed import Adapter
 from espalier.train.fingerprint import Hashes
 from espalier.train.gradients import Gated
 from espalier.train.loop import Loop, OutOfMemory, Stop, seeded
+from espalier.train.optimizer import shape
 from espalier.train.ranks import Ranks
 from espalier.train.recipes import OptimizerFactory, Recipe, SchedulerFactory
 from espalier.train.result import Result
 from espalier.train.run_directory import Records, RunDirectory, locked
 from espalier.train.scoring import Loss
-from espalier.train.shaping import shape
 from espalier.train.targets import Target
 
 
