@@ -17,7 +17,7 @@ from espalier.train.feed import Batch, Feed
 from espalier.train.gradients import Gated, OnePass, scalar
 from espalier.train.loop import Engine, Loop, Stop
 from espalier.train.optimizer import StructureOptimizer
-from espalier.train.result import Result, Row, Shares, rows
+from espalier.train.result import Result, Row
 from espalier.train.scoring import Loss
 
 Scheduler = torch.optim.lr_scheduler.LRScheduler
@@ -68,7 +68,6 @@ class EagerEngine(Engine):
             self.recording = Recording(asked=bool(compile)) if device.type == "cuda" else None
         # Of an epoch: loss, updates, wrong classes, predictions. On the device: reading one would wait for a GPU.
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)
-        self.shares = Shares(self.gated, self.search, device)
         self._batches: Iterator[Batch] | None = None  # of the rest of the epoch
 
     @property
@@ -215,33 +214,21 @@ class EagerEngine(Engine):
         self.structure.write_back()
         self._pool()
         loss, updates, missed, predictions = self.sums.tolist()
-        mask = self.search.select()
-        columns = self.shares(self.gated.canonical(mask)) | self.search.summary()
-        row: Row = {
-            "epoch": self.done // self.feed.updates,
-            "update": self.done,
-            "begun": self.done > self.phases.begin,
-            "settled": self.settled,
-            "loss": loss / updates,
-            "error": missed / predictions if predictions else None,
-            **rows(columns)[0],
-        }
-        validation_loss = loss / updates
+        row = self.structure.row(self.done // self.feed.updates)
+        row |= {"loss": loss / updates, "error": missed / predictions if predictions else None}
         if self.validation is not None:
+            mask = self.search.select()
             with calibrated(self.gated, mask, self.feed.once(CALIBRATED)):
                 held_out = scoring.deterministic(
                     self.gated, mask, self.validation, loss=self.loss, metrics=self.metrics
                 )
             row |= {"validation_loss": held_out.loss, "validation_error": held_out.error}
             row |= {f"validation_{name}": value for name, value in held_out.metrics.items()}
-            validation_loss = held_out.loss
         if self.ranks is not None:  # what the first one has measured holds for all
-            row = self.ranks.from_first(lambda: row | {"judged by": validation_loss})
-            validation_loss = row.pop("judged by")
-        row["learning_rate"] = float(self.structure.param_groups[0]["lr"])
+            row = self.ranks.from_first(lambda: row)
         if self.scheduler is not None:
             if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-                self.scheduler.step(validation_loss)
+                self.scheduler.step(row["loss" if self.validation is None else "validation_loss"])
             else:
                 self.scheduler.step()
         self.sums.zero_()

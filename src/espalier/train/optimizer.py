@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from espalier.train.descent import Constant, Optimizer, Schedule
 from espalier.train.gradients import Gated, Gradient, Update, only_finite, skips, step_if_finite
 from espalier.train.ranks import Ranks, WholeBatch
 from espalier.train.recipes import OptimizerFactory, Phases, Recipe
-from espalier.train.result import Result, Shares, rows
+from espalier.train.result import Result, Row, Shares, rows
 from espalier.train.scoring import Loss, Metrics
 from espalier.train.targets import Target
 
@@ -105,6 +106,11 @@ class StructureOptimizer(torch.optim.Optimizer):
     def _share(self) -> None:
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
+    @cached_property
+    def shares(self) -> Shares:
+        """What a mask keeps of the gates, the weights and the cost."""
+        return Shares(self.gated, self.search, self.search.device)
+
     @property
     def network(self) -> nn.Module:
         """What the closure is to run: the model, or once settled the compact network."""
@@ -116,6 +122,18 @@ class StructureOptimizer(torch.optim.Optimizer):
         if self.search.settled:
             return "settled"
         return "whole" if self.phases is not None and self.update < self.phases.begin else "searching"
+
+    def row(self, epoch: float) -> Row:
+        """Where the run stands, with the names that rows of a history have."""
+        columns = self.shares(self.gated.canonical(self.search.select())) | self.search.summary()
+        return {
+            "epoch": epoch,
+            "update": self.update,
+            "begun": self.phases is None or self.update > self.phases.begin,
+            "settled": self.search.settled,
+            **rows(columns)[0],
+            "learning_rate": float(self.param_groups[0]["lr"]),
+        }
 
     def settle(self) -> None:
         """Fix the structure, and go on with the compact network where the gates know how to cut."""
@@ -296,7 +314,6 @@ class StructureOptimizer(torch.optim.Optimizer):
             if not isinstance(validation, feed.Feed):
                 validation = feed.read_held_out(validation, 512, dtype, data if isinstance(data, Dataset) else None)
             score = scoring.evaluate(model, validation, loss=loss or nn.functional.cross_entropy, metrics=metrics)
-        shares = Shares(gated, search, mask.device)
         measured = targets.measured_again(search, gated, model, mask, self.errors)
         if measured:
             latencies = [row | {"corrections": self.corrections} for row in measured]
@@ -309,7 +326,7 @@ class StructureOptimizer(torch.optim.Optimizer):
             target=None if search.target is None else float(search.target),
             share_before=float(search.cost(search.mode()) / search.full_cost),
             share_after=float(search.cost(selected) / search.full_cost),
-            shares=rows(shares(mask))[0],
+            shares=rows(self.shares(mask))[0],
             validation=score,
             penalty=float(search.penalty),
             updates=self.update,
