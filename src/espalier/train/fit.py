@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from espalier.data import Dataset
 from espalier.gates.blocks import RoundTo
 from espalier.gates.recalibrate import training
 from espalier.search import Search
-from espalier.space import BadInput, BadType, Diverged, EspalierError, RankLost
+from espalier.space import BadInput, BadType, Diverged, RankLost
 from espalier.space import whole_number as whole
 from espalier.train import (
     checks,
@@ -42,7 +42,7 @@ from espalier.train.eager import EagerEngine, Scheduler
 from espalier.train.feed import Adapter
 from espalier.train.fingerprint import Hashes
 from espalier.train.gradients import Gated
-from espalier.train.loop import Loop, OutOfMemory, Stop, seeded
+from espalier.train.loop import Loop, Stop, out_of_memory, seeded
 from espalier.train.optimizer import shape
 from espalier.train.ranks import Ranks
 from espalier.train.recipes import OptimizerFactory, Recipe, SchedulerFactory
@@ -279,7 +279,7 @@ def _carry_out(
         if first:
             hashes.keep()
         try:
-            with out_of_memory():
+            with out_of_memory("Use a smaller batch_size, or accumulate its parts by espalier.StructureOptimizer"):
                 finished = loop.train()
         except (Diverged, RankLost) as error:
             kind = type(error)
@@ -319,22 +319,6 @@ def _held(folder: Path | None, anyway: bool, several: Ranks | None) -> AbstractC
     if folder is None:
         return nullcontext()
     return locked(folder, anyway) if several is None else several.held_by_first(lambda: locked(folder, anyway))
-
-
-@contextmanager
-def out_of_memory() -> Iterator[None]:
-    """Say what to do when memory runs out."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        text = str(error)
-        full = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in text
-        if not full or isinstance(error, EspalierError):
-            raise
-        raise OutOfMemory(
-            f"out of memory: {text.splitlines()[0] if text else type(error).__name__}. Use a smaller batch_size, or "
-            "espalier.StructureOptimizer with a closure that accumulates over parts of the mini-batch"
-        ) from error
 
 
 def _scheduler(factory: SchedulerFactory, inner: torch.optim.Optimizer) -> Scheduler:

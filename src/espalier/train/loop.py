@@ -37,6 +37,20 @@ class OutOfMemory(EspalierError, MemoryError):
     """The device has not enough memory for one update."""
 
 
+@contextmanager
+def out_of_memory(way_out: str) -> Iterator[None]:
+    """Where memory runs out inside, say what to do."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        text = str(error)
+        full = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in text
+        if not full or isinstance(error, EspalierError):
+            raise
+        why = text.splitlines()[0] if text else type(error).__name__
+        raise OutOfMemory(f"out of memory: {why}. {way_out}") from error
+
+
 class Engine(Protocol):
     """Runs that train together, one or many.
 
