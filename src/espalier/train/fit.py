@@ -22,17 +22,7 @@ from espalier.gates.recalibrate import training
 from espalier.search import Search
 from espalier.space import BadInput, BadType, Diverged, RankLost
 from espalier.space import whole_number as whole
-from espalier.train import (
-    checks,
-    descent,
-    feed,
-    fingerprint,
-    progress,
-    pytree,
-    ranks,
-    recipes,
-    scoring,
-)
+from espalier.train import checks, descent, feed, fingerprint, progress, pytree, ranks, recipes, scoring
 from espalier.train.batched.batch import Compute, Precision
 from espalier.train.callbacks import Callback
 from espalier.train.callbacks import check as callbacks_checked

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,10 +22,8 @@ from torch import Tensor
 from espalier.space import BadInput, BadType, EspalierError
 from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import Checkpoint
+from espalier.train.ranks import Ranks
 from espalier.train.result import Result, Row, Thinned
-
-if TYPE_CHECKING:
-    from espalier.train.ranks import Ranks
 
 SAVING = 0.05  # of the time may go into checkpoints
 LOOK = 0.5  # seconds between two looks at the clock, about; four times that on a GPU, which is waited for then
