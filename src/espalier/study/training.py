@@ -238,12 +238,12 @@ class Sweeping(Task):
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """What a task comes to before anything is trained. reading: how its training data are read, for a trial."""
+    """What a task comes to before anything is trained. example: a few inputs, on the device."""
 
     source: Source
     network: Network
     model: nn.Module
-    reading: feed.Feed
+    example: Any
     loss: Callable[[Any, Any], Tensor]
 
 
@@ -261,7 +261,7 @@ def prepared(task: Task, seed: int, device: torch.device, weights: str = "") -> 
     loss = _loss(task.loss, reading)
     if loss is not F.cross_entropy:  # which fit and sweep try, over all targets
         _try(loss, task.loss, outputs, reading, device)
-    return Prepared(source, network, model, reading, loss)
+    return Prepared(source, network, model, example, loss)
 
 
 @contextmanager
@@ -313,8 +313,7 @@ def run(
         if not force:
             flags = {one.old or one.name: one.flag for one in declared(Training)}
             run_parts.check_call(out, training.to_json(), flags)
-        example = pytree.each(lambda t: t.to(device), parts.reading.example())
-        gated = attach(model, example, round_to=multiple(training.round_to))
+        gated = attach(model, parts.example, round_to=multiple(training.round_to))
         first = ranks is None or ranks.first
         if not quiet and first:
             count, groups = sum(p.numel() for p in model.parameters()), len(gated.space.slices)
