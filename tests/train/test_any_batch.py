@@ -36,6 +36,13 @@ def test_arrays_and_tables_are_read_as_tensors_are() -> None:
         assert result.validation == evaluate(expected.model, (X, Y), loss=F.cross_entropy)
 
 
+def test_a_few_examples_to_judge_by_may_be_fewer_than_a_batch() -> None:
+    few = {"input": X[:10], "labels": Y[:10]}
+    result = short(networks.mlp(), {"input": X, "labels": Y}, validation=few)
+    expected = evaluate(result.model, (X[:10], Y[:10]), loss=F.cross_entropy)
+    assert result.validation == expected == evaluate(result.model, few, loss=F.cross_entropy)
+
+
 def test_a_torch_dataset_is_put_into_a_loader() -> None:
     result = short(networks.mlp(), TensorDataset(X, Y), validation=TensorDataset(X, Y))
     assert result.updates == 16

@@ -274,16 +274,23 @@ def read(data: object, batch: int, seed: int, dtype: torch.dtype = torch.float32
     """
     if isinstance(data, Dataset):
         return Tensors(*data.train, batch, seed, data.affine(dtype), prepared=data.prepared)
-    if isinstance(data, Mapping) and LABELS in data:
-        return Tensors(*(adapt or pair)(data), batch, seed)
-    if adapt is None and _is_pair(data):
-        inputs, targets = as_tensors(data)
-        return Tensors(inputs, targets, batch, seed)
+    if (at_hand := _in_memory(data, adapt)) is not None:
+        return Tensors(*at_hand, batch, seed)
     if isinstance(data, torch.utils.data.IterableDataset):
         return Batches(torch.utils.data.DataLoader(data, batch), adapt)
     if isinstance(data, torch.utils.data.Dataset):
         return Batches(torch.utils.data.DataLoader(data, batch, shuffle=True), adapt)
     return Batches(data, adapt)
+
+
+def _in_memory(data: Any, adapt: Adapter | None) -> Batch | None:
+    """Inputs and targets, of a pair or of a dict that holds both; None of what comes in batches."""
+    if isinstance(data, Mapping) and LABELS in data:
+        return (adapt or pair)(data)
+    if adapt is not None or not _is_pair(data):
+        return None
+    inputs, targets = as_tensors(data)
+    return inputs, targets
 
 
 def _is_pair(data: object) -> bool:
@@ -314,13 +321,11 @@ def split_off(data: Any, validation: Any, seed: int, adapt: Adapter | None = Non
     if isinstance(data, Dataset):
         smaller = data.take(*_halves(data.train_labels, validation, seed))
         return smaller, smaller
-    if isinstance(data, Mapping) and LABELS in data:
-        data = (adapt or pair)(data)
-    if not _is_pair(data):
+    at_hand = _in_memory(data, adapt)
+    if at_hand is None:
         raise BadInput(f"a share of {validation:g} cannot be held out of data that come in batches; give validation=")
-    inputs, targets = as_tensors(data)
-    index = _halves(targets, validation, seed)
-    kept, held = (pytree.each(lambda t, own=own: t[own], (inputs, targets)) for own in index)  # type: ignore[misc]
+    index = _halves(at_hand[1], validation, seed)
+    kept, held = (pytree.each(lambda t, own=own: t[own], at_hand) for own in index)  # type: ignore[misc]
     return kept, held
 
 
@@ -353,12 +358,11 @@ def read_held_out(
 
     beside: the Dataset that is trained on; its own parts, given as pairs, are read as it says.
     """
-    known, data = (data, data.test) if isinstance(data, Dataset) else (beside, data)
-    if adapt is not None or not _is_pair(data):
+    at_hand: Batch | None = data.test if isinstance(data, Dataset) else _in_memory(data, adapt)
+    if at_hand is None:
         return read(data, batch, 0, dtype, adapt)
-    inputs, targets = as_tensors(data)
-    size = pytree.count(targets, "the targets")
-    return Tensors(inputs, targets, max(min(batch, size), 1), 0, affine_of(inputs, known, dtype))
+    known, size = data if isinstance(data, Dataset) else beside, pytree.count(at_hand[1], "the targets")
+    return Tensors(*at_hand, max(min(batch, size), 1), 0, affine_of(at_hand[0], known, dtype))
 
 
 def affine_of(inputs: Nested, data: object, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
