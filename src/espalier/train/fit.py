@@ -242,46 +242,37 @@ def fit(
             began_with="" if folder is None else fingerprint.weights(module.parameters()),
             known=lambda weights: anyway or (directory is not None and directory.left_with(weights)),
         )
-        with nullcontext() if precision is None else Compute(precision).applied():
-            shown = progress.choose(quiet or (several is not None and not several.first))
-            result = _carry_out(engine, settings, directory, hashes, stop, watching, shown, anyway)
+        first = several is None or several.first
+        records = [] if folder is None else [Records([folder], [settings])]
+        store = None if folder is None else Checkpoint(folder, settings, anyway)
+        shown = progress.choose(quiet or not first)
+        loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store, several)
+        computing = nullcontext() if precision is None else Compute(precision).applied()
+        with computing, _held(folder, anyway, several), training(module):
+            if first:
+                hashes.keep()
+            result = _carry_out(loop, directory, shown)
     return result if model is not module else replace(result, gated=None)
 
 
-def _carry_out(
-    engine: EagerEngine,
-    settings: dict[str, Any],
-    directory: RunDirectory | None,
-    hashes: Hashes,
-    stop: Stop,
-    watching: list[Callback],
-    shown: progress.Progress,
-    anyway: bool,
-) -> Result:
+def _carry_out(loop: Loop, directory: RunDirectory | None, shown: progress.Progress) -> Result:
     """From where the folder's checkpoint stands to the end, or as far as time allows."""
-    folder = None if directory is None else directory.folder
-    records = [] if folder is None else [Records([folder], [settings])]
-    store = None if folder is None else Checkpoint(folder, settings, anyway)
-    ranks = engine.ranks
-    loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store, ranks)
-    model, first = engine.gated.model, ranks is None or ranks.first
-    with _held(folder, anyway, ranks), training(model):
-        if first:
-            hashes.keep()
-        try:
-            with out_of_memory("Use a smaller batch_size, or accumulate its parts by espalier.StructureOptimizer"):
-                finished = loop.train()
-        except (Diverged, RankLost) as error:
-            kind = type(error)
-            raise error if folder is None else kind(f"{error}. What was saved in {folder} is intact") from None
-        finally:
-            if directory is not None and engine.done and first:
-                directory.leave(None if loop.finished else fingerprint.weights(model.parameters()))
-        again = "" if folder is None else f"; the same call goes on from {folder}"
-        if stop.interrupted:
-            shown.say(f"interrupted after update {engine.done} of {engine.total}{again}")
-            raise KeyboardInterrupt
-        result = loop.results()[0]
+    engine, folder = loop.engine, None if directory is None else directory.folder
+    model, first = engine.gated.model, loop.ranks is None or loop.ranks.first
+    try:
+        with out_of_memory("Use a smaller batch_size, or accumulate its parts by espalier.StructureOptimizer"):
+            finished = loop.train()
+    except (Diverged, RankLost) as error:
+        kind = type(error)
+        raise error if folder is None else kind(f"{error}. What was saved in {folder} is intact") from None
+    finally:
+        if directory is not None and engine.done and first:
+            directory.leave(None if loop.finished else fingerprint.weights(model.parameters()))
+    again = "" if folder is None else f"; the same call goes on from {folder}"
+    if loop.limit.interrupted:
+        shown.say(f"interrupted after update {engine.done} of {engine.total}{again}")
+        raise KeyboardInterrupt
+    result = loop.results()[0]
     shown.say(str(result))
     if finished and result.warning and first:
         warnings.warn(result.warning, stacklevel=3)
