@@ -102,6 +102,33 @@ def test_the_run_directory_of_fit_and_of_sweep_ships(how, tmp_path):
         espalier.ship(run, tmp_path / "other", model=Other)
 
 
+@pytest.mark.parametrize("how", ["fit", "sweep"])
+def test_a_card_says_how_stored_inputs_are_prepared(how, tmp_path):
+    """As it does for files, of data that a Dataset reads by a scale of its own; by hand they are what it says."""
+    pixels = torch.randint(0, 256, (96, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    pair = pixels, pixels[:, :3].int().argmax(1)
+    scaled = espalier.data.from_arrays(pair, pair, scale=1 / 255)
+    arguments: dict[str, Any] = {"epochs": 1, "batch_size": 16, "quiet": True, "device": "cpu"}
+    for name, given, words in (
+        ("scale", scaled, f"the stored numbers times {1 / 255:.9g}"),
+        ("standard", scaled.standardised(), f"the stored numbers times {1 / 255:.9g} less the mean ["),
+        ("plain", espalier.data.from_arrays(pair, pair), "as they are"),
+        ("pair", (pixels / 255, pair[1]), "as they were in training"),
+    ):
+        run = tmp_path / name
+        if how == "fit":
+            result = espalier.fit(Net(), given, target=0.5, checkpoint=run, **arguments)
+        else:
+            (result,) = espalier.sweep(Net, given, targets=[0.5], checkpoint=run, **arguments)
+            run = run / "run-000"
+        for what in (result, run):
+            espalier.ship(what, tmp_path / f"{name}-small", model=Net)
+            assert f"Inputs are {words}" in (tmp_path / f"{name}-small" / "README.md").read_text()
+        if name == "scale":
+            by_hand = nn.functional.cross_entropy(result.model(pixels.double().mul(1 / 255).float()), pair[1])
+            assert result.validation_loss == pytest.approx(by_hand.item(), abs=1e-5)
+
+
 def test_onnx_and_a_format_from_outside(result, tmp_path, monkeypatch):
     def shapes(small: nn.Module, inputs: Any, folder: Path) -> tuple[list[str], dict[str, Any]]:
         (folder / "shapes.json").write_text(json.dumps([list(p.shape) for p in small.parameters()]))

@@ -36,6 +36,13 @@ def test_arrays_and_tables_are_read_as_tensors_are() -> None:
         assert result.validation == evaluate(expected.model, (X, Y), loss=F.cross_entropy)
 
 
+def test_a_few_examples_to_judge_by_may_be_fewer_than_a_batch() -> None:
+    few = {"input": X[:10], "labels": Y[:10]}
+    result = short(networks.mlp(), {"input": X, "labels": Y}, validation=few)
+    expected = evaluate(result.model, (X[:10], Y[:10]), loss=F.cross_entropy)
+    assert result.validation == expected == evaluate(result.model, few, loss=F.cross_entropy)
+
+
 def test_a_torch_dataset_is_put_into_a_loader() -> None:
     result = short(networks.mlp(), TensorDataset(X, Y), validation=TensorDataset(X, Y))
     assert result.updates == 16
@@ -115,6 +122,43 @@ def test_several_targets() -> None:
     first = short(TwoHeads(), (X, both), loss=loss, validation=(X, both))
     assert first.history[-1]["validation_loss"] < first.history[0]["loss"]
     assert first.history[-1]["error"] is None
+
+
+class TwoOfEach(nn.Module):
+    """Two inputs, the left and the right half of a row, and two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = TwoHeads()
+
+    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return self.inner(torch.cat([a, b], 1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_several_inputs_with_several_targets_are_one_data_set(kind: Any) -> None:
+    a, b, both = *X.chunk(2, 1), (Y, X.mean(1, keepdim=True))
+    expected = short(TwoHeads(), (X, both), loss=both_losses, seed=1, validation=(X, both))
+    data = (kind([a, b]), kind(both))
+    result = short(TwoOfEach(), data, loss=both_losses, seed=1, validation=data)
+    assert result.updates == expected.updates == 16
+    assert result.validation.loss == pytest.approx(expected.validation.loss)
+    arrays = tuple(tuple(one.numpy() for one in part) for part in data)
+    assert short(TwoOfEach(), arrays, loss=both_losses, seed=1).theta.equal(result.theta)
+    swept = together(TwoOfEach, data, loss=both_losses, epochs=1)
+    assert [one.validation.examples for one in swept] == [256, 256]
+    held = short(TwoOfEach(), data, loss=both_losses, validation=0.25)
+    assert (held.updates, held.validation.examples) == (12, 64)
+
+
+def test_two_batches_stay_two_batches() -> None:
+    parts = [(X[:96], Y[:96]), (X[96:128], Y[96:128])]
+    listed = [(X[:64], Y[:64]), (X[64:128], Y[64:128])]
+    for batches in (tuple(parts), listed):
+        assert feed.read(batches, 32, 0).updates == 2
+    (inputs, targets), _ = feed.read(tuple(parts), 32, 0).once()
+    assert inputs.equal(X[:96])
+    assert targets.equal(Y[:96])
 
 
 def together(factory: Any, data: Any, **settings: Any) -> Any:

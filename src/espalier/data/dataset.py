@@ -81,6 +81,17 @@ class Dataset:
         """Inputs and labels of the test part, as they are stored."""
         return self.test_inputs, self.test_labels
 
+    @property
+    def prepared(self) -> str:
+        """What is done to stored inputs before a network reads them, in words."""
+        words = ["the stored numbers"]
+        if self.scale != 1:
+            words.append(f"times {self.scale:.9g}")
+        if bool((self.mean != 0).any()) or bool((self.std != 1).any()):
+            mean, std = ([round(v, 6) for v in part.flatten().tolist()] for part in (self.mean, self.std))
+            words.append(f"less the mean {mean}, over the deviation {std}" if len(mean) <= 16 else "standardised")
+        return " ".join(words) if len(words) > 1 else "as they are"
+
     def affine(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """``(gain, shift)`` for :func:`espalier.data.standardise`: ``input * gain + shift`` is what a network reads."""
         gain = self.scale / self.std

@@ -19,8 +19,7 @@ from espalier.files import clean
 from espalier.space import BadInput
 from espalier.train import feed
 from espalier.train.optimizer import StructureOptimizer
-from espalier.train.result import Result, Row, Shares, rows
-from espalier.train.shaping import result_of
+from espalier.train.result import Result, Row
 
 HELD = (
     "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_forward_pre_hooks", "_forward_hooks",
@@ -68,7 +67,6 @@ class Carried:
         self.history: list[Row] = []
         self.insides: Insides | None = None
         self.began = time.monotonic()
-        self._shares = Shares(shaping.gated, shaping.search, next(self.model.parameters()).device)
 
         def whole_state(module: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:
             if module is self.model and self.insides is not None and self.insides.inside:
@@ -109,17 +107,8 @@ class Carried:
 
     def row(self, epoch: float, **more: float) -> Row:
         """A row for a history, with the names that ``fit`` has; more: what the loop has measured itself."""
-        search = self.shaping.search
         with self.whole():
-            columns = self._shares(self.shaping.gated.canonical(search.select())) | search.summary()
-        about: Row = {
-            "epoch": epoch,
-            "update": self.shaping.update,
-            "begun": self.shaping.update > self.phases.begin,
-            "settled": search.settled,
-            **rows(columns)[0],
-            "learning_rate": float(self.shaping.param_groups[0]["lr"]),
-        }
+            about = self.shaping.row(epoch)
         row: Row = clean(about | more | {"seconds": round(time.monotonic() - self.began, 3)})
         return row
 
@@ -130,7 +119,7 @@ class Carried:
         shaping = self.shaping
         about: dict[str, Any] = {"history": self.history, "finished": shaping.update >= self.phases.end}
         about["seconds"] = time.monotonic() - self.began
-        result = replace(result_of(shaping, self.reading, **about), gated=None)
+        result = replace(shaping.finish(self.reading, **about), gated=None)
         self.release()
         if self.in_place and type(result.model) is type(self.model):
             Insides(self.model, copy.deepcopy(result.model)).exchange()

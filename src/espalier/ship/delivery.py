@@ -158,14 +158,7 @@ def _of_result(result: Result, model: Factory | str | None, inputs: Any) -> Parc
     sizes = {"units": kept}
     if model is not None:
         sizes["parameters"] = [sum(p.numel() for p in net.parameters()) for net in (small, model())]
-    numbers = {
-        "finished": result.finished, "sizes": sizes, "inputs": "as they were in training", "test_loss": None,
-        "judged_on": "the validation data", "validation_loss": summary["validation_loss"], "test_error": None,
-        "validation_error": summary["validation_error"],
-        "validation_examples": None if result.validation is None else result.validation.examples,
-    }  # fmt: skip
-    if result.latency is not None:
-        numbers |= {"latency": result.latency, "latencies": list(result.latencies)}
+    numbers = run_parts.USUAL | summary | {"sizes": sizes}
     asked = {"target": result.target, "cost": "cost", "data": ""}
     asked["penalty"] = None if result.target is not None else summary["penalty"]
     return Parcel(small, model, inputs, numbers, card.about(asked, result.finished), _loading(model), {})

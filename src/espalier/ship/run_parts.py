@@ -26,6 +26,9 @@ from espalier.train.scoring import answers
 FORMAT = 1
 FORMER = "shipped.json"  # in folders of version 0.1, for result.json
 FREE = ("data_dir", "device")  # may change between the calls of one run
+# What a card says of a network where its run does not.
+USUAL: dict[str, Any] = {"inputs": "as they were in training", "judged_on": "the validation data"}
+USUAL |= dict.fromkeys(f"{part}_{key}" for part in ("validation", "test") for key in ("loss", "error", "examples"))
 _SIZE = integer(0, 1 << 31)
 _MODEL = record(
     {"reference": text(), "arguments": table(anything)},
@@ -56,9 +59,7 @@ def numbers_of(folder: Path) -> dict[str, Any]:
         raise Corrupt(f"{folder / RESULT} cannot be read: {error.strerror}. {AGAIN}") from None
     if "sizes" not in numbers:
         raise Corrupt(f"{folder / RESULT} has no sizes, so it is not what a training wrote. {AGAIN}")
-    usual: dict[str, Any] = {"inputs": "as they were in training", "judged_on": "the validation data"}
-    usual |= dict.fromkeys(f"{part}_{key}" for part in ("validation", "test") for key in ("loss", "error", "examples"))
-    return usual | numbers
+    return USUAL | numbers
 
 
 def probe(folder: Path) -> Probe:

@@ -171,20 +171,15 @@ class PaperSettings(StudySettings, ABC):
     @property
     def variant(self) -> str:
         """The name of this form of the search: "search" is the paper's, what differs is added."""
-        parts = ["search"]
-        if self.settle:
-            parts.append(f"settle_{self.settle:g}")
-        if self.cost != type(self).cost:
-            parts.append(f"cost_{self.cost}")
-        if self.adaptive:
-            parts.append("adaptive")
-        if self.samples != PAIR:
-            parts.append(f"samples_{self.samples}")
-        if self.theta_rate is not None:
-            parts.append(f"theta_{self.theta_rate:g}")
-        if self.permuted:
-            parts.append("permuted")
-        return "+".join(parts)
+        differs = {
+            f"settle_{self.settle:g}": self.settle,
+            f"cost_{self.cost}": self.cost != type(self).cost,
+            "adaptive": self.adaptive,
+            f"samples_{self.samples}": self.samples != PAIR,
+            f"theta_{self.theta_rate or 0:g}": self.theta_rate is not None,
+            "permuted": self.permuted,
+        }
+        return "+".join(["search", *(name for name, it_does in differs.items() if it_does)])
 
     def describe(self, method: str) -> dict[str, Any]:
         """What a run of this method depends on, JSON-able: equal for runs that may stand in one table."""

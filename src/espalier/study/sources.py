@@ -46,15 +46,9 @@ class Source:
     @property
     def prepared(self) -> str:
         """What is done to inputs as they are stored before the network reads them."""
-        if not isinstance(self.train, Dataset):
-            return "as they are" if self.factor == 1 else f"the stored numbers times {self.factor:.9g}"
-        data, words = self.train, ["the stored numbers"]
-        if data.scale != 1:
-            words.append(f"times {data.scale:.9g}")
-        if bool((data.mean != 0).any()) or bool((data.std != 1).any()):
-            mean, std = ([round(v, 6) for v in part.flatten().tolist()] for part in (data.mean, data.std))
-            words.append(f"less the mean {mean}, over the deviation {std}" if len(mean) <= 16 else "standardised")
-        return " ".join(words) if len(words) > 1 else "as they are"
+        if isinstance(self.train, Dataset):
+            return self.train.prepared
+        return "as they are" if self.factor == 1 else f"the stored numbers times {self.factor:.9g}"
 
     @property
     def pair(self) -> PART | None:

@@ -123,7 +123,7 @@ class Units(Selection):
 
     def __init__(self, widths: Sequence[int], least: int = 0) -> None:
         self.widths, self.least = tuple(widths), least
-        self.options: dict[str, Any] = {"check": False}
+        self.options: dict[str, Any] = {"how": {"check": False}}
 
     @classmethod
     def of(cls, hidden: Sequence[int] | None, data: Dataset, least: int = 0) -> Units:
@@ -270,7 +270,7 @@ class Connections(Selection):
         self.sizes: dict[str, int] = {"depth": depth, "growth": growth, "classes": classes, "channels": shape[0]}
         self.shape, self.fast = tuple(shape), fast
         self.graph = DenseNetGraph((depth - 4) // 3)
-        self.options: dict[str, Any] = {"check": False, "calibrate": 5000}
+        self.options: dict[str, Any] = {"how": {"check": False}, "calibrate": 5000}
         self._drawn: dict[tuple[float, int], tuple[Tensor, dict[str, float]]] = {}
         if fast:
             from espalier.models.densenet_fast import FastDenseNet
@@ -445,6 +445,7 @@ class StudyBatch(Callback):
             samples=samples,
             cost=self.network.cost(settings.cost),
             recipe=recipe,
+            schedule=recipe.schedule,
             search=None if rate is None else {"learning_rate": rate},
             pad=settings.pad,
             seeded_by=[described, settings.describe(method)] if isinstance(settings, GridSettings) else described,

@@ -131,8 +131,7 @@ class Task:
         if not self.optimizer:
             return None
         if self.optimizer == "sgd":
-            recipe = self.numbers()
-            return SGD(recipe.weights_learning_rate, recipe.momentum, recipe.weight_decay, recipe.momentum > 0)
+            return self.numbers().sgd
         numbers = {"lr": 1e-3 if self.learning_rate is None else self.learning_rate}
         if self.weight_decay is not None:
             numbers["weight_decay"] = self.weight_decay
@@ -239,12 +238,12 @@ class Sweeping(Task):
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """What a task comes to before anything is trained. reading: how its training data are read, for a trial."""
+    """What a task comes to before anything is trained. example: a few inputs, on the device."""
 
     source: Source
     network: Network
     model: nn.Module
-    reading: feed.Feed
+    example: Any
     loss: Callable[[Any, Any], Tensor]
 
 
@@ -262,7 +261,7 @@ def prepared(task: Task, seed: int, device: torch.device, weights: str = "") -> 
     loss = _loss(task.loss, reading)
     if loss is not F.cross_entropy:  # which fit and sweep try, over all targets
         _try(loss, task.loss, outputs, reading, device)
-    return Prepared(source, network, model, reading, loss)
+    return Prepared(source, network, model, example, loss)
 
 
 @contextmanager
@@ -314,8 +313,7 @@ def run(
         if not force:
             flags = {one.old or one.name: one.flag for one in declared(Training)}
             run_parts.check_call(out, training.to_json(), flags)
-        example = pytree.each(lambda t: t.to(device), parts.reading.example())
-        gated = attach(model, example, round_to=multiple(training.round_to))
+        gated = attach(model, parts.example, round_to=multiple(training.round_to))
         first = ranks is None or ranks.first
         if not quiet and first:
             count, groups = sum(p.numel() for p in model.parameters()), len(gated.space.slices)
@@ -388,7 +386,7 @@ def run_many(
                 break
             runs = sweeping.runs(method, penalties or sweeping.penalties, results.get("search", []))
             results[method] = sweep(
-                partial(_built, parts.network),
+                parts.network.build,  # from the random state as it is, which a sweep sets for each seed
                 source.train,
                 runs=runs,
                 round_to=multiple(sweeping.round_to),
@@ -407,11 +405,6 @@ def run_many(
             if not all(result.finished for result in results[method]):
                 break
     return results
-
-
-def _built(network: Network) -> nn.Module:
-    """From the random state as it is, which a sweep sets for each seed."""
-    return network.build()
 
 
 def multiple(word: str) -> int | str | None:
@@ -445,7 +438,7 @@ def _loss(name: str, reading: feed.Feed) -> Callable[[Any, Any], Tensor]:
         return import_spec.function(name, "--loss")
     if name:
         return LOSSES[name]
-    targets = next(iter(reading.once(1)))[1]
+    targets = reading.first()[1]
     if not isinstance(targets, Tensor):
         raise BadInput("these targets are several tensors; say what is to be minimised, as --loss file.py:function")
     return F.mse_loss if targets.is_floating_point() else F.cross_entropy
@@ -457,8 +450,7 @@ def _named(loss: Callable[..., Any]) -> str:
 
 def _try(loss: Callable[[Any, Any], Tensor], name: str, outputs: Any, reading: feed.Feed, device: Any) -> None:
     """The loss takes what the network gives, said before anything is trained."""
-    first = next(iter(reading.once(4)))[1]
-    targets = pytree.each(lambda t: t[:4].to(device), first)
+    targets = pytree.each(lambda t: t[:4].to(device), reading.first(4)[1])
     name = name or _named(loss)
     shapes = [", ".join(str(tuple(t.shape)) for t in pytree.tensors(part)) for part in (outputs, targets)]
     if loss in (F.mse_loss, F.binary_cross_entropy_with_logits) and shapes[0] != shapes[1]:

@@ -5,11 +5,10 @@ from espalier.train.callbacks import Callback, EarlyStopping, Logger, MLflow, Te
 from espalier.train.checkpoint import Checkpoint, NotSaved
 from espalier.train.fit import fit
 from espalier.train.loop import OutOfMemory
-from espalier.train.optimizer import StructureOptimizer
+from espalier.train.optimizer import StructureOptimizer, shape
 from espalier.train.recipes import PRESETS, Recipe
 from espalier.train.result import Result
 from espalier.train.scoring import Score, deterministic, evaluate, stochastic
-from espalier.train.shaping import shape
 
 __all__ = [
     "PRESETS",

@@ -14,25 +14,25 @@ from espalier.space import BadInput, Diverged
 from espalier.train import checks, fingerprint, pytree, scoring
 from espalier.train.compiling import Compiling, Recording, as_it_is
 from espalier.train.feed import Batch, Feed
-from espalier.train.gradients import OnePass, scalar
-from espalier.train.loop import Loop, Stop
+from espalier.train.gradients import Gated, OnePass, scalar
+from espalier.train.loop import Engine, Loop, Stop
 from espalier.train.optimizer import StructureOptimizer
-from espalier.train.result import Result, Row, Shares, rows
+from espalier.train.result import Result, Row
 from espalier.train.scoring import Loss
-from espalier.train.shaping import result_of
 
 Scheduler = torch.optim.lr_scheduler.LRScheduler
 LONG = 5000  # updates of a run on a GPU that are worth being recorded
 CALIBRATED = 1024  # examples that BatchNorm's statistics are estimated on for a measurement in the middle of a run
 
 
-class EagerEngine:
+class EagerEngine(Engine):
     """structure: with its phases. scheduler: stepped after every epoch. precision, channels_last, compile: as in fit.
 
     began_with: a hash of the initial weights, "" where nobody asks for one. known: whether a model with weights of such
     a hash may go on with the run, too.
     """
 
+    gated: Gated
     runs, stride = range(1), 1
 
     def __init__(
@@ -68,7 +68,6 @@ class EagerEngine:
             self.recording = Recording(asked=bool(compile)) if device.type == "cuda" else None
         # Of an epoch: loss, updates, wrong classes, predictions. On the device: reading one would wait for a GPU.
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)
-        self.shares = Shares(self.gated, self.search, device)
         self._batches: Iterator[Batch] | None = None  # of the rest of the epoch
 
     @property
@@ -131,7 +130,7 @@ class EagerEngine:
         return tensor.to(self.device, non_blocking=True, memory_format=layout)
 
     def some_inputs(self, count: int) -> Any:
-        return pytree.each(lambda t: t[:count].cpu(), next(iter(self.feed.once(count)))[0])
+        return pytree.each(lambda t: t[:count].cpu(), self.feed.first(count)[0])
 
     def settle(self) -> None:
         self.structure.settle()
@@ -215,40 +214,25 @@ class EagerEngine:
         self.structure.write_back()
         self._pool()
         loss, updates, missed, predictions = self.sums.tolist()
-        mask = self.search.select()
-        columns = self.shares(self.gated.canonical(mask)) | self.search.summary()
-        row: Row = {
-            "epoch": self.done // self.feed.updates,
-            "update": self.done,
-            "begun": self.done > self.phases.begin,
-            "settled": self.settled,
-            "loss": loss / updates,
-            "error": missed / predictions if predictions else None,
-            **rows(columns)[0],
-        }
-        validation_loss = loss / updates
+        row = self.structure.row(self.done // self.feed.updates)
+        row |= {"loss": loss / updates, "error": missed / predictions if predictions else None}
         if self.validation is not None:
+            mask = self.search.select()
             with calibrated(self.gated, mask, self.feed.once(CALIBRATED)):
                 held_out = scoring.deterministic(
                     self.gated, mask, self.validation, loss=self.loss, metrics=self.metrics
                 )
             row |= {"validation_loss": held_out.loss, "validation_error": held_out.error}
             row |= {f"validation_{name}": value for name, value in held_out.metrics.items()}
-            validation_loss = held_out.loss
         if self.ranks is not None:  # what the first one has measured holds for all
-            row = self.ranks.from_first(lambda: row | {"judged by": validation_loss})
-            validation_loss = row.pop("judged by")
-        row["learning_rate"] = float(self.structure.param_groups[0]["lr"])
+            row = self.ranks.from_first(lambda: row)
         if self.scheduler is not None:
             if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-                self.scheduler.step(validation_loss)
+                self.scheduler.step(row["loss" if self.validation is None else "validation_loss"])
             else:
                 self.scheduler.step()
         self.sums.zero_()
         return [clean(row)]
-
-    def reads(self, last: bool) -> int:
-        return 1
 
     def keep(self, best: dict[str, Tensor] | None, better: Sequence[bool]) -> dict[str, Tensor]:
         if best is not None and not better[0]:
@@ -261,13 +245,12 @@ class EagerEngine:
     def results(self, loop: Loop) -> list[Result]:
         about: dict[str, Any] = {"history": list(loop.histories[0]), "finished": loop.finished, "stopped": loop.stopped}
         about |= {"seconds": loop.elapsed, "metrics": self.metrics}
-        result = result_of(self.structure, self.feed, loss=self.loss, validation=self.validation, **about)
+        result = self.structure.finish(self.feed, loss=self.loss, validation=self.validation, **about)
         if self.ranks is not None:
             self.ranks.same(list(result.model.state_dict().values()))
         return [result]
 
     def close(self) -> None:
-        """However it ends, the model holds what was trained."""
         self.structure.write_back()
 
     def state_dict(self) -> dict[str, Any]:

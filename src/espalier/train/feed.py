@@ -30,10 +30,12 @@ LABELS = "labels"  # what a batch that is a dict calls its targets
 
 class Feed:
     """What the loop reads. ``updates``: in one epoch. ``exact``: whether a run may be resumed inside an epoch.
-    ``shared``: whether every rank is given a share of its own."""
+    ``shared``: whether every rank is given a share of its own. ``prepared``: what is done to stored inputs before the
+    network reads them, in words, where that is known."""
 
     updates: int
     exact = shared = False
+    prepared = ""
 
     def epoch(self, start: int, stop: int, compared: range, samples: int) -> Iterator[Batch]:
         """One batch for each update from start to stop, counted from the start of the run, all of one epoch.
@@ -50,14 +52,14 @@ class Feed:
         else what is unchecked."""
         raise NotImplementedError
 
-    def first(self) -> Batch:
-        """Some examples, to see what they are."""
-        with closing(self.once(1)) as batches:
+    def first(self, count: int = 1) -> Batch:
+        """Some examples, to see what they are; about so many, or a batch of them."""
+        with closing(self.once(count)) as batches:
             return next(batches)
 
     def example(self) -> Nested:
         """A few inputs, to attach gates with."""
-        return pytree.each(lambda t: t[:4], self.first()[0])
+        return pytree.each(lambda t: t[:4], self.first(4)[0])
 
 
 @dataclass(eq=False)
@@ -76,6 +78,7 @@ class Tensors(Feed):
     affine: tuple[Tensor, Tensor] | None = None
     dtype: torch.dtype | None = None
     chunk: int = 512
+    prepared: str = ""
     exact = True
 
     def __post_init__(self) -> None:
@@ -106,9 +109,6 @@ class Tensors(Feed):
         size = max(self.batch, min(self.n, self.chunk))
         for start in range(0, end, size):
             yield self._take(torch.arange(start, min(start + size, end)))
-
-    def example(self) -> Nested:
-        return self._take(torch.arange(min(4, self.n)))[0]
 
     def describe(self, hashes: Hashes) -> dict[str, Any]:
         both = list(pytree.tensors((self.inputs, self.targets)))
@@ -273,12 +273,9 @@ def read(data: object, batch: int, seed: int, dtype: torch.dtype = torch.float32
     dtype: what a Dataset's inputs are turned into. adapt: makes inputs and targets of what an iterable gives.
     """
     if isinstance(data, Dataset):
-        return Tensors(*data.train, batch, seed, data.affine(dtype))
-    if isinstance(data, Mapping) and LABELS in data:
-        return Tensors(*(adapt or pair)(data), batch, seed)
-    if adapt is None and _is_pair(data):
-        inputs, targets = as_tensors(data)
-        return Tensors(inputs, targets, batch, seed)
+        return Tensors(*data.train, batch, seed, data.affine(dtype), prepared=data.prepared)
+    if (at_hand := _in_memory(data, adapt)) is not None:
+        return Tensors(*at_hand, batch, seed)
     if isinstance(data, torch.utils.data.IterableDataset):
         return Batches(torch.utils.data.DataLoader(data, batch), adapt)
     if isinstance(data, torch.utils.data.Dataset):
@@ -286,15 +283,29 @@ def read(data: object, batch: int, seed: int, dtype: torch.dtype = torch.float32
     return Batches(data, adapt)
 
 
+def _in_memory(data: Any, adapt: Adapter | None) -> Batch | None:
+    """Inputs and targets, of a pair or of a dict that holds both; None of what comes in batches."""
+    if isinstance(data, Mapping) and LABELS in data:
+        return (adapt or pair)(data)
+    if adapt is not None or not _is_pair(data):
+        return None
+    inputs, targets = as_tensors(data)
+    return inputs, targets
+
+
 def _is_pair(data: object) -> bool:
-    """Whether it is inputs and targets, and not two batches."""
+    """Whether it is inputs and targets, and not two batches: where both are several arrays, all of them have as many
+    examples. Two batches of one size are given as a list."""
     if not isinstance(data, tuple) or len(data) != 2:
         return False
     inputs, targets = (isinstance(part, (Tensor, np.ndarray, Mapping)) or hasattr(part, "to_numpy") for part in data)
-    if targets:
-        return True
-    several = isinstance(data[1], (tuple, list)) and all(isinstance(t, (Tensor, np.ndarray)) for t in data[1])
-    return inputs and several
+    if targets or not _are_arrays(data[1]):
+        return targets
+    return inputs or (_are_arrays(data[0]) and len({part.shape[:1] for part in (*data[0], *data[1])}) == 1)
+
+
+def _are_arrays(part: Any) -> bool:
+    return isinstance(part, (tuple, list)) and all(isinstance(one, (Tensor, np.ndarray)) for one in part)
 
 
 def split_off(data: Any, validation: Any, seed: int, adapt: Adapter | None = None) -> tuple[Any, Any]:
@@ -310,13 +321,11 @@ def split_off(data: Any, validation: Any, seed: int, adapt: Adapter | None = Non
     if isinstance(data, Dataset):
         smaller = data.take(*_halves(data.train_labels, validation, seed))
         return smaller, smaller
-    if isinstance(data, Mapping) and LABELS in data:
-        data = (adapt or pair)(data)
-    if not _is_pair(data):
+    at_hand = _in_memory(data, adapt)
+    if at_hand is None:
         raise BadInput(f"a share of {validation:g} cannot be held out of data that come in batches; give validation=")
-    inputs, targets = as_tensors(data)
-    index = _halves(targets, validation, seed)
-    kept, held = (pytree.each(lambda t, own=own: t[own], (inputs, targets)) for own in index)  # type: ignore[misc]
+    index = _halves(at_hand[1], validation, seed)
+    kept, held = (pytree.each(lambda t, own=own: t[own], at_hand) for own in index)  # type: ignore[misc]
     return kept, held
 
 
@@ -349,12 +358,11 @@ def read_held_out(
 
     beside: the Dataset that is trained on; its own parts, given as pairs, are read as it says.
     """
-    known, data = (data, data.test) if isinstance(data, Dataset) else (beside, data)
-    if adapt is not None or not _is_pair(data):
+    at_hand: Batch | None = data.test if isinstance(data, Dataset) else _in_memory(data, adapt)
+    if at_hand is None:
         return read(data, batch, 0, dtype, adapt)
-    inputs, targets = as_tensors(data)
-    size = pytree.count(targets, "the targets")
-    return Tensors(inputs, targets, max(min(batch, size), 1), 0, affine_of(inputs, known, dtype))
+    known, size = data if isinstance(data, Dataset) else beside, pytree.count(at_hand[1], "the targets")
+    return Tensors(*at_hand, max(min(batch, size), 1), 0, affine_of(at_hand[0], known, dtype))
 
 
 def affine_of(inputs: Nested, data: object, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,9 @@ from espalier.data import Dataset
 from espalier.gates.blocks import RoundTo
 from espalier.gates.recalibrate import training
 from espalier.search import Search
-from espalier.space import BadInput, BadType, Diverged, EspalierError, RankLost
+from espalier.space import BadInput, BadType, Diverged, RankLost
 from espalier.space import whole_number as whole
-from espalier.train import (
-    checks,
-    descent,
-    feed,
-    fingerprint,
-    progress,
-    pytree,
-    ranks,
-    recipes,
-    scoring,
-)
+from espalier.train import checks, descent, feed, fingerprint, progress, pytree, ranks, recipes, scoring
 from espalier.train.batched.batch import Compute, Precision
 from espalier.train.callbacks import Callback
 from espalier.train.callbacks import check as callbacks_checked
@@ -42,13 +32,13 @@ from espalier.train.eager import EagerEngine, Scheduler
 from espalier.train.feed import Adapter
 from espalier.train.fingerprint import Hashes
 from espalier.train.gradients import Gated
-from espalier.train.loop import Loop, OutOfMemory, Stop, seeded
+from espalier.train.loop import Loop, Stop, out_of_memory, seeded
+from espalier.train.optimizer import shape
 from espalier.train.ranks import Ranks
 from espalier.train.recipes import OptimizerFactory, Recipe, SchedulerFactory
 from espalier.train.result import Result
 from espalier.train.run_directory import Records, RunDirectory, locked
 from espalier.train.scoring import Loss
-from espalier.train.shaping import shape
 from espalier.train.targets import Target
 
 
@@ -95,8 +85,8 @@ def fit(
     data: ``(inputs, targets)`` with examples first: tensors, NumPy arrays or tables of pandas; a
         :class:`espalier.data.Dataset` (its training part); a torch Dataset; or an iterable of batches that can be read
         again, such as a DataLoader. Inputs may be a tensor, a tuple (positional arguments) or a dict (keyword
-        arguments). They reach the model as they are, also uint8; what is stored in a Dataset, and its ``test`` as
-        validation, as the Dataset says.
+        arguments); targets may be several tensors, too. Inputs reach the model as they are, also uint8; what is stored
+        in a Dataset, and its ``test`` as validation, as the Dataset says.
     batch: makes ``(inputs, targets)`` of what such an iterable gives. Default: a tuple is its inputs and last its
         targets; a dict has its targets as "labels", and the rest of it are keyword arguments.
     loss: ``loss(outputs, targets)`` gives a scalar, the mean over the mini-batch. None: the model's own,
@@ -252,46 +242,37 @@ def fit(
             began_with="" if folder is None else fingerprint.weights(module.parameters()),
             known=lambda weights: anyway or (directory is not None and directory.left_with(weights)),
         )
-        with nullcontext() if precision is None else Compute(precision).applied():
-            shown = progress.choose(quiet or (several is not None and not several.first))
-            result = _carry_out(engine, settings, directory, hashes, stop, watching, shown, anyway)
+        first = several is None or several.first
+        records = [] if folder is None else [Records([folder], [settings])]
+        store = None if folder is None else Checkpoint(folder, settings, anyway)
+        shown = progress.choose(quiet or not first)
+        loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store, several)
+        computing = nullcontext() if precision is None else Compute(precision).applied()
+        with computing, _held(folder, anyway, several), training(module):
+            if first:
+                hashes.keep()
+            result = _carry_out(loop, directory, shown)
     return result if model is not module else replace(result, gated=None)
 
 
-def _carry_out(
-    engine: EagerEngine,
-    settings: dict[str, Any],
-    directory: RunDirectory | None,
-    hashes: Hashes,
-    stop: Stop,
-    watching: list[Callback],
-    shown: progress.Progress,
-    anyway: bool,
-) -> Result:
+def _carry_out(loop: Loop, directory: RunDirectory | None, shown: progress.Progress) -> Result:
     """From where the folder's checkpoint stands to the end, or as far as time allows."""
-    folder = None if directory is None else directory.folder
-    records = [] if folder is None else [Records([folder], [settings])]
-    store = None if folder is None else Checkpoint(folder, settings, anyway)
-    ranks = engine.ranks
-    loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store, ranks)
-    model, first = engine.gated.model, ranks is None or ranks.first
-    with _held(folder, anyway, ranks), training(model):
-        if first:
-            hashes.keep()
-        try:
-            with out_of_memory():
-                finished = loop.train()
-        except (Diverged, RankLost) as error:
-            kind = type(error)
-            raise error if folder is None else kind(f"{error}. What was saved in {folder} is intact") from None
-        finally:
-            if directory is not None and engine.done and first:
-                directory.leave(None if loop.finished else fingerprint.weights(model.parameters()))
-        again = "" if folder is None else f"; the same call goes on from {folder}"
-        if stop.interrupted:
-            shown.say(f"interrupted after update {engine.done} of {engine.total}{again}")
-            raise KeyboardInterrupt
-        result = loop.results()[0]
+    engine, folder = loop.engine, None if directory is None else directory.folder
+    model, first = engine.gated.model, loop.ranks is None or loop.ranks.first
+    try:
+        with out_of_memory("Use a smaller batch_size, or accumulate its parts by espalier.StructureOptimizer"):
+            finished = loop.train()
+    except (Diverged, RankLost) as error:
+        kind = type(error)
+        raise error if folder is None else kind(f"{error}. What was saved in {folder} is intact") from None
+    finally:
+        if directory is not None and engine.done and first:
+            directory.leave(None if loop.finished else fingerprint.weights(model.parameters()))
+    again = "" if folder is None else f"; the same call goes on from {folder}"
+    if loop.limit.interrupted:
+        shown.say(f"interrupted after update {engine.done} of {engine.total}{again}")
+        raise KeyboardInterrupt
+    result = loop.results()[0]
     shown.say(str(result))
     if finished and result.warning and first:
         warnings.warn(result.warning, stacklevel=3)
@@ -319,22 +300,6 @@ def _held(folder: Path | None, anyway: bool, several: Ranks | None) -> AbstractC
     if folder is None:
         return nullcontext()
     return locked(folder, anyway) if several is None else several.held_by_first(lambda: locked(folder, anyway))
-
-
-@contextmanager
-def out_of_memory() -> Iterator[None]:
-    """Say what to do when memory runs out."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        text = str(error)
-        full = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in text
-        if not full or isinstance(error, EspalierError):
-            raise
-        raise OutOfMemory(
-            f"out of memory: {text.splitlines()[0] if text else type(error).__name__}. Use a smaller batch_size, or "
-            "espalier.StructureOptimizer with a closure that accumulates over parts of the mini-batch"
-        ) from error
 
 
 def _scheduler(factory: SchedulerFactory, inner: torch.optim.Optimizer) -> Scheduler:

@@ -180,7 +180,7 @@ class OnePass:
                 rows = update.read(read) if update.slopes else None
         except Unfit:  # a later batch of another form
             return update.one_at_a_time()
-        self.seen = (_detached(outputs[0]), parts[0][1])
+        self.seen = (_pytree.tree_map_only(Tensor, Tensor.detach, outputs[0]), parts[0][1])
         return update.known(each.detach()), rows
 
 
@@ -204,7 +204,3 @@ def _added(total: list[Tensor | None], more: list[Tensor | None]) -> list[Tensor
     if both:
         torch._foreach_add_([a for a, _ in both], [b for _, b in both])
     return [b if a is None else a for a, b in zip(total, more)]
-
-
-def _detached(outputs: Any) -> Any:
-    return _pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, outputs)

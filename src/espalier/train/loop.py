@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,10 +22,8 @@ from torch import Tensor
 from espalier.space import BadInput, BadType, EspalierError
 from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import Checkpoint
+from espalier.train.ranks import Ranks
 from espalier.train.result import Result, Row, Thinned
-
-if TYPE_CHECKING:
-    from espalier.train.ranks import Ranks
 
 SAVING = 0.05  # of the time may go into checkpoints
 LOOK = 0.5  # seconds between two looks at the clock, about; four times that on a GPU, which is waited for then
@@ -35,6 +33,20 @@ SNAPSHOTS = 1 << 24  # numbers kept of theta over time, 64 MB; every checkpoint 
 
 class OutOfMemory(EspalierError, MemoryError):
     """The device has not enough memory for one update."""
+
+
+@contextmanager
+def out_of_memory(way_out: str) -> Iterator[None]:
+    """Where memory runs out inside, say what to do."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        text = str(error)
+        full = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in text
+        if not full or isinstance(error, EspalierError):
+            raise
+        why = text.splitlines()[0] if text else type(error).__name__
+        raise OutOfMemory(f"out of memory: {why}. {way_out}") from error
 
 
 class Engine(Protocol):
@@ -49,17 +61,23 @@ class Engine(Protocol):
     settle_at: int
     stride: int
     device: torch.device
+    points: Sequence[int]
+    runs: Sequence[Any]
+    gated: Any
 
-    @property
-    def points(self) -> Sequence[int]: ...
-    @property
-    def runs(self) -> Sequence[Any]: ...
     @property
     def done(self) -> int: ...
     @property
     def settled(self) -> bool: ...
     @property
     def phase(self) -> str: ...
+    @property
+    def resumable(self) -> bool:
+        return True
+
+    @property
+    def thetas(self) -> Tensor | None:
+        """``(R, d)``; None where masks are given."""
 
     def keep(self, best: dict[str, Tensor] | None, better: Sequence[bool]) -> dict[str, Tensor]:
         """``best`` with the present weights of those runs that are better now; None: of all."""
@@ -67,26 +85,12 @@ class Engine(Protocol):
 
     def put_back(self, best: dict[str, Tensor]) -> None:
         """Go on, or end, with weights that were kept."""
-        ...
-
-    @property
-    def resumable(self) -> bool: ...
-
-    @property
-    def thetas(self) -> Tensor | None:
-        """``(R, d)``; None where masks are given."""
-        ...
-
-    @property
-    def gated(self) -> Any: ...
 
     def some_inputs(self, count: int) -> Any:
         """So many real inputs as the network reads them, on the CPU."""
-        ...
 
     def advance(self, updates: int, stop: Stop) -> None:
         """So many updates; an engine that makes them one by one ends after the present one if it is interrupted."""
-        ...
 
     def settle(self) -> None: ...
 
@@ -96,14 +100,17 @@ class Engine(Protocol):
 
     def reads(self, last: bool) -> int:
         """How much a measurement reads, in any unit: an estimate of its time."""
-        ...
+        return 1
 
     def check(self) -> None:
-        """Raise where a checkpoint would be of no use."""
-        ...
+        """Raise where a checkpoint would be of no use: not for one broken run of many."""
+        return
+
+    def close(self) -> None:
+        """However the runs end, the model holds what was trained."""
+        return
 
     def results(self, loop: Loop) -> list[Result]: ...
-    def close(self) -> None: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 

@@ -1,29 +1,38 @@
-"""A torch optimiser that shapes the network while it trains it: for loops of one's own, and ours."""
+"""A torch optimiser that shapes the network while it trains it: for loops of one's own, and ours; what makes one by a
+recipe, ``espalier.shape``; and what comes out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from espalier.compact.apply import apply_plan, cut, named_tensors, put_back
 from espalier.compact.plan import Plan
+from espalier.cost import Cost
+from espalier.data import Dataset
+from espalier.gates.attach import attach
+from espalier.gates.blocks import RoundTo
 from espalier.gates.masking import strip
+from espalier.gates.recalibrate import recalibrate_under
 from espalier.search import Search
 from espalier.space import BadInput, BadType, Diverged
-from espalier.train import pytree, targets
+from espalier.space import whole_number as whole
+from espalier.train import checks, descent, feed, pytree, recipes, scoring, targets
+from espalier.train import ranks as processes
+from espalier.train.descent import Constant, Optimizer, Schedule
 from espalier.train.gradients import Gated, Gradient, Update, only_finite, skips, step_if_finite
 from espalier.train.ranks import Ranks, WholeBatch
-from espalier.train.recipes import Phases
-
-if TYPE_CHECKING:
-    from espalier.train.result import Result
-    from espalier.train.scoring import Loss, Metrics
-
+from espalier.train.recipes import OptimizerFactory, Phases, Recipe
+from espalier.train.result import Result, Row, Shares, rows
+from espalier.train.scoring import Loss, Metrics
+from espalier.train.targets import Target
 
 NO_MASK = torch.ones(1, 1)  # of a compact network: one call of the closure, and no mask to draw
 LOOK = 100  # updates between two looks whether a run on a GPU has diverged
@@ -97,6 +106,11 @@ class StructureOptimizer(torch.optim.Optimizer):
     def _share(self) -> None:
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
+    @cached_property
+    def shares(self) -> Shares:
+        """What a mask keeps of the gates, the weights and the cost."""
+        return Shares(self.gated, self.search, self.search.device)
+
     @property
     def network(self) -> nn.Module:
         """What the closure is to run: the model, or once settled the compact network."""
@@ -108,6 +122,18 @@ class StructureOptimizer(torch.optim.Optimizer):
         if self.search.settled:
             return "settled"
         return "whole" if self.phases is not None and self.update < self.phases.begin else "searching"
+
+    def row(self, epoch: float) -> Row:
+        """Where the run stands, with the names that rows of a history have."""
+        columns = self.shares(self.gated.canonical(self.search.select())) | self.search.summary()
+        return {
+            "epoch": epoch,
+            "update": self.update,
+            "begun": self.phases is None or self.update > self.phases.begin,
+            "settled": self.search.settled,
+            **rows(columns)[0],
+            "learning_rate": float(self.param_groups[0]["lr"]),
+        }
 
     def settle(self) -> None:
         """Fix the structure, and go on with the compact network where the gates know how to cut."""
@@ -265,14 +291,53 @@ class StructureOptimizer(torch.optim.Optimizer):
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state_dict["scheduler"])
 
-    def finish(self, data: Any, *, loss: Loss | None = None, validation: Any = None, metrics: Metrics = None) -> Result:
-        """The result, as of ``fit``: the mask that ships, BatchNorm's statistics under it, and the compact model.
+    def finish(
+        self, data: Any, *, loss: Loss | None = None, validation: Any = None, metrics: Metrics = None, **about: Any
+    ) -> Result:
+        """The result, as of ``fit``: the mask that ships, BatchNorm's statistics under it, and the compact model. The
+        state of the run is not changed by it, but for the running statistics, which are of that mask from here on.
 
         data: to estimate those statistics on, in any form of ``fit``. loss, validation, metrics: to score it by.
+        about: further fields of the result.
         """
-        from espalier.train.shaping import result_of
-
-        return result_of(self, data, loss=loss, validation=validation, metrics=metrics)
+        search, gated = self.search, self.gated
+        self.check()
+        self.write_back()
+        dtype = pytree.dtype(gated.model)
+        reading = data if isinstance(data, feed.Feed) else feed.read(data, 1, 0, dtype)
+        selected = search.select()
+        mask = gated.canonical(selected)
+        recalibrate_under(gated, mask, reading.once())
+        model = gated.compact(mask).eval()
+        score = None
+        if validation is not None:
+            if not isinstance(validation, feed.Feed):
+                validation = feed.read_held_out(validation, 512, dtype, data if isinstance(data, Dataset) else None)
+            score = scoring.evaluate(model, validation, loss=loss or nn.functional.cross_entropy, metrics=metrics)
+        measured = targets.measured_again(search, gated, model, mask, self.errors)
+        if measured:
+            latencies = [row | {"corrections": self.corrections} for row in measured]
+            about |= {"latency": targets.tightest(latencies), "latencies": tuple(latencies)}
+        own: dict[str, Any] = {"history": [], "finished": True, "seconds": 0.0} | about
+        return Result(
+            model=model,
+            mask=mask,
+            theta=search.theta.clone(),
+            target=None if search.target is None else float(search.target),
+            share_before=float(search.cost(search.mode()) / search.full_cost),
+            share_after=float(search.cost(selected) / search.full_cost),
+            shares=rows(self.shares(mask))[0],
+            validation=score,
+            penalty=float(search.penalty),
+            updates=self.update,
+            space=gated.space,
+            explanation=gated.explain(mask) if hasattr(gated, "explain") else "",
+            order=getattr(gated, "flow", ()),
+            inputs=reading.prepared,
+            search=search,
+            gated=gated,
+            **own,
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if not hasattr(self, "inner"):  # while torch builds this object from the inner groups
@@ -342,3 +407,131 @@ def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -
             f"the optimizer holds {len(other)} of {len(held)} parameters that are not the model's, the first of shape "
             f"{other[0]}; build it from the parameters of the model that is trained (after it was moved or rebuilt)"
         )
+
+
+# ---- by a recipe -----------------------------------------------------------------------------------------------------
+
+
+def shape(
+    model: nn.Module | Gated,
+    example: Any = None,
+    optimizer: torch.optim.Optimizer | Optimizer | OptimizerFactory | None = None,
+    *,
+    updates: int,
+    target: Target | None = None,
+    penalty: float | None = None,
+    cost: str | Cost | Tensor | Sequence[float] = "weights",
+    samples: int | None = None,
+    round_to: RoundTo | None = None,
+    kinds: Collection[str] | None = None,
+    ignore: Collection[str] = (),
+    schedule: str | Schedule | None = None,
+    recipe: str | Recipe | None = None,
+    settle: float | None = None,
+    seed: int = 0,
+    parallel: str | Ranks | None = None,
+) -> StructureOptimizer:
+    """Everything ``fit`` does with the structure, for a loop of your own.
+
+    model: a module, to which gates are attached, or what :func:`espalier.attach` gave.
+    example: inputs to attach with; a tensor, a tuple (positional arguments) or a dict (keyword arguments).
+    optimizer: of the model's parameters: a torch optimiser, or a function or settings as in ``fit``; default: as in
+        ``fit`` where targets are classes, with the recipe's schedule. For other targets give ``AdamW(0.01)``.
+    updates: how many there will be; begin, ramp and settle are shares of them.
+    parallel: with several processes, "data" or "structure"; see :class:`StructureOptimizer`. All of them start with the
+        weights of the first.
+    Everything else is as in :func:`espalier.fit`.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> x, y = torch.randn(16, 4), torch.arange(16) % 2
+    >>> shaping = shape(model, x[:4], target=0.5, updates=10)
+    >>> for _ in range(10):
+    ...     def closure(inputs, targets):
+    ...         loss = nn.functional.cross_entropy(shaping.network(inputs), targets)
+    ...         loss.backward()
+    ...         return loss
+    ...     loss = shaping.step(closure, x, y)
+    >>> shaping.finish((x, y)).share_after <= 0.5
+    True
+    """
+    module = checks.module_of(model)
+    several = processes.read(parallel)
+    if several is not None:
+        several.begin(module)
+    own = recipes.chosen(recipe, None, settle, penalised=target is None)
+    phases = own.phases(whole(updates, "updates", 1), target)
+    if optimizer is None:
+        optimizer = recipes.usual_optimizer(own, module)
+    rates = descent.read_schedule(schedule, own.schedule, optimizer)
+    inner = built(own.optimizer if optimizer is None else optimizer, module)
+    scheduler = None if rates == Constant() else descent.of_torch(rates, inner, phases.end)
+    masks = own.samples if samples is None else samples
+    how = checks.attaching(round_to, kinds, ignore, attached=model is not module)
+    with _attached(model, module, example, how) as gated:
+        asked = targets.read(gated, cost, target)
+        if several is not None:
+            several.check(masks, [asked.name, *asked.limits])
+        with checks.unreachable(gated, asked.name):
+            search = Search(
+                gated.space,
+                cost=asked.cost,
+                limits=asked.limits,
+                penalty=penalty,
+                samples=masks,
+                seed=whole(seed, "seed", 0),
+                device=next(module.parameters()).device,
+                **own.search_arguments(gated.space, phases, asked.share),
+            )
+        if several is not None:
+            several.agree(
+                {
+                    "space": gated.space.to_json(),
+                    "phases": asdict(phases),
+                    "target": repr(asked.share),
+                    "full_cost": float(search.full_cost),
+                    "penalty": penalty,
+                    "seed": seed,
+                    "samples": masks,
+                    "recipe": asdict(own),
+                    "optimizer": type(inner).__name__,
+                }
+            )
+        return StructureOptimizer(inner, search, gated, phases=phases, asked=asked, scheduler=scheduler, ranks=several)
+
+
+@contextmanager
+def _attached(model: object, module: nn.Module, example: Any, how: Mapping[str, Any]) -> Iterator[Any]:
+    """The gates that were given; else gates of our own, taken off again where what follows is refused."""
+    if example is not None:
+        device = next(module.parameters()).device
+        # Gates are tried out on the example; numbers that are not finite are for the first update to name.
+        example = pytree.each(lambda t: t.nan_to_num(0.0, 0.0, 0.0).to(device), example)
+        checks.readable(module, example)
+    if model is not module:
+        yield model
+        return
+    if example is None:
+        raise BadInput("shape needs some example inputs to attach gates with: shape(model, inputs[:4], ...)")
+    gated = attach(module, example, **how)
+    try:
+        yield gated
+    except BaseException:
+        gated.detach()
+        raise
+
+
+def built(given: torch.optim.Optimizer | Optimizer | OptimizerFactory, module: nn.Module) -> torch.optim.Optimizer:
+    """The optimiser of a module's parameters that was given: as it is, by settings, or by a function."""
+    inner: Any = given
+    if not isinstance(given, torch.optim.Optimizer):
+        factory = given.torch if isinstance(given, Optimizer) else given
+        if not callable(factory):
+            raise BadType(
+                f"optimizer is a function that is given the parameters, such as lambda p: torch.optim.AdamW(p, "
+                f"lr=1e-3), not {type(factory).__name__}"
+            )
+        inner = factory([parameter for parameter in module.parameters() if parameter.requires_grad])
+        if not isinstance(inner, torch.optim.Optimizer):
+            raise BadType(f"the optimizer function gives a torch.optim.Optimizer, not {type(inner).__name__}")
+    check_parameters(inner, module)
+    return inner  # type: ignore[no-any-return]

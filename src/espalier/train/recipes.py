@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from espalier.space import BadInput, BadType, Space
 from espalier.train import pytree
-from espalier.train.descent import Adam, AdamW, Linear, Schedule, Steps
+from espalier.train.descent import SGD, Adam, AdamW, Linear, Schedule, Steps
 from espalier.train.pytree import Nested
 from espalier.train.setting import near
 
@@ -153,6 +153,11 @@ class Recipe:
             nesterov=self.momentum > 0,
             weight_decay=self.weight_decay,
         )
+
+    @property
+    def sgd(self) -> SGD:
+        """The settings of that optimiser."""
+        return SGD(self.weights_learning_rate, self.momentum, self.weight_decay, nesterov=self.momentum > 0)
 
     @property
     def learning_rate(self) -> float:

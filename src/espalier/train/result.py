@@ -44,6 +44,7 @@ class Result:
     diverged: of a sweep, the first update without a finite loss. skipped: updates at which the weights stayed.
     explanation: of ``fit``, what each layer keeps and what is coupled to what, as ``gated.explain`` says it.
     order: the groups of gates from the input to the output; empty: as in the space.
+    inputs: of data in a Dataset, what is done to stored inputs before the network reads them, in words.
     latency: of a run with a measured cost, in milliseconds: predicted and measured of what ships, of the whole network
         (full) and of the smallest that there is, and how often the target was lowered for what was measured
         (corrections). latencies: that of each cost that was measured, where there are several, as of two runtimes;
@@ -72,6 +73,7 @@ class Result:
     skipped: int = 0
     explanation: str = ""
     order: tuple[str, ...] = ()
+    inputs: str = ""
     latency: dict[str, Any] | None = None
     latencies: tuple[dict[str, Any], ...] = ()
     search: Search | None = None
@@ -121,7 +123,7 @@ class Result:
         words |= {} if len(self.latencies) < 2 else {"latencies": list(self.latencies)}
         if self.validation is not None and self.validation.metrics:
             words |= {f"validation_{name}": value for name, value in self.validation.metrics.items()}
-        notes = {"stopped": self.stopped, "warning": self.warning}
+        notes = {"inputs": self.inputs, "stopped": self.stopped, "warning": self.warning}
         return words | {name: note for name, note in notes.items() if note}
 
     def explain(self) -> str:

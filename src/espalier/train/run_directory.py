@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import safetensors
 import safetensors.torch
@@ -40,6 +40,8 @@ from espalier.space import BadInput, Corrupt, EspalierError
 from espalier.train import fingerprint
 from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import NotSaved, pack, split_state, write
+from espalier.train.gradients import Gated
+from espalier.train.loop import Loop
 from espalier.train.result import Result, Row
 from espalier.train.scoring import answers
 
@@ -47,10 +49,6 @@ try:
     import fcntl
 except ImportError:  # not posix: nothing is refused there
     fcntl = None  # type: ignore[assignment]
-
-if TYPE_CHECKING:
-    from espalier.train.gradients import Gated
-    from espalier.train.loop import Loop
 
 SMALL, PROBE, LEFT, CALL = "small", "probe.safetensors", "left.txt", "call.json"
 NAMES = (SETTINGS, METRICS, "theta.safetensors", RESULT)

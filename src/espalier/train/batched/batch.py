@@ -201,7 +201,7 @@ class Batch:
         """Distinct examples that each run reads in one update."""
         if self.source.compares:
             return self.batch_size
-        wide = min(self.batch_size * self.samples, len(self.feed))
+        wide = min(self.batch_size * self.samples, self.feed.stored.n)
         apart = self.source.reads_slopes and wide >= 2 * self.samples
         return wide - wide % self.samples if apart else wide  # parts of one size can be computed together
 

@@ -26,7 +26,7 @@ from espalier.train.batched.runs import Plan, Run
 from espalier.train.batched.step import Named, cross_entropy
 from espalier.train.feed import Tensors
 from espalier.train.fingerprint import Hashes
-from espalier.train.loop import Loop, Stop
+from espalier.train.loop import Engine, Loop, Stop
 from espalier.train.pytree import Nested
 from espalier.train.result import Result, Row, Shares, rows
 from espalier.train.scoring import Score, evaluate
@@ -43,11 +43,14 @@ class Gated(gradients.Gated, Protocol):
     def call(self, params_and_buffers: Named, mask: Tensor, *args: Any, **kwargs: Any) -> Any: ...
 
 
-class BatchEngine:
+class BatchEngine(Engine):
     """Runs of equal shape, trained together: all search, or all have given masks.
 
     factory: builds the model of a run, given the run if it has a parameter of that name. validation: see ``held_out``.
     """
+
+    runs: list[Run]
+    gated: Gated
 
     def __init__(
         self,
@@ -71,13 +74,14 @@ class BatchEngine:
         self.settle_at, self.stride = self.phases.settle, compute.updates_at_once
         # Gates are found by watching the model compute: what it computes of is to be finite, whatever the data are.
         self.example = pytree.each(lambda part: part.cpu().nan_to_num(0.0, 0.0, 0.0), stored.example())
-        self.gated, params, fixed = stacked(factory, self.runs, self.example, device, plan.check, plan.how)
+        self.gated, params, fixed = stacked(factory, self.runs, self.example, device, plan.how)
         self.blocks = getattr(self.gated, "blocks", None) or None
         self._how = dict(plan.how) | ({"round_to": self.blocks} if self.blocks else {})
         one = {name: tensor[0] for name, tensor in (params | fixed).items()}
         self._check_classes(one, targets)
-        if plan.optimizer is None:
-            plan = self.plan = replace(plan, optimizer=recipes.usual_optimizer(plan.recipe, self.gated.model, targets))
+        usual = recipes.usual_optimizer(plan.recipe, self.gated.model, targets)
+        optimizer = plan.optimizer or usual or plan.recipe.sgd
+        plan = self.plan = replace(plan, optimizer=optimizer)
         dtype = next(iter(params.values())).dtype
         # The masks of a batch come from one generator: its seed is made of all that makes the batch.
         self.seed = zlib.crc32(json.dumps(plan.seeded_by or [run.describe() for run in runs]).encode())
@@ -92,13 +96,13 @@ class BatchEngine:
             seeds=[run.seed for run in runs],
             source=self._source(),
             loss=plan.loss,
-            optimizer=plan.descent,
-            schedule=plan.rates,
+            optimizer=optimizer,
+            schedule=plan.schedule,
             total=self.total,
             batch_size=plan.batch_size,
             samples=plan.samples,
             begin=self.phases.begin,
-            rates=torch.tensor([run.learning_rate or plan.descent.lr for run in runs], dtype=dtype, device=device),
+            rates=torch.tensor([run.learning_rate or optimizer.lr for run in runs], dtype=dtype, device=device),
             pad=plan.pad,
             compute=compute,
             chain=None if fixed else self._chain(one),
@@ -205,8 +209,6 @@ class BatchEngine:
 
     # ---- on the way ------------------------------------------------------------------------------------------------
 
-    resumable = True
-
     @property
     def done(self) -> int:
         return self.batch.done
@@ -235,7 +237,7 @@ class BatchEngine:
             )
 
     def some_inputs(self, count: int) -> Nested:
-        return pytree.each(lambda part: part.cpu(), next(self.stored.once(count))[0])
+        return pytree.each(lambda part: part.cpu(), self.stored.first(count)[0])
 
     def settle(self) -> None:
         assert self.search is not None
@@ -331,7 +333,7 @@ class BatchEngine:
     def _loaded(self, weights: dict[str, Tensor], run: int) -> tuple[nn.Module, Gated]:
         """A model that keeps running statistics, with the weights of one run."""
         if self.judge is None:
-            self.judge = build(self.factory, self.runs[0], self.example, self.plan.check, self._how)
+            self.judge = build(self.factory, self.runs[0], self.example, self._how)
             self.judge.model.to(self.device)
         load(self.judge, weights, run)
         return self.judge.model, self.judge
@@ -379,6 +381,7 @@ class BatchEngine:
                     stopped=loop.stopped,
                     diverged=broken if broken >= 0 else None,
                     skipped=int(state.skipped[i]),
+                    inputs=self.stored.prepared,
                 )
             )
         return results
@@ -395,12 +398,6 @@ class BatchEngine:
             with gated.masked(mask):
                 self._calibrate(model, self.stored.n)
         return gated.compact(mask).eval()
-
-    def check(self) -> None:
-        """One broken run must not keep the others from being saved."""
-
-    def close(self) -> None:
-        pass
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"batch": self.batch.state_dict()}
@@ -460,7 +457,7 @@ def module(found: Any) -> nn.Module:
     return found if isinstance(found, nn.Module) else getattr(found, "model", None)  # type: ignore[return-value]
 
 
-def attached(found: Any, example: Nested, check: bool = True, how: Mapping[str, Any] = NOTHING) -> Gated:
+def attached(found: Any, example: Nested, how: Mapping[str, Any] = NOTHING) -> Gated:
     """A gated model as it is, or gates attached to a module. example: a few inputs as the network reads them. how: more
     for :func:`espalier.attach`."""
     if not isinstance(found, nn.Module):
@@ -471,22 +468,17 @@ def attached(found: Any, example: Nested, check: bool = True, how: Mapping[str, 
     device, dtype = next((p.device for p in found.parameters()), None), pytree.dtype(found)
     example = pytree.each(lambda t: t.to(device, dtype if t.is_floating_point() else t.dtype), example)
     checks.readable(found, example)
-    gated: Gated = attach(found, example, check=check, **how)
+    gated: Gated = attach(found, example, **how)
     return gated
 
 
-def build(factory: Factory, run: Run, example: Nested, check: bool = True, how: Mapping[str, Any] = NOTHING) -> Gated:
+def build(factory: Factory, run: Run, example: Nested, how: Mapping[str, Any] = NOTHING) -> Gated:
     """A gated model with the initial weights of this run."""
-    return attached(made(factory, run), example, check, how)
+    return attached(made(factory, run), example, how)
 
 
 def stacked(
-    factory: Factory,
-    runs: Sequence[Run],
-    example: Nested,
-    device: torch.device,
-    check: bool = True,
-    how: Mapping[str, Any] = NOTHING,
+    factory: Factory, runs: Sequence[Run], example: Nested, device: torch.device, how: Mapping[str, Any] = NOTHING
 ) -> tuple[Gated, Named, Named]:
     """A template that computes with any weights, the trained tensors ``(R, ...)`` and the fixed ones, by name.
 
@@ -495,7 +487,7 @@ def stacked(
     """
     keys = list(range(len(runs))) if takes_run(factory) else [run.seed for run in runs]
     each = {key: made(factory, run) for key, run in dict(zip(reversed(keys), reversed(runs))).items()}
-    template = attached(each[keys[0]], example, check, how)
+    template = attached(each[keys[0]], example, how)
     frozen = [name for name, m in template.model.named_modules() if isinstance(m, Norm) and not m.training]
     if frozen and template.model.training:
         raise BadInput(

@@ -165,11 +165,7 @@ class ResidentFeed:
         if pad and (not isinstance(inputs, Tensor) or inputs.ndim != 4):
             shapes = [tuple(part.shape) for part in pytree.tensors(inputs)]
             raise BadInput(f"cropping needs images (n, C, H, W), not inputs of shape {shapes[0]}; use pad=0")
-        self.pad, self.count = pad, self.stored.n
-        self.stream = Stream(seeds, self.count, device)
-
-    def __len__(self) -> int:
-        return self.count
+        self.pad, self.stream = pad, Stream(seeds, self.stored.n, device)
 
     def take(self, updates: int, batch: int) -> Reading:
         """What the next updates read, with a leading dimension for them; moves on."""
@@ -191,8 +187,8 @@ class ResidentFeed:
 def read_data(data: Dataset | Pair, dtype: torch.dtype, batch: int = 1) -> feeds.Tensors:
     """The training data. A Dataset knows how its inputs are read. Plain tensors are read as they are: floating ones in
     ``dtype``, integers in their own."""
-    inputs, targets = data.train if isinstance(data, Dataset) else data
-    return feeds.Tensors(inputs, targets, batch, 0, feeds.affine_of(inputs, data, dtype), dtype, CHUNK)
+    (inputs, targets), prepared = (data.train, data.prepared) if isinstance(data, Dataset) else (data, "")
+    return feeds.Tensors(inputs, targets, batch, 0, feeds.affine_of(inputs, data, dtype), dtype, CHUNK, prepared)
 
 
 def held_out(given: Dataset | Pair | None, data: Dataset | Pair, dtype: torch.dtype) -> feeds.Tensors | None:

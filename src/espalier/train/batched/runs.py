@@ -16,7 +16,7 @@ from espalier.search.signal import SLOPES
 from espalier.space import BadInput, BadType, Space, whole_number
 from espalier.train import checks, fingerprint, targets
 from espalier.train.batched.step import Own
-from espalier.train.descent import SGD, Optimizer, Schedule
+from espalier.train.descent import Optimizer, Schedule
 from espalier.train.recipes import Phases, Recipe
 
 Numbers = Sequence[float] | None
@@ -148,11 +148,11 @@ def batches(runs: Sequence[Run], at_once: int | None) -> list[list[int]]:
 class Plan:
     """How every run of a sweep trains: what its runs have in common, checked once.
 
-    optimizer, schedule: None for the recipe's. search: arguments of :class:`espalier.Search` that replace the
-    recipe's. updates: of each run; None for those of its epochs. points: so many measurements, evenly spaced; None for
-    one after every epoch. calibrate: examples that BatchNorm's statistics are estimated on in the middle of a run.
-    gradient: how the network computes its own. check: try out every gate. how: more for ``attach``. seeded_by:
-    JSON-able, what the seed of the masks is made of. metrics: by name, of the validation.
+    optimizer: None for what is usual. search: arguments of :class:`espalier.Search` that replace the recipe's. updates:
+    of each run; None for those of its epochs. points: so many measurements, evenly spaced; None for one after every
+    epoch. calibrate: examples that BatchNorm's statistics are estimated on in the middle of a run. gradient: how the
+    network computes its own. how: more for ``attach``. seeded_by: JSON-able, what the seed of the masks is made of.
+    metrics: by name, of the validation.
     """
 
     epochs: int
@@ -161,15 +161,14 @@ class Plan:
     loss: Callable[[Tensor, Tensor], Tensor]
     cost: str | Cost | Tensor
     recipe: Recipe
+    schedule: Schedule
     optimizer: Optimizer | None = None
-    schedule: Schedule | None = None
     search: Mapping[str, Any] | None = None
     pad: int = 0
     updates: int | None = None
     points: int | None = None
     calibrate: int = 1024
     gradient: Own | None = None
-    check: bool = True
     how: Mapping[str, Any] = field(default_factory=dict)
     seeded_by: Any = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -186,16 +185,6 @@ class Plan:
         if unknown := set(self.search or {}) - known:
             raise BadInput(f"search holds some of {sorted(known)}, not {sorted(unknown)}")
 
-    @property
-    def descent(self) -> Optimizer:
-        recipe = self.recipe
-        ready = SGD(recipe.weights_learning_rate, recipe.momentum, recipe.weight_decay, nesterov=recipe.momentum > 0)
-        return self.optimizer or ready
-
-    @property
-    def rates(self) -> Schedule:
-        return self.schedule or self.recipe.schedule
-
     def search_arguments(self, space: Space, phases: Phases, targets: Sequence[float | None] | None) -> dict[str, Any]:
         """targets: of the runs. A ramp that is given is in the recipe, as a share of the run."""
         given = {name: value for name, value in (self.search or {}).items() if name != "ramp"}
@@ -208,7 +197,6 @@ class Plan:
         shown["loss"] = fingerprint.function(self.loss)
         shown["cost"] = self.cost if isinstance(self.cost, str) else "given"
         shown["recipe"] = asdict(self.recipe)
-        for name, part in (("optimizer", self.descent), ("schedule", self.rates)):
-            shown[name] = repr(part)
+        shown |= {"optimizer": repr(self.optimizer), "schedule": repr(self.schedule)}
         shown["search"] = {k: v.tolist() if isinstance(v, Tensor) else v for k, v in (self.search or {}).items()}
         return shown

@@ -118,10 +118,8 @@ class Differential(Gradient):
             params = {name: p.to(self.dtype) for name, p in params.items()}
             fixed = {name: f.to(self.dtype) if f.is_floating_point() else f for name, f in fixed.items()}
             x = pytree.each(lambda part: part.to(self.dtype) if part.is_floating_point() else part, x)
-        words = x if isinstance(x, dict) else {}
-        places = () if words else x if isinstance(x, (tuple, list)) else (x,)
         mask = mask.to(self.dtype or next(iter(params.values())).dtype)
-        out = self.call({**fixed, **params}, mask, *places, **words)
+        out = pytree.call(partial(self.call, {**fixed, **params}, mask), x)
         return out if self.dtype is None else pytree.each(lambda part: part.float(), out)
 
     def measured(self, out: Any, y: Nested) -> Measured:

@@ -31,7 +31,7 @@ from espalier.train.checkpoint import Checkpoint
 from espalier.train.descent import Optimizer, Schedule
 from espalier.train.feed import Adapter
 from espalier.train.fingerprint import Hashes
-from espalier.train.loop import Loop, OutOfMemory, Stop, seeded
+from espalier.train.loop import Loop, Stop, out_of_memory, seeded
 from espalier.train.on_ray import Ray
 from espalier.train.recipes import OptimizerFactory, Recipe
 from espalier.train.result import Result
@@ -189,7 +189,8 @@ def trained(
     """One batch, from where its checkpoint stands to its end or as far as time allows."""
     root, place, (number, where) = of_all.root, of_all.device, job
     runs = [of_all.runs[i] for i in where]
-    with explained(len(runs), place):
+    fewer = f"These are {len(runs)} runs at once: give at_once={max(len(runs) // 2, 1)}, or a smaller batch_size"
+    with out_of_memory(fewer), explained():
         engine = BatchEngine(of_all.factory, of_all.data, of_all.validation, runs, of_all.plan, place, of_all.compute)
         records, store = list[Callback](), None
         if root is not None:
@@ -217,15 +218,10 @@ def _as_task(of_all: Shared, job: Job, seconds: float | None) -> tuple[bool, lis
 
 
 @contextmanager
-def explained(runs: int, device: torch.device) -> Iterator[None]:
-    """Say what to do when memory runs out, and of models that cannot be computed many at once."""
+def explained() -> Iterator[None]:
+    """Say what to do with models that cannot be computed many at once."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemory(
-            f"{runs} runs at once do not fit into the memory of {device}; give at_once={max(runs // 2, 1)}, or a "
-            "smaller batch_size"
-        ) from error
     except RuntimeError as error:
         if not re.search("vmap|batching rule", str(error), re.IGNORECASE):
             raise
