@@ -375,22 +375,19 @@ class Search:
         A limit that would be passed is pulled at by itself, as far as it takes. The target then holds nothing up: what
         a limit demands may leave the cost of the target below it.
         """
-        whole = slice(0, self.space.d)
-        moved, held = direction(whole), list[tuple[Penalty, Tensor, Tensor, Tensor]]()
+        moved, held = direction(slice(0, self.space.d)), list[tuple[Tensor, ...]]()
         natural = self._distribution.natural(self._theta, pull)
         passed = torch.zeros_like(lr, dtype=torch.bool)
         for limit in self._limits.values():
             slopes = limit.cost.gradient(self._theta)
             mean = limit.mean_slopes(self._theta, slopes)
             room = limit.wanted(self.updates + 1) - limit.cost(self._theta)
-            own = limit.pull(mean)
-            held.append((limit, slopes, mean, own))
+            held.append((slopes, mean, limit.pull(mean), room))
             after = lr * ((slopes * moved).sum(-1) - eps * (slopes * natural).sum(-1))
             passed = passed | (after > room)
         eps = torch.where(passed, eps.clamp(min=0.0), eps)
         step = eps.unsqueeze(-1) * pull
-        for limit, slopes, mean, own in held:
-            room = limit.wanted(self.updates + 1) - limit.cost(self._theta)
+        for slopes, mean, own, room in held:
             taken = (slopes * (moved - self._distribution.natural(self._theta, step))).sum(-1)
             natural = self._distribution.natural(self._theta, own)
             grip = torch.maximum((slopes * natural).sum(-1), FLATTEST * (mean * natural).sum(-1))
