@@ -44,12 +44,14 @@ DEAD = 5e-4  # less than a digit of what is shown
 AXES = (*SHARES.values(), *(f"{LIVE}{name}" for name in SHARES.values()))
 GROUPS = {"units": "layer", "connections": "block"}  # of gates, as the paper's studies count them
 COSTS = {"weights": "weights", "macs": "MACs", "units": "units", "parameters": "parameters"}
-# Columns of a curve by one name. A run directory's plain "loss" and "error" are those of the training.
+# Columns of a curve by one name, in the order they are offered. A run directory's plain "loss" and "error" are those of
+# the training.
 COLUMNS = {
     "test_error": "error", "validation_error": "error", "test_loss": "loss", "validation_loss": "loss",
-    "train_error": "training error", "train_loss": "training loss", "expected_share": "expected share of the cost",
-    "entropy": "entropy of the mask", "penalty": "penalty", "learning_rate": "learning rate of the weights",
+    "train_error": "training error", "train_loss": "training loss",
     **{key: f"{name} kept" for key, name in SHARES.items()},
+    "expected_share": "expected share of the cost", "entropy": "entropy of the mask", "penalty": "penalty",
+    "learning_rate": "learning rate of the weights",
 }  # fmt: skip
 DIRECTORY_COLUMNS = COLUMNS | {"error": "training error", "loss": "training loss"}
 
