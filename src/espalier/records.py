@@ -136,10 +136,10 @@ def settings_of(folder: Path) -> dict[str, Any]:
     return schema.read(folder / SETTINGS, _HEAD, way_out=AGAIN)  # type: ignore[no-any-return]
 
 
-def result_of(folder: Path, name: str = RESULT) -> dict[str, Any]:
+def result_of(folder: Path) -> dict[str, Any]:
     """What its ``result.json`` says; :class:`Corrupt` where it is damaged."""
-    files.check(folder, name, AGAIN)
-    return schema.read(folder / name, _RESULT, way_out=AGAIN)  # type: ignore[no-any-return]
+    files.check(folder, RESULT, AGAIN)
+    return schema.read(folder / RESULT, _RESULT, way_out=AGAIN)  # type: ignore[no-any-return]
 
 
 def metrics_of(folder: Path) -> tuple[list[dict[str, Any]], str]:

@@ -167,7 +167,7 @@ def read_lines(
         assert values is not None
         for i, value in enumerate(values[1:], 2):
             rows(value, f"line {i}")
-        _check_format(values[0], newest, data)
+        check_format(values[0], newest, data)
     return values
 
 
@@ -196,9 +196,7 @@ def parse(data: bytes, spec: Spec = anything, newest: int | None = None) -> Any:
     """The value in JSON text, checked; :class:`Mismatch` or :class:`Corrupt` says what is wrong with it."""
     value = _value(data)
     if newest is not None:
-        if not isinstance(value, dict) or "format" not in value:
-            raise Mismatch("it has no format number, so it was not written by Espalier")
-        _check_format(value, newest, data)
+        check_format(value, newest, data)
     spec(value, "it")
     return value
 
@@ -217,10 +215,12 @@ def _value(data: bytes) -> Any:
     return value
 
 
-def _check_format(value: Any, newest: int, data: bytes | None) -> None:
-    """The number is one that is read, and the file, if there is one, is whole if it has a checksum; from format 2 on it
-    has one."""
-    given = value.get("format")
+def check_format(value: Any, newest: int, data: bytes | None = None) -> None:
+    """A record has a number of a format that is read. data: of its file, if there is one, which is whole if it has a
+    checksum; from format 2 on it has one."""
+    if not isinstance(value, dict) or "format" not in value:
+        raise Mismatch("it has no format number, so it was not written by Espalier")
+    given = value["format"]
     integer(1)(given, "format")
     if given > newest:
         raise Mismatch(f"it is of format {given}, this Espalier reads up to format {newest}; use a newer one")

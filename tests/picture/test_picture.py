@@ -195,7 +195,7 @@ def crossings(result, columns, edges):
 def test_heights_keep_their_distance_and_the_crossings_are_as_told(seed):
     layers = 6
     drawing = picture.densenet([int(bool((seed * 7919 + i * 104729) % 11 < 6)) for i in range(84)], layers=layers)
-    room = block_layout.Spacing(cells=30, cell_to_lane=20, lanes=9)
+    cells, cell_to_lane, lanes = block_layout.SPACING
     for band in range(3):
         edges = [(edge["from"], edge["to"]) for edge in drawing["edges"] if edge["band"] == band]
         columns = {c["id"]: c["column"] for c in drawing["cells"] if c["id"] in {end for edge in edges for end in edge}}
@@ -203,14 +203,14 @@ def test_heights_keep_their_distance_and_the_crossings_are_as_told(seed):
             continue
         first = min(columns.values())
         columns = {cell: column - first for cell, column in columns.items()}
-        result = block_layout.arrange(columns, edges, room)
+        result = block_layout.arrange(columns, edges)
         assert result.crossings == crossings(result, columns, edges)
         for column in range(max(columns.values()) + 1):
             here = [("cell", y) for cell, y in result.cells.items() if columns[cell] == column]
             reach = {cell: max(columns[b] for a, b in edges if a == cell) for cell in result.lanes}
             here += [("lane", y) for cell, y in result.lanes.items() if columns[cell] < column < reach[cell]]
             for (kind, p), (other, q) in pairwise(sorted(here, key=lambda item: item[1])):
-                least = {"cell cell": 30, "lane lane": 9}.get(f"{kind} {other}", 20)
+                least = {"cell cell": cells, "lane lane": lanes}.get(f"{kind} {other}", cell_to_lane)
                 assert q - p > least - 2.1, "up to a slight step that was levelled"
 
 

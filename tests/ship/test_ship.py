@@ -58,6 +58,15 @@ def test_without_examples_its_tensors_are_compared_and_without_a_factory_it_is_o
     assert espalier.ship(result, tmp_path / "b", model=lambda: Net()).files  # again, over what it wrote itself
 
 
+def test_a_factory_named_in_text_is_named_on_the_card(result, tmp_path):
+    layers = "nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3)"
+    (tmp_path / "net.py").write_text(f"from torch import nn\n\n\ndef build():\n    return nn.Sequential({layers})\n")
+    espalier.ship(result, tmp_path / "small", model=f"{tmp_path / 'net.py'}:build")
+    text = (tmp_path / "small" / "README.md").read_text()
+    for words in ("from net import build", "lambda: build()", "with `net.py` beside it or its folder in `PYTHONPATH`"):
+        assert words in text
+
+
 def test_a_result_of_a_sweep_ships_as_well(tmp_path):
     (one,) = espalier.sweep(Net, data(), penalties=[0.5], epochs=1, batch_size=32, quiet=True, device="cpu")
     shipped = espalier.ship(one, tmp_path / "small", model=Net, inputs=data()[0][:5])

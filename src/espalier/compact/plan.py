@@ -98,13 +98,8 @@ class Plan:
     def from_dict(cls, data: Any) -> Plan:
         """The plan of what :meth:`to_dict` gave. Every number is bounded before anything is built from it."""
         try:
-            if not isinstance(data, Mapping) or not isinstance(data.get("format"), int):
-                raise schema.Mismatch("it has no format number")
-            if data["format"] > COMPOSED:
-                raise schema.Mismatch(
-                    f"it is of format {data['format']}, this Espalier reads up to {COMPOSED}; use a newer one"
-                )
-            SCHEMA(dict(data), "it")
+            schema.check_format(data, COMPOSED)
+            SCHEMA(data, "it")
         except schema.Mismatch as error:
             raise Corrupt(f"this plan of a compact model is damaged: {error}") from None
         tensors = {

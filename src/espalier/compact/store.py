@@ -98,26 +98,22 @@ def load(folder: str | Path, factory: Callable[[], nn.Module]) -> nn.Module:
     model = factory()
     if not isinstance(model, nn.Module):
         raise BadInput(f"the factory returns the original torch.nn.Module, not {type(model).__name__}")
+    unfit = f"{folder} does not fit the model the factory builds"
     try:
         small = apply_plan(model, plan)
     except BadInput as error:
-        raise Corrupt(f"{folder} does not fit the model the factory builds: {error}") from None
+        raise Corrupt(f"{unfit}: {error}") from None
     wanted = small.state_dict(keep_vars=True)
     given = {**{name: name for name in tensors}, **index["tied"]}
     missing, extra = sorted(set(wanted) - set(given)), sorted(set(given) - set(wanted))
     if missing or extra:
-        raise Corrupt(
-            f"{folder} does not fit the model the factory builds: "
-            f"missing {missing[:3] or 'nothing'}, not known there {extra[:3] or 'nothing'}"
-        )
+        raise Corrupt(f"{unfit}: missing {missing[:3] or 'nothing'}, not known there {extra[:3] or 'nothing'}")
     with torch.no_grad():
         for name, tensor in wanted.items():
             source = tensors[given[name]]
             if source.shape != tensor.shape:
-                raise Corrupt(
-                    f"{folder} does not fit the model the factory builds: {name} is stored with shape "
-                    f"{tuple(source.shape)}, but the plan makes it {tuple(tensor.shape)}"
-                )
+                shapes = f"with shape {tuple(source.shape)}, but the plan makes it {tuple(tensor.shape)}"
+                raise Corrupt(f"{unfit}: {name} is stored {shapes}")
             if source.dtype != tensor.dtype:
                 tensor.data = tensor.data.to(source.dtype)
             tensor.copy_(source)

@@ -150,7 +150,7 @@ class Cost:
         if self.space is space:
             return self
         if space.d != self.d:
-            raise BadInput(f"this cost is of {self.d} entries, the space has {space.d}")
+            raise BadInput(f"this cost is of {self.d} entries, the space has {space.d}; give one cost for each entry")
         if self.space is not None and self.space != space:
             raise BadInput(f"this cost belongs to another space: {self.space!r}, not {space!r}")
         return replace(self, space=space)

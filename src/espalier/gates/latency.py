@@ -369,12 +369,7 @@ def _measured(gated: Gated, runtime: str, device: str, args: tuple[Any, ...], kw
     runs = [prepared(runtime, gated.compact(mask), args, kwargs) for mask in masks]
     times = np.array(timed(runs, rounds=30, wait=device != "cpu"))
     del runs
-    best: dict[str, Any] | None = None
-    for tile in TILES:
-        found = _fit(gated, tile, masks, times)
-        if best is None or found["residual"] < best["residual"]:
-            best = found
-    assert best is not None
+    best = min((_fit(gated, tile, masks, times) for tile in TILES), key=lambda fit: float(fit["residual"]))
     return {"format": FORMAT, "full": float(times[0]), "variants": len(masks), **best}
 
 

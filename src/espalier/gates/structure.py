@@ -369,12 +369,9 @@ def canonical(structure: Structure, mask: Array) -> Array:
     space, opened = structure.space, mask != 0
     fixed = np.zeros_like(opened)  # gates that stay open for the sake of `least`
     for group, where in space.bits:
-        if group.least and opened[where].sum() < group.least:
-            closed = np.flatnonzero(~opened[where])[: group.least - int(opened[where].sum())]
-            opened[where.start + closed] = True
-    for group, where in space.bits:
-        if group.least:
-            fixed[where.start + np.flatnonzero(opened[where])[: group.least]] = True
+        lacking = max(group.least - int(opened[where].sum()), 0)
+        opened[where.start + np.flatnonzero(~opened[where])[:lacking]] = True
+        fixed[where.start + np.flatnonzero(opened[where])[: group.least]] = True
     layers = dict(enumerate(structure.layers))
     while True:
         empty = {n for n, layer in layers.items() if any(all_closed(reads, opened) for reads in layer.reads)}

@@ -168,7 +168,12 @@ def isolated_random() -> Iterator[None]:
 
 
 def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    """The largest difference of two lists of tensors, relative to the largest value of each; infinite if unlike."""
+    """The largest difference of two lists of tensors, relative to the largest finite value of each of the first list;
+    infinite where shapes are unlike, or where one value is finite and the other is not.
+
+    >>> distance([torch.tensor([1.0, 2.5])], [torch.tensor([1.0, 2.0])])
+    0.2
+    """
     if len(a) != len(b):
         return float("inf")
     worst = 0.0

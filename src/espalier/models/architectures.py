@@ -130,17 +130,10 @@ WIDTHS = (64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)  # of V
 STREAMS = (16, 32, 64)  # of ResNet: the channels of each stage
 
 
-def _convolutions(channels: int, widths: Sequence[int]) -> nn.ModuleList:
-    """A block for each width: a 3x3 convolution, BatchNorm and ReLU."""
-    return nn.ModuleList(
-        nn.Sequential(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU())
-        for a, b in itertools.pairwise([channels, *widths])
-    )
-
-
 class CNN(nn.Module):
-    """3x3 convolutions; before each but the first the image is halved, while it has at least four pixels a side; then
-    the mean over the image and one linear layer. Its channels' gates are found, none are placed by hand.
+    """3x3 convolutions, each with BatchNorm and ReLU; before each but the first the image is halved, while it has at
+    least four pixels a side; then the mean over the image and one linear layer. Its channels' gates are found, none are
+    placed by hand.
 
     >>> sum(p.numel() for p in CNN(channels=1, widths=(16, 32)).parameters())
     5178
@@ -150,7 +143,10 @@ class CNN(nn.Module):
         super().__init__()
         if not widths:
             raise BadInput("a CNN has at least one width, the channels of its first block; got none")
-        self.blocks = _convolutions(channels, widths)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU())
+            for a, b in itertools.pairwise([channels, *widths])
+        )
         self.pool = nn.MaxPool2d(2)
         self.head = nn.Linear(widths[-1], outputs)
         he_normal(self)
@@ -165,7 +161,7 @@ class CNN(nn.Module):
         return logits
 
 
-class VGG(nn.Module):
+class VGG(CNN):
     """Thirteen 3x3 convolutions, each with BatchNorm and ReLU; each of five stages ends in a max-pool, as long as there
     are two pixels a side; then the mean over what is left of the image and one linear layer.
 
@@ -176,13 +172,9 @@ class VGG(nn.Module):
     """
 
     def __init__(self, widths: Sequence[int] = WIDTHS, outputs: int = 10, channels: int = 3) -> None:
-        super().__init__()
         if len(widths) != sum(STAGES):
             raise BadInput(f"this VGG has {sum(STAGES)} convolutions, so as many widths, not {len(widths)}")
-        self.blocks = _convolutions(channels, widths)
-        self.pool = nn.MaxPool2d(2)
-        self.head = nn.Linear(widths[-1], outputs)
-        he_normal(self)
+        super().__init__(channels, widths, outputs)
 
     @property
     def widths(self) -> tuple[int, ...]:

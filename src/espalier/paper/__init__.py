@@ -80,9 +80,7 @@ class Report:
         place = f"{folder}/{paper.stem(section)}"
         paths = {name: save(figure, Path(f"{place}-{name}")) for name, figure in figures(section).items()}
         for name, drawing in self.pictures(section).items():
-            paths[name] = [
-                files.write(Path(f"{place}-{name}.{k}"), picture.encoded(drawing, k)) for k in ("svg", "png")
-            ]
+            paths[name] = [picture.save(drawing, f"{place}-{name}.{kind}") for kind in ("svg", "png")]
         return paths
 
     def _documented(self, section: Section, tables: list[Table], claims: str) -> str:

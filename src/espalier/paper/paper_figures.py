@@ -13,9 +13,8 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from espalier.paper.paper_tables import MACS, dataset, note, searches, trials
 from espalier.picture import power
-from espalier.report.charts import error_ticks, over_updates
-from espalier.report.figures import RULES, arms, band, bars, crosses, shades, shares_along_x, titled
-from espalier.report.run_reader import Run
+from espalier.report.charts import Mark, close_together, error_ticks, over_updates
+from espalier.report.figures import RULES, arms, band, bars, crosses, shades, share_kept, shares_along_x, titled
 from espalier.report.significance import median, quartiles
 from espalier.report.study_reader import Section, numbers
 
@@ -157,26 +156,19 @@ def kept(section: Section, names: Names) -> Figure:
     """What each layer, or block, keeps under each penalty: medians and quartiles."""
     figure = Figure(figsize=(8.6, 4.0), layout="constrained")
     axes = figure.subplots()
-    shares = {penalty: [_kept(run) for run in runs] for penalty, runs in searches(section).items()}
-    count = len(next(iter(shares.values()))[0])
-    width = 0.8 / count
-    for i, colour in zip(range(count), PARTS * 9):
-        quarters = np.array([quartiles([share[i] for share in some]) for some in shares.values()])
-        at = [k - 0.4 + width * (i + 0.5) for k in range(len(shares))]
-        bars(axes, at, quarters, width, colour, f"{names.part} {i + 1}", spread=bool(arms(quarters).any()))
-    axes.set_xticks(range(len(shares)), [f"${_formula(p)[1:-1]}$" for p in shares])
+    points = section.of_each(["search"])
+    groups = list(points[0].runs[0].kept)
+    for i, (group, colour) in enumerate(zip(groups, PARTS * 9)):
+        quarters = np.array([share_kept(point, group) for point in points])
+        bars(axes, i, len(groups), quarters, colour, f"{names.part} {i + 1}", spread=bool(arms(quarters).any()))
+    axes.set_xticks(range(len(points)), [_formula(point.value) for point in points])
     axes.set_xlabel("penalty $\\epsilon'$")
     axes.set_ylabel(f"{names.gates} kept")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.grid(axis="x", visible=False)
     axes.set_ylim(0, 1.05)
-    axes.legend(loc="upper left", ncols=count)
+    axes.legend(loc="upper left", ncols=len(groups))
     return _finished(figure, f"What each {names.part} keeps", section)
-
-
-def _kept(run: Run) -> list[float]:
-    """The share that each layer, or block, keeps of its gates."""
-    return [count / (total or 1) for count, total in run.kept.values()]
 
 
 def _style(section: Section, variant: str) -> tuple[str, str, str]:
@@ -195,22 +187,15 @@ def _series(axes: Axes, section: Section, variant: str, share: str, label: str) 
     crosses(axes, x, y, _style(section, variant), label=label, zorder=3, xerr=xerr, yerr=yerr)
 
 
-def _penalties(section: Section, variant: str, share: str) -> list[tuple[float, float, str]]:
+def _penalties(section: Section, variant: str, share: str) -> list[Mark]:
     """Share, error and penalty of each point of a search."""
     return [(p.median(share), p.median("error"), _formula(p.value)) for p in section.of_each([variant])]
 
 
 def _label_penalties(axes: Axes, section: Section, share: str) -> None:
     """Each point of the search with its penalty; points close to each other share a label."""
-    groups: list[tuple[list[float], list[float], list[str]]] = []
-    for x, y, text in _penalties(section, "search", share):
-        if not groups or abs(groups[-1][0][0] - x) >= 0.09 or not 0.88 < y / groups[-1][1][-1] < 1.14:
-            groups.append(([], [], []))
-        xs, ys, names = groups[-1]
-        xs.append(x)
-        ys.append(y)
-        names.append(text)
-    for xs, ys, names in groups:
+    for group in close_together(_penalties(section, "search", share), 0.09, 0.88, 1.14):
+        xs, ys, names = zip(*group)
         # Where the curve is steep it would run through a label below; at the right end other points stand there.
         place, side = (0, -15), "center"
         if xs[0] < 0.15:
@@ -228,15 +213,12 @@ def _label_curves(axes: Axes, section: Section, share: str, variants: tuple[str,
     lower = int(median(gaps) < 0)
     for i, (variant, curve) in enumerate(zip(variants, curves)):
         place, side = ((-5, -13), "right") if i == lower else ((5, 6), "left")
-        joined = list[tuple[float, float, str]]()
-        for x, y, text in curve:
-            if joined and x - joined[-1][0] < 0.02 and 0.95 < y / joined[-1][1] < 1.05:
-                x, y, text = *joined[-1][:2], f"{joined.pop()[2]}, {text}"
-            joined.append((x, y, text))
-        for x, y, text in joined:
+        for group in close_together(curve, 0.02, 0.95, 1.05):
+            x, y, _ = group[0]
             if i != lower and x > 0.9:  # a label to the right would leave the figure
                 side = "right"
-            _label(axes, text, (x, y), place, side, _style(section, variant)[0])
+            names = ", ".join(text for _, _, text in group)
+            _label(axes, names, (x, y), place, side, _style(section, variant)[0])
 
 
 def _label(axes: Axes, text: str, point: tuple[float, float], place: tuple[int, int], side: str, colour: str) -> None:
@@ -258,8 +240,7 @@ def _logarithmic(axes: Axes) -> None:
 
 def _finished(figure: Figure, title: str, section: Section) -> Figure:
     held = "" if section.error_of == "test set" else f" ({section.error_of})"
-    several = max(len(point.runs) for point in section.points) > 1
-    words = f"median and quartiles of {trials(section)} trials" if several else "one trial"
+    words = f"median and quartiles of {trials(section)} trials" if section.middle else "one trial"
     wrapped = textwrap.fill(f"{note(section)}; {words}", int(14 * figure.get_figwidth()))  # what fits
     return titled(figure, f"{title}: {dataset(section)}{held}", wrapped)
 

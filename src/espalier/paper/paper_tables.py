@@ -106,11 +106,6 @@ def note(section: Section) -> str:
     return f"{count} run{'s' * (count != 1)} ({counts}), {epochs(section)} epochs, {section.machines}"
 
 
-def single(section: Section) -> bool:
-    """Whether there is one trial of every setting: no number is then a median."""
-    return all(len(point.runs) == 1 for point in section.points)
-
-
 def trials(section: Section) -> str:
     """The fewest and the most runs of a setting."""
     counts = {len(point.runs) for point in section.points}
@@ -259,7 +254,7 @@ def _variants(section: Section) -> list[Table]:
 
 
 def over(section: Section, several: str = "medians over trials") -> str:
-    return "one trial of each" if single(section) else several
+    return several if section.middle else "one trial of each"
 
 
 def units(section: Section) -> Table:
@@ -310,7 +305,7 @@ def unit_trade_off(section: Section) -> Table:
 
 
 def connection_trade_off(section: Section) -> Table:
-    errors = [median_of("error", "error", ERROR)] if single(section) else QUARTILES
+    errors = QUARTILES if section.middle else [median_of("error", "error", ERROR)]
     columns = [VARIANT, SETTING, RUNS, WEIGHTS, SHIPPED_WEIGHTS, SHIPPED_MACS, DEPTH, *errors]
     caption = f"Size against error (Fig. 2b in numbers; {over(section, 'shares are medians')})"
     return table(section, "trade-off", caption, columns, section.of_each(section.variants), SHIPPED)

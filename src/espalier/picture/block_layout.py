@@ -24,15 +24,7 @@ STEP = 50.0  # so much up and down is as bad as a crossing
 STRAIGHTER = 6  # times that heights are solved for again, with small steps pulled harder
 SLIGHT = 3.0  # a step that looks like a slip
 SPINE = 1e4  # what holds the spine at height 0, against pulls of about 1 to 10
-
-
-@dataclass(frozen=True)
-class Spacing:
-    """Distances between the middles of neighbours in one column."""
-
-    cells: float = 33.0
-    cell_to_lane: float = 20.0
-    lanes: float = 8.0
+SPACING = (33.0, 20.0, 8.0)  # of neighbours in a column, from middle to middle: two cells, a cell and a lane, two lanes
 
 
 @dataclass(frozen=True)
@@ -44,14 +36,14 @@ class Heights:
     crossings: int
 
 
-def arrange(columns: Mapping[int, int], edges: Iterable[tuple[int, int]], spacing: Spacing | None = None) -> Heights:
+def arrange(columns: Mapping[int, int], edges: Iterable[tuple[int, int]]) -> Heights:
     """columns: of each cell; edges: (source, reader), the reader in a later column."""
-    return _arranged(tuple(sorted(columns.items())), tuple(sorted(set(edges))), spacing or Spacing())
+    return _arranged(tuple(sorted(columns.items())), tuple(sorted(set(edges))))
 
 
 @lru_cache(maxsize=64)  # blocks are often alike: all open, or drawn once for SVG and once for PNG
-def _arranged(columns: tuple[tuple[int, int], ...], edges: tuple[tuple[int, int], ...], spacing: Spacing) -> Heights:
-    block = _Block(dict(columns), edges, spacing)
+def _arranged(columns: tuple[tuple[int, int], ...], edges: tuple[tuple[int, int], ...]) -> Heights:
+    block = _Block(dict(columns), edges)
     tried = dict[tuple[int, ...], float]()
     for start in block.starts():
         order = block.untangled(start)
@@ -96,7 +88,6 @@ class _Block:
 
     columns: dict[int, int]
     edges: tuple[tuple[int, int], ...]
-    spacing: Spacing
 
     @cached_property
     def number(self) -> dict[int, int]:
@@ -295,9 +286,8 @@ class _Block:
     def _apart(self, order: Sequence[int]) -> dict[tuple[int, int], float]:
         """How far neighbours of a column are to be from each other, in this order."""
         place = {item: i for i, item in enumerate(order)}
-        by_lanes = (self.spacing.cells, self.spacing.cell_to_lane, self.spacing.lanes)
         distance = dict[tuple[int, int], float]()
         for column in self.present:
             for a, b in pairwise(sorted(column, key=place.__getitem__)):
-                distance[a, b] = by_lanes[(a >= self.lanes_from) + (b >= self.lanes_from)]
+                distance[a, b] = SPACING[(a >= self.lanes_from) + (b >= self.lanes_from)]
         return distance

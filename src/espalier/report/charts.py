@@ -10,25 +10,21 @@ knows the palettes of its light and its dark form.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from espalier.picture import raised
-from espalier.report.run_reader import Run, Theta
+from espalier.report.run_reader import COLUMNS, Run, Theta
 from espalier.report.significance import Quartiles, median, quartiles
 from espalier.report.study_reader import Point, Section, Series
 from espalier.report.tables import amount, counted, facts, layer, listed, percent, score
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-MEASURES = (
-    "error", "loss", "training error", "training loss", "weights kept", "MACs kept", "units kept", "connections kept",
-    "parameters kept", "expected share of the cost", "entropy of the mask", "penalty", "learning rate of the weights",
-)  # fmt: skip
-OF_CUT = ("error", "loss", "weights kept", "MACs kept", "units kept", "connections kept", "parameters kept")
+MEASURES = tuple(dict.fromkeys(COLUMNS.values()))
 MOST = 120  # points of a curve: more cannot be told apart
 ROWS = 240  # of a heat map; more are narrower than a pixel
 MOST_RUNS = 16  # with a heat map: they are the largest part of the page
@@ -38,6 +34,7 @@ IF_CUT = (
     "weights learn for: that part of a line is dotted. Once the structure has settled they are of what ships."
 )
 Trace = dict[str, Any]
+Mark = tuple[float, float, str]  # x, y and what it is called
 
 
 @dataclass(frozen=True)
@@ -156,21 +153,25 @@ def _colour(one: Series, k: int, count: int, styles: Mapping[str, int]) -> str:
 
 def _labels(marks: Sequence[tuple[Point, float, float]], most: float, log: bool, colour: str) -> list[dict[str, Any]]:
     """What each mark of the first series was asked for, in short; marks close to each other share a label."""
-    groups = list[tuple[float, list[float], list[str]]]()
-    for point, x, y in marks:
-        if point.setting is None or (log and y <= 0):
-            continue
-        near = bool(groups) and abs(x - groups[-1][0]) < 0.06 * most and 0.85 < y / (groups[-1][1][-1] or 1.0) < 1.18
-        if not near:
-            groups.append((x, [], []))
-        groups[-1][1].append(y)
-        groups[-1][2].append(point.label.partition(" ")[2])
+    asked = [(x, y, p.label.partition(" ")[2]) for p, x, y in marks if p.setting is not None and (y > 0 or not log)]
     labels = list[dict[str, Any]]()
-    for x, heights, names in groups:
+    for group in close_together(asked, 0.06 * most, 0.85, 1.18):
+        x, words = group[0][0], raised(", ".join(text for _, _, text in group))
         beside = x < 0.08 * most  # there the curve is steep, and would run through a label below
-        place = {"x": _short(x), "y": _short(min(heights)), "beside": beside}
-        labels.append(place | {"text": raised(", ".join(names)), "color": colour, "group": 0})
+        place = {"x": _short(x), "y": _short(min(y for _, y, _ in group)), "beside": beside}
+        labels.append(place | {"text": words, "color": colour, "group": 0})
     return labels
+
+
+def close_together(marks: Iterable[Mark], wide: float, low: float, high: float) -> list[list[Mark]]:
+    """Marks in groups that may share a label: nearer than ``wide`` to the first of the group, ``low`` to ``high`` times
+    as high as the one before."""
+    groups = list[list[Mark]]()
+    for x, y, text in marks:
+        if not groups or abs(x - groups[-1][0][0]) >= wide or not low < y / (groups[-1][-1][1] or 1.0) < high:
+            groups.append([])
+        groups[-1].append((x, y, text))
+    return groups
 
 
 def _hover(run: Run) -> str:
@@ -225,7 +226,7 @@ def learning(section: Section, styles: Mapping[str, int]) -> Chart | None:
 def _learning(one: Series, name: str, error_of: str, styles: Mapping[str, int]) -> View | None:
     traces, legend, heights, ends = list[Trace](), list[dict[str, Any]](), list[float](), list[str]()
     shares = name.endswith(("error", "kept", "share of the cost"))
-    of_cut = name in OF_CUT and any(run.searches for run in one.runs)
+    of_cut = (name in ("error", "loss") or name.endswith(" kept")) and any(run.searches for run in one.runs)
     for k, point in enumerate(one.points):
         updates, low, middle, high = over_updates(point.runs, name)
         if len(updates) < 2:

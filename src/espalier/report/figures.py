@@ -18,7 +18,7 @@ from espalier import files
 from espalier.picture import raised
 from espalier.report import grid_tables
 from espalier.report.charts import MEASURES, error_axis, over_updates
-from espalier.report.significance import quartiles
+from espalier.report.significance import Quartiles, quartiles
 from espalier.report.study_reader import Point, Section, Series, numbers
 from espalier.report.tables import layer
 
@@ -160,11 +160,9 @@ def kept(section: Section) -> Figure | None:
         return None
     figure = Figure(figsize=(min(14.0, 4.0 + 1.1 * len(names)), 4.0), layout="constrained")
     axes = figure.subplots()
-    width = 0.8 / len(points)
     for k, (point, colour) in enumerate(zip(points, shades(len(points)))):
-        shares = np.array([_share(point, name) for name in names])
-        at = np.arange(len(names)) - 0.4 + width * (k + 0.5)
-        bars(axes, at, shares, width, colour, _text(point.label), spread=len(point.done) > 1)
+        shares = np.array([share_kept(point, name) for name in names])
+        bars(axes, k, len(points), shares, colour, _text(point.label), spread=len(point.done) > 1)
     axes.set_xticks(
         range(len(names)),
         [_text(layer(i, name)) for i, name in enumerate(names, 1)],
@@ -222,11 +220,6 @@ def _cells(section: Section, rival: str) -> dict[float, tuple[grid_tables.Compar
         if sum(errors) > 0:
             cells[target] = cell, sum(errors) / len(errors)
     return cells
-
-
-def _share(point: Point, name: str) -> tuple[float, float, float]:
-    pairs = [run.kept[name] for run in point.done if name in run.kept]
-    return quartiles([count / (total or 1) for count, total in pairs]) if pairs else (np.nan, np.nan, np.nan)
 
 
 def _edges(updates: Sequence[int]) -> np.ndarray:
@@ -293,12 +286,20 @@ def crosses(axes: Axes, x: np.ndarray, y: np.ndarray, look: tuple[str, str, str]
 
 
 def bars(
-    axes: Axes, at: Any, quarters: np.ndarray, width: float, colour: Any, label: str, *, spread: bool = True
+    axes: Axes, place: int, count: int, quarters: np.ndarray, colour: Any, label: str, *, spread: bool = True
 ) -> None:
-    """Medians as bars; spread: with arms to the quartiles ``(bars, 3)``."""
+    """Medians as bars, of several side by side those at a place; spread: with arms to the quartiles ``(bars, 3)``."""
+    width = 0.8 / count
+    at = np.arange(len(quarters)) - 0.4 + width * (place + 0.5)
     axes.bar(at, quarters[:, 1], width=width * 0.92, color=colour, label=label)
     if spread:
         axes.errorbar(at, quarters[:, 1], yerr=arms(quarters), fmt="none", ecolor="#333333", elinewidth=1, capsize=2)
+
+
+def share_kept(point: Point, name: str) -> Quartiles:
+    """What a group of gates keeps of all that it has: quartiles over the runs of a point."""
+    pairs = [run.kept[name] for run in point.done if name in run.kept]
+    return quartiles([count / (total or 1) for count, total in pairs]) if pairs else (np.nan, np.nan, np.nan)
 
 
 def shares_along_x(axes: Axes, label: str) -> None:

@@ -44,12 +44,14 @@ DEAD = 5e-4  # less than a digit of what is shown
 AXES = (*SHARES.values(), *(f"{LIVE}{name}" for name in SHARES.values()))
 GROUPS = {"units": "layer", "connections": "block"}  # of gates, as the paper's studies count them
 COSTS = {"weights": "weights", "macs": "MACs", "units": "units", "parameters": "parameters"}
-# Columns of a curve by one name. A run directory's plain "loss" and "error" are those of the training.
+# Columns of a curve by one name, in the order they are offered. A run directory's plain "loss" and "error" are those of
+# the training.
 COLUMNS = {
     "test_error": "error", "validation_error": "error", "test_loss": "loss", "validation_loss": "loss",
-    "train_error": "training error", "train_loss": "training loss", "expected_share": "expected share of the cost",
-    "entropy": "entropy of the mask", "penalty": "penalty", "learning_rate": "learning rate of the weights",
+    "train_error": "training error", "train_loss": "training loss",
     **{key: f"{name} kept" for key, name in SHARES.items()},
+    "expected_share": "expected share of the cost", "entropy": "entropy of the mask", "penalty": "penalty",
+    "learning_rate": "learning rate of the weights",
 }  # fmt: skip
 DIRECTORY_COLUMNS = COLUMNS | {"error": "training error", "loss": "training loss"}
 
@@ -161,10 +163,6 @@ class Run:
         at, share = integer(self.settings.get("settle_at")), number(self.settings.get("settle"))
         if at is None and share:
             at = round((1 - share) * (self.updates or 0))
-        if at is None:
-            rows = self.record.get("curve", [])
-            before = [integer(row.get("update")) for row in rows if row.get("settled") is False]
-            at = before[-1] if before and len(before) < len(rows) else None
         return at if at is not None and 0 < at < (self.updates or 0) else None
 
     def score(self, measure: str) -> float | None:
@@ -289,7 +287,7 @@ def from_folder(folder: Path, root: Path) -> Run:
     }
     record = head | {"run": run | {key: settings.get(key) for key in ("seed", "fold")}, "result": result}
     record |= {"seconds": outcome.get("seconds")}
-    return _run(record, outcome, _named(rows, DIRECTORY_COLUMNS, "seconds"), path=folder, **more)
+    return _run(record, outcome, _named(rows, DIRECTORY_COLUMNS), path=folder, **more)
 
 
 def _result(folder: Path, notes: list[str]) -> dict[str, Any]:
@@ -346,16 +344,12 @@ def _kept(result: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, t
     return {f"{GROUPS[key]} {i}": (count, total) for i, (count, total) in enumerate(zip(counts, totals), 1)}
 
 
-def _named(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str], *keep: str) -> list[dict[str, float]]:
-    """The numbers of a curve by their names, with the times they are of. keep: other columns, as they are called."""
-    curve = list[dict[str, float]]()
-    for row in rows:
-        columns = {names[key]: value for key in row if key in names and (value := number(row[key])) is not None}
-        times = {key: value for key in ("update", "epoch", *keep) if (value := number(row.get(key))) is not None}
-        if "update" not in times and "epoch" in times:
-            times["update"] = times["epoch"]
-        curve.append(times | columns)
-    return curve
+def _named(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list[dict[str, float]]:
+    """The numbers of a curve by their names, with the updates they are of."""
+    known = {"update": "update", **names}
+    return [
+        {known[key]: value for key in row if key in known and (value := number(row[key])) is not None} for row in rows
+    ]
 
 
 def _theta_of_snapshots(path: Path, space: Any, order: Sequence[str]) -> Theta | None:

@@ -36,14 +36,12 @@ def smaller(x: Numbers, y: Numbers) -> float:
     >>> smaller([1, 2, 3, 4, 5], [6, 7, 8, 9, 10]) == 1 / 252
     True
     """
-    ranks = _ranks(x, y)
-    n, seen = len(x), ranks[: len(x)].sum()
-    if math.comb(len(ranks), n) <= ENUMERATED:
-        sums = np.array([ranks[list(chosen)].sum() for chosen in combinations(range(len(ranks)), n)])
-        return float((sums <= seen + 1e-9).mean())
-    rng = np.random.default_rng(SEED)
+    n = len(x)
+    if math.comb(n + len(y), n) <= ENUMERATED:
+        return smaller_together([(x, y)])
+    ranks, rng = _ranks(x, y), np.random.default_rng(SEED)
     sums = np.array([rng.permutation(ranks)[:n].sum() for _ in range(DRAWS)])
-    return float((1 + (sums <= seen + 1e-9).sum()) / (1 + DRAWS))
+    return float((1 + (sums <= ranks[:n].sum() + 1e-9).sum()) / (1 + DRAWS))
 
 
 def _ranks(x: Numbers, y: Numbers) -> np.ndarray:

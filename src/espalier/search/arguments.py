@@ -61,8 +61,6 @@ def read_cost(cost: object, space: Space) -> Cost | None:
         cost = counts
     if not isinstance(cost, Cost):
         cost = Cost.linear(cost)
-    if cost.d != space.d:
-        raise BadInput(f"the cost is of {cost.d} entries, the space has {space.d}; give one cost for each entry")
     return cost.over(space)
 
 

@@ -20,6 +20,8 @@ class Distribution:
         self.space, self.device = space, device
         share = 1 / space.n if margin is None else margin
         self.margin = min(share, 0.25) if margin is None else margin
+        if space.is_bits:
+            return
         bit_entries, bit_variables, choice_variables = list[int](), list[int](), list[int]()
         variable = 0
         for group in space.groups:
@@ -32,26 +34,24 @@ class Distribution:
                 choice_variables.append(variable)
                 variable += 1
         sizes = [group.size for group, _ in space.choices]
-        widest = max(sizes, default=0)
+        widest = max(sizes)
 
         def index(values: object) -> Tensor:
             return torch.tensor(values, dtype=torch.int64, device=device)
 
-        if not space.is_bits:
-            self.bit_entries, self.bit_variables = index(bit_entries), index(bit_variables)
-            self.choice_variables = index(choice_variables)
-            # (choices, widest): the entry of each option; padding points one past the last entry
-            self.options = index([[*range(w.start, w.stop), *[space.d] * (widest - g.size)] for g, w in space.choices])
-            self.real = self.options < space.d
-            # By index, not by this mask: looking a mask up asks the device how many it holds, and waits.
-            self.places = self.real.flatten().nonzero().squeeze(-1)
-            self.entries = self.options.flatten()[self.places]
-            self.last = index(sizes).unsqueeze(-1) - 1  # (choices, 1): the option that is 1 minus the others
-            lower = [min(share / (k - 1), 1 / (2 * k)) for k in sizes]
-            self.lower = torch.tensor(lower, dtype=torch.float64, device=device).unsqueeze(-1)
-            self.free = 1 - self.lower * index(sizes).unsqueeze(
-                -1
-            )  # (choices, 1): what is left to share above the bounds
+        self.bit_entries, self.bit_variables = index(bit_entries), index(bit_variables)
+        self.choice_variables = index(choice_variables)
+        # (choices, widest): the entry of each option; padding points one past the last entry
+        self.options = index([[*range(w.start, w.stop), *[space.d] * (widest - g.size)] for g, w in space.choices])
+        self.real = self.options < space.d
+        # By index, not by this mask: looking a mask up asks the device how many it holds, and waits.
+        self.places = self.real.flatten().nonzero().squeeze(-1)
+        self.entries = self.options.flatten()[self.places]
+        self.last = index(sizes).unsqueeze(-1) - 1  # (choices, 1): the option that is 1 minus the others
+        lower = [min(share / (k - 1), 1 / (2 * k)) for k in sizes]
+        self.lower = torch.tensor(lower, dtype=torch.float64, device=device).unsqueeze(-1)
+        # (choices, 1): what is left to share above the bounds
+        self.free = 1 - self.lower * index(sizes).unsqueeze(-1)
 
     def initial(self, bit: float) -> Tensor:
         """``(d)``: this probability for every bit, the same for all options of a choice; inside the bounds."""

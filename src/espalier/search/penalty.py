@@ -9,6 +9,7 @@ expected cost (a projection in the Fisher metric), and the ramp alone moves it a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -24,11 +25,10 @@ class Penalty:
     """What cost counts for in each run. Holds ``value`` ``(*B)``, the eps' in force; the rest never changes."""
 
     def __init__(self, space: Space, cost: Cost, value: Tensor, target: Tensor | None, even: float = 0.0) -> None:
-        self.cost, self.value, self.target, self.even = cost, value, target, even
+        self.space, self.cost, self.value, self.target, self.even = space, cost, value, target, even
         self.tightened = 1.0  # a further factor on the budget of what ships, after a measurement above the prediction
         # Of functions of widths the straight line between their ends: a staircase has no slope of its own to go by.
         self.chord = cost.chord() if cost.width_terms else None
-        self.choices = [where for _, where in space.choices]
         self.full = selection.most_expensive(space, cost, value.device)  # (d)
         self.smallest = selection.cheapest(space, cost, value.device)  # (d)
         self.full_cost, self.smallest_cost = cost(self.full), cost(self.smallest)
@@ -67,21 +67,24 @@ class Penalty:
         """
         if self.target is None or not self.even:
             return slopes
-        for where in self.choices:  # only what an option costs above the cheapest one can be saved
+        for _, where in self.space.choices:  # only what an option costs above the cheapest one can be saved
             slopes = slopes.clone()
             slopes[..., where] -= slopes[..., where].amin(-1, keepdim=True)
         share = slopes / self.scale
         return self.scale * torch.where(share > 0, share.clamp(min=1e-30) ** (1 - self.even), 0.0)
 
-    def start_ramp(self, theta: Tensor, lowest: Tensor, highest: Tensor, ramp: int | Tensor) -> None:
+    def start_ramp(self, theta: Tensor, bound: Callable[[Tensor], Tensor], ramp: int | Tensor) -> None:
         """From the expected cost of theta ``(*B, d)`` to the target.
 
-        lowest, highest: theta ``(d)`` with everything closed and everything open, as far as its bounds let it: an
-        expectation beyond theirs would be asked for in vain.
+        bound: holds theta inside its bounds. With everything closed and everything open there it has the least and the
+        largest expectation: one beyond these would be asked for in vain.
         ramp: a number of updates for a straight way, or the share of the way that is gone after 0, 1, .. updates,
         ``(horizon + 1, *B)``.
         """
-        end = torch.clamp(self.budget, self.cost(lowest), self.cost(highest))
+        closed = self.smallest.clone()
+        for _, where in self.space.bits:
+            closed[where] = 0.0
+        end = torch.clamp(self.budget, self.cost(bound(closed)), self.cost(bound(self.full)))
         self.start, self.end, self.ramp = self.cost(theta), end, ramp
 
     def wanted(self, updates: Tensor) -> Tensor:

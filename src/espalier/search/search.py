@@ -87,8 +87,15 @@ class Search:
             learning_rate = 1.0 if adaptive else 1 / self.space.freedom
         self.learning_rate = arguments.positive(self._numbers(learning_rate, "learning_rate"), "learning_rate")
         self._adaptation = Adaptation.start(self._theta) if adaptive else None
-        self._penalty = self._read_penalty(cost, penalty, target, horizon, ramp, even)
-        self._limits = self._read_limits(limits or {}, horizon, ramp, even)
+        even = arguments.read_even(even)
+        self._penalty = self._read_penalty(cost, penalty, target, horizon, even)
+        self._limits = self._read_limits(limits or {}, even)
+        if self.target is not None:
+            way = arguments.read_ramp(horizon, ramp, self.batch, self.device)
+            for one in (self._controlled, *self._limits.values()):
+                one.start_ramp(self._theta, self._distribution.bound, way)
+            for one in self._limits.values():
+                one.start = torch.maximum(one.start, one.end)  # what is below its limit may grow up to it
         self.updates = torch.zeros(self.batch, dtype=torch.int64, device=self.device)
         self.diverged = torch.zeros(self.batch, dtype=torch.bool, device=self.device)
         self._settled: Tensor | None = None
@@ -375,22 +382,19 @@ class Search:
         A limit that would be passed is pulled at by itself, as far as it takes. The target then holds nothing up: what
         a limit demands may leave the cost of the target below it.
         """
-        whole = slice(0, self.space.d)
-        moved, held = direction(whole), list[tuple[Penalty, Tensor, Tensor, Tensor]]()
+        moved, held = direction(slice(0, self.space.d)), list[tuple[Tensor, ...]]()
         natural = self._distribution.natural(self._theta, pull)
         passed = torch.zeros_like(lr, dtype=torch.bool)
         for limit in self._limits.values():
             slopes = limit.cost.gradient(self._theta)
             mean = limit.mean_slopes(self._theta, slopes)
             room = limit.wanted(self.updates + 1) - limit.cost(self._theta)
-            own = limit.pull(mean)
-            held.append((limit, slopes, mean, own))
+            held.append((slopes, mean, limit.pull(mean), room))
             after = lr * ((slopes * moved).sum(-1) - eps * (slopes * natural).sum(-1))
             passed = passed | (after > room)
         eps = torch.where(passed, eps.clamp(min=0.0), eps)
         step = eps.unsqueeze(-1) * pull
-        for limit, slopes, mean, own in held:
-            room = limit.wanted(self.updates + 1) - limit.cost(self._theta)
+        for slopes, mean, own, room in held:
             taken = (slopes * (moved - self._distribution.natural(self._theta, step))).sum(-1)
             natural = self._distribution.natural(self._theta, own)
             grip = torch.maximum((slopes * natural).sum(-1), FLATTEST * (mean * natural).sum(-1))
@@ -478,7 +482,7 @@ class Search:
         return self._penalty
 
     def _read_penalty(
-        self, cost: object, penalty: object, target: object, horizon: object, ramp: object, even: object
+        self, cost: object, penalty: object, target: object, horizon: object, even: float
     ) -> Penalty | None:
         if penalty is not None and target is not None:
             raise BadInput(f"penalty={penalty!r} and target={target!r} exclude each other; give one of them")
@@ -493,21 +497,9 @@ class Search:
             return None
         shares = None if target is None else arguments.share(self._numbers(target, "target"), "target")
         eps = self._numbers(0.0 if penalty is None else penalty, "penalty")
-        result = Penalty(self.space, read, eps, shares, arguments.read_even(even))
-        if target is not None:
-            self._start_ramp(result, horizon, ramp)
-        return result
+        return Penalty(self.space, read, eps, shares, even)
 
-    def _start_ramp(self, penalty: Penalty, horizon: object, ramp: object) -> None:
-        bound, closed = self._distribution.bound, penalty.smallest.clone()
-        for _, where in self.space.bits:
-            closed[where] = 0.0
-        way = arguments.read_ramp(horizon, ramp, self.batch, self.device)
-        penalty.start_ramp(self._theta, bound(closed), bound(penalty.full), way)
-
-    def _read_limits(
-        self, limits: Mapping[str, tuple[Cost, object]], horizon: object, ramp: object, even: object
-    ) -> dict[str, Penalty]:
+    def _read_limits(self, limits: Mapping[str, tuple[Cost, object]], even: float) -> dict[str, Penalty]:
         """The limits beside the target; what cannot be met together is refused."""
         if not limits:
             return {}
@@ -519,11 +511,8 @@ class Search:
             shares = arguments.share(self._numbers(share, f"the limit on {name}"), f"the limit on {name}")
             own = arguments.read_cost(cost, self.space)
             assert own is not None
-            nothing = torch.zeros_like(shares)
-            read[name] = one = Penalty(self.space, own, nothing, None, arguments.read_even(even))
+            read[name] = one = Penalty(self.space, own, torch.zeros_like(shares), None, even)
             one.target = shares
-            self._start_ramp(one, horizon, ramp)
-            one.start = torch.maximum(one.start, one.end)  # what is below its limit may grow up to it
         bounds = {"the target": main, **read}
 
         def fits(mask: Tensor) -> bool:

@@ -125,9 +125,8 @@ def _affordable_options(distribution: Distribution, bounds: Limits, theta: Tenso
     taken = torch.zeros(theta.shape, dtype=torch.float32, device=theta.device)
     if space.is_bits:
         return taken
-    loss = torch.zeros_like(
-        theta
-    )  # log of the ratio by which an option is less likely than the likeliest of its choice
+    # log of the ratio by which an option is less likely than the likeliest of its choice
+    loss = torch.zeros_like(theta)
     for _, where in space.choices:
         loss[:, where] = (theta[:, where].amax(-1, keepdim=True) / theta[:, where]).log()
     odds = (theta / (1 - theta)).log()

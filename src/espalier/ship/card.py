@@ -10,6 +10,7 @@ from typing import Any
 
 UNSET = ("null", '""', "[]", "false")
 FORMER = {"preset": "recipe", "lr": "learning_rate"}  # as run directories name settings: as the flags do
+Speed = Mapping[int, Mapping[str, float]]  # by the examples at once: milliseconds of each network
 NAMES = {"units": "gates", "weights": "weights", "macs": "MACs per example", "parameters": "parameters"}
 
 
@@ -23,27 +24,25 @@ class Loading:
     where: str = ""
 
 
-def write(
-    *,
-    title: str,
-    about: str,
-    numbers: Mapping[str, Any],
-    loading: Loading,
-    checks: Mapping[str, Any],
-    speed: Mapping[int, Mapping[str, float]],
-    hardware: Mapping[str, Any],
-    origin: str = "",
-) -> str:
-    """Markdown. about: one sentence or two. numbers: sizes and errors of what ships. checks: what was compared.
-    speed: examples -> milliseconds of the full and the small network, measured on ``hardware``. origin: how it was
+@dataclass(frozen=True)
+class Card:
+    """asked: target, penalty, cost and data of the run. numbers: sizes and errors of what ships. origin: how it was
     made."""
-    parts = [f"# {title}", about, _sizes(numbers), _errors(numbers), _speed(speed, hardware), _latency(numbers)]
-    parts += [_loading(loading, checks, numbers), _checks(checks), origin]
-    return "\n\n".join(part for part in parts if part) + "\n"
+
+    asked: Mapping[str, Any]
+    numbers: dict[str, Any]
+    loading: Loading
+    origin: str = ""
+
+    def text(self, title: str, checks: Mapping[str, Any], speed: Speed, hardware: Mapping[str, Any]) -> str:
+        """As Markdown. checks: what was compared. speed: of the full and the small network, on ``hardware``."""
+        numbers = self.numbers
+        parts = [f"# {title}", _about(self.asked, numbers["finished"]), _sizes(numbers), _errors(numbers)]
+        parts += [_speed(speed, hardware), _latency(numbers), _loading(self.loading, checks, numbers)]
+        return "\n\n".join(part for part in (*parts, _checks(checks), self.origin) if part) + "\n"
 
 
-def about(asked: Mapping[str, Any], finished: bool) -> str:
-    """asked: target, penalty, cost and data of the run."""
+def _about(asked: Mapping[str, Any], finished: bool) -> str:
     size, target = "no target", asked["target"]
     cost = "MACs" if asked["cost"] == "macs" else asked["cost"]
     if target is not None:
@@ -77,7 +76,7 @@ def _errors(numbers: Mapping[str, Any]) -> str:
     return "## How good it is\n\n" + ("\n".join(lines) or "Nothing was held out, so that is not known.")
 
 
-def _speed(speed: Mapping[int, Mapping[str, float]], hardware: Mapping[str, Any]) -> str:
+def _speed(speed: Speed, hardware: Mapping[str, Any]) -> str:
     if not speed:
         return ""
     lines = ["| examples at once | this network | uncut | times as fast |", "|---|---|---|---|"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from torch import nn
 
 from espalier.compact import load, save
 from espalier.gates.latency import timed
+from espalier.gates.verify import distance
 from espalier.records import RESULT, settings_of
-from espalier.ship import card, import_spec, onnx, program, run_parts, standalone
-from espalier.ship.card import Loading
+from espalier.ship import import_spec, onnx, program, run_parts, standalone
+from espalier.ship.card import Card, Loading, origin
 from espalier.ship.factories import Network
 from espalier.ship.parity import Checked, repeated
 from espalier.space import BadInput, BadType, Corrupt
@@ -29,6 +30,7 @@ from espalier.train.scoring import answers
 SAME = 1e-4  # of the largest output: what another machine's arithmetic may change
 CARD, TORCH, PYTHON = "README.md", ["model.safetensors", "plan.json"], ["network.py", "network.safetensors"]
 OURS = tuple(f"{name}." for name in (*TORCH, "model.onnx", "model.pt2", *PYTHON))  # and what is written beside them
+UNKNOWN = Loading("# factory: what builds the uncut network", "factory()")
 Factory = Callable[[], nn.Module]
 Format = Callable[[nn.Module, Any, Path], tuple[list[str], dict[str, Any]]]
 
@@ -48,16 +50,13 @@ class Shipped:
 @dataclass(frozen=True)
 class Parcel:
     """What is to be shipped. factory: of the uncut network, if it is known. inputs: some real examples, if there are.
-    numbers: sizes and errors. about, origin: words for the card. checks: what is known before it is written."""
+    checks: what is known before it is written."""
 
     small: nn.Module
     factory: Factory | None
     inputs: Any
-    numbers: dict[str, Any]
-    about: str
-    loading: Loading
+    card: Card
     checks: dict[str, Any]
-    origin: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -122,9 +121,9 @@ def ship(
         raise BadInput(f"there is no format {unknown[0]!r}; known are {', '.join(FORMATS)}")
     if isinstance(result_or_run, (str, os.PathLike)):
         run = Path(result_or_run)
-        _call(run)
+        call = _call(run)
         _check_free(folder, run)
-        parcel = _of_run(run, model, trust)
+        parcel = _of_run(run, call, model, trust)
     elif isinstance(result_or_run, Result):
         _check_free(folder, None)
         parcel = _of_result(result_or_run, model, inputs)
@@ -136,70 +135,89 @@ def ship(
         files += written if name != "torch" else [*written, CARD]
         checks |= compared | (_loaded_again(parcel, folder) if name == "torch" else {})
     speed = _speed(parcel)
-    text = card.write(
-        title=folder.resolve().name,
-        about=parcel.about,
-        numbers=parcel.numbers,
-        loading=parcel.loading,
-        checks=checks,
-        speed=speed,
-        hardware=hardware(torch.device("cpu")),
-        origin=parcel.origin,
-    )
-    write(folder / CARD, text.encode())
-    return Shipped(files, parcel.numbers["sizes"], checks, speed, parcel.notes)
+    text = parcel.card.text(folder.resolve().name, checks, speed, hardware(torch.device("cpu")))
+    write(folder / CARD, text)
+    return Shipped(files, parcel.card.numbers["sizes"], checks, speed, parcel.notes)
 
 
 def _of_result(result: Result, model: Factory | str | None, inputs: Any) -> Parcel:
-    if isinstance(model, str):
-        model = Network(model, {}).build
+    factory, _, loading = (None, "", UNKNOWN) if model is None else _built_by(model)
     small, summary = deepcopy(result.model).cpu().eval(), result.summary()
     kept = [sum(pair[i] for pair in summary["kept"].values()) for i in (0, 1)]
     sizes = {"units": kept}
-    if model is not None:
-        sizes["parameters"] = [sum(p.numel() for p in net.parameters()) for net in (small, model())]
+    if factory is not None:
+        sizes["parameters"] = [sum(p.numel() for p in net.parameters()) for net in (small, factory())]
     numbers = run_parts.USUAL | summary | {"sizes": sizes}
     asked = {"target": result.target, "cost": "cost", "data": ""}
     asked["penalty"] = None if result.target is not None else summary["penalty"]
-    return Parcel(small, model, inputs, numbers, card.about(asked, result.finished), _loading(model), {})
+    return Parcel(small, factory, inputs, Card(asked, numbers, loading), {})
 
 
-def _loading(factory: Factory | None) -> Loading:
-    """How a card says what builds the uncut network: by its name, where it can be imported."""
-    name, module = (getattr(factory, key, "") for key in ("__qualname__", "__module__"))
-    if name and "<" not in name and module != "__main__":
-        return Loading(f"from {module} import {name.split('.')[0]}", f"{name}()", module)
-    return Loading("# factory: what builds the uncut network", "factory()")
-
-
-def _of_run(run: Path, model: Factory | str | None, trust: bool) -> Parcel:
-    call, numbers, settings = _call(run), run_parts.numbers_of(run), settings_of(run)
-    if call is None:
-        return _of_folder(run, numbers, settings, model)
-    network, notes = Network.from_json(call["model"]), list[str]()
-    if isinstance(model, str):
-        network = Network(model, network.arguments, network.shape, network.outputs)
-    factory = model if callable(model) else network.build
-    if import_spec.is_reference(network.reference) and not callable(model):
-        notes = _trusted(run, network.reference, call["model"].get("file_sha256"), model is not None, trust)
-    probe = run_parts.probe(run)
-    try:
-        small = run_parts.small_network(run, factory)
-    except BadInput as error:
-        if not import_spec.is_reference(network.reference):
-            raise
+def _of_run(run: Path, call: dict[str, Any] | None, model: Factory | str | None, trust: bool) -> Parcel:
+    """call: of `espalier train`; None of a run of ``fit`` or ``sweep``, which does not know what built its network."""
+    numbers, settings, notes = run_parts.numbers_of(run), settings_of(run), list[str]()
+    command, told = "", settings["settings"]
+    asked = {"data": ""} | {key: told.get(key) for key in ("target", "penalty", "cost")}
+    if call is not None:
+        command, told = call["command"], call["settings"]
+        asked = told
+        factory, name, loading, notes = _of_call(run, call["model"], model, trust)
+    elif model is not None:
+        factory, name, loading = _built_by(model)
+    else:
         raise BadInput(
-            f"{error}. The run names its network {network.reference!r}: call this from the folder where it was "
-            f"trained, or give --model{_after(notes)}"
-        ) from None
+            f"the run in {run} does not name what builds its network: give the uncut one, as ship(run, to, "
+            "model=factory), or --model file.py:function"
+        )
+    inputs, outputs = run_parts.probe(run)
+    try:
+        small = load(run / SMALL, factory).eval()
     except Corrupt as error:
         raise Corrupt(f"{error}{_after(notes)}") from None
-    difference = _alike(probe, small, repr(network.reference), _after(notes))
-    loading = Loading(*network.code(), network.reference.rpartition(":")[0])
-    about = card.about(call["settings"], numbers["finished"])
-    checks = {"examples": pytree.count(probe.inputs, "the inputs"), "difference": difference}
-    origin = card.origin(call["command"], call["settings"], settings)
-    return Parcel(small, factory, probe.inputs, numbers, about, loading, checks, origin, tuple(notes))
+    difference = distance(outputs, answers(small, inputs))
+    if not difference <= SAME:
+        raise BadInput(
+            f"the network that {name} builds now does not answer as the trained one did: outputs differ by "
+            f"{difference:.2g} of the largest; give the factory the run was trained with, by --model{_after(notes)}"
+        )
+    checks = {"examples": pytree.count(inputs, "the inputs"), "difference": difference}
+    card = Card(asked, numbers, loading, origin(command, told, settings))
+    return Parcel(small, factory, inputs, card, checks, tuple(notes))
+
+
+def _built_by(model: Factory | str) -> tuple[Factory, str, Loading]:
+    """A factory, given or named in text; its name; and how a card says it, where it can be imported."""
+    if isinstance(model, str):
+        network = Network(model, {})
+        return network.build, model, network.loading
+    name, module = (getattr(model, key, "") for key in ("__qualname__", "__module__"))
+    if name and "<" not in name and module != "__main__":
+        return model, name, Loading(f"from {module} import {name.split('.')[0]}", f"{name}()", module)
+    return model, name or "the factory", UNKNOWN
+
+
+def _of_call(
+    run: Path, recorded: dict[str, Any], model: Factory | str | None, trust: bool
+) -> tuple[Factory, str, Loading, list[str]]:
+    """The same of the network that `espalier train` recorded, or of what stands for it now; and notes on its code."""
+    network = Network.from_json(recorded)
+    if isinstance(model, str):
+        network = replace(network, reference=model)
+    name, loading = repr(network.reference), network.loading
+    if callable(model) or not import_spec.is_reference(network.reference):
+        return model if callable(model) else network.build, name, loading, []
+    notes = _trusted(run, network.reference, recorded.get("file_sha256"), model is not None, trust)
+
+    def build() -> nn.Module:
+        try:
+            return network.build()
+        except BadInput as error:
+            raise BadInput(
+                f"{error}. The run names its network {name}: call this from the folder where it was trained, or give "
+                f"--model{_after(notes)}"
+            ) from None
+
+    return build, name, loading, notes
 
 
 def _trusted(run: Path, reference: str, before: str | None, named: bool, trust: bool) -> list[str]:
@@ -222,36 +240,6 @@ def _trusted(run: Path, reference: str, before: str | None, named: bool, trust: 
     return [f"{where} has changed since the run"] if before != now else []
 
 
-def _of_folder(run: Path, numbers: dict[str, Any], settings: dict[str, Any], model: Factory | str | None) -> Parcel:
-    """Of a run of ``fit`` or ``sweep``, which does not know what built its network."""
-    if model is None:
-        raise BadInput(
-            f"the run in {run} does not name what builds its network: give the uncut one, as ship(run, to, "
-            "model=factory), or --model file.py:function"
-        )
-    factory = Network(model, {}).build if isinstance(model, str) else model
-    probe, small = run_parts.probe(run), run_parts.small_network(run, factory)
-    name = model if isinstance(model, str) else getattr(model, "__qualname__", "the factory")
-    checks = {"examples": pytree.count(probe.inputs, "the inputs"), "difference": _alike(probe, small, name, "")}
-    asked = {"data": ""} | {key: settings["settings"].get(key) for key in ("target", "penalty", "cost")}
-    loading = Loading(*Network(model, {}).code()) if isinstance(model, str) else _loading(factory)
-    origin = card.origin("", settings["settings"], settings)
-    return Parcel(
-        small, factory, probe.inputs, numbers, card.about(asked, numbers["finished"]), loading, checks, origin
-    )
-
-
-def _alike(probe: run_parts.Probe, small: nn.Module, name: str, after: str) -> float:
-    """How far a small network's outputs are from those at the end of training; too far is refused."""
-    difference = probe.difference(small)
-    if not difference <= SAME:
-        raise BadInput(
-            f"the network that {name} builds now does not answer as the trained one did: outputs differ by "
-            f"{difference:.2g} of the largest; give the factory the run was trained with, by --model{after}"
-        )
-    return difference
-
-
 def _after(notes: Sequence[str]) -> str:
     return "".join(f"; {note}" for note in notes)
 
@@ -267,8 +255,7 @@ def _call(run: Path) -> dict[str, Any] | None:
             raise BadInput(f"{run} holds {len(inside)} runs; name one of them, such as {run / inside[0]}")
         raise BadInput(f"{run} is not a run directory: it has no settings.json, as every run writes")
     call = run_parts.call_of(run) if (run / CALL).exists() else None
-    there = all((run / name).exists() for name in (SMALL, PROBE, "settings.json"))
-    if not there or not any((run / name).exists() for name in (RESULT, run_parts.FORMER)):
+    if not all((run / name).exists() for name in (SMALL, PROBE, "settings.json", RESULT)):
         how = "call" if call is None else f"command, as {call['command']} (its --out being {run})"
         raise BadInput(f"the run in {run} did not get to its end; go on with it by the same {how}")
     return call

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import nn
 
 from espalier.models import CNN, MLP, DenseNet
 from espalier.ship import import_spec
+from espalier.ship.card import Loading
 from espalier.space import BadInput
 
 Shape = tuple[int, ...]
@@ -89,25 +90,18 @@ class Network:
         assert self.outputs is not None
         return KNOWN[self.reference].fitted(self.shape, self.outputs) | self.arguments
 
-    def code(self) -> tuple[str, str]:
-        """Python that imports the factory, and that calls it."""
-        if import_spec.is_reference(self.reference):
-            where, _, name = self.reference.rpartition(":")
-            module = Path(where).stem if where.endswith(".py") else where
-            given = self.arguments
-        else:
+    @property
+    def loading(self) -> Loading:
+        """How a card says what builds it."""
+        where, _, name = self.reference.rpartition(":")
+        module, given = Path(where).stem if where.endswith(".py") else where, self.arguments
+        if not import_spec.is_reference(self.reference):
             module, name, given = "espalier.models", KNOWN[self.reference].build.__name__, self._fitted()
         words = ", ".join(f"{key}={value!r}" for key, value in given.items())
-        return f"from {module} import {name.split('.')[0]}", f"{name}({words})"
+        return Loading(f"from {module} import {name.split('.')[0]}", f"{name}({words})", where)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "reference": self.reference,
-            "arguments": self.arguments,
-            "shape": None if self.shape is None else list(self.shape),
-            "outputs": self.outputs,
-            "file_sha256": import_spec.fingerprint(self.reference),
-        }
+        return asdict(self) | {"file_sha256": import_spec.fingerprint(self.reference)}
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> Network:

@@ -88,8 +88,7 @@ def fingerprint(reference: str) -> str | None:
     path = Path(where)
     if not where.endswith(".py"):
         try:
-            found = getattr(sys.modules.get(where) or importlib.util.find_spec(where), "__spec__", None)
-            path = Path(str((found or importlib.util.find_spec(where)).origin))  # type: ignore[union-attr]
+            path = Path(str(importlib.util.find_spec(where).origin))  # type: ignore[union-attr]
         except (ImportError, ValueError, AttributeError):
             return None
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None

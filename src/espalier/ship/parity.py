@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from espalier.gates.verify import distance
 from espalier.space import EspalierError
 from espalier.train import pytree
 from espalier.train.scoring import answers
@@ -51,7 +52,7 @@ def compare(
                     outputs = run(given)
             except Exception as error:
                 raise NotExported(f"{name} fails at {batch} examples: {first_line(error)}") from error
-            difference = apart(outputs, answers(model, given))
+            difference = distance(answers(model, given), outputs)
             if not difference <= tolerance:
                 raise NotExported(
                     f"{name}: at {batch} {what} examples it differs from torch by {difference:.2g} of the largest "
@@ -62,29 +63,6 @@ def compare(
     listed = zip(names, pytree.tensors(inputs))
     described = tuple((one, str(t.dtype).removeprefix("torch."), (0, *t.shape[1:])) for one, t in listed)
     return Checked(tuple(batches), worst, described)
-
-
-def apart(ours: list[Tensor], theirs: list[Tensor]) -> float:
-    """The largest difference, relative to the largest value of each tensor; infinite where shapes differ, or where one
-    is finite and the other is not.
-
-    >>> apart([torch.tensor([1.0, 2.0])], [torch.tensor([1.0, 2.5])])
-    0.2
-    """
-    if [t.shape for t in ours] != [t.shape for t in theirs]:
-        return float("inf")
-    worst = 0.0
-    for a, b in zip((t.double() for t in ours), (t.double() for t in theirs)):
-        if not a.numel():
-            continue
-        same = (a == b) | (a.isnan() & b.isnan())
-        difference = torch.where(same, 0.0, (a - b).abs())
-        if not bool(difference.isfinite().all()):
-            return float("inf")
-        finite = b[b.isfinite()].abs()
-        scale = float(finite.max()) if finite.numel() else 0.0
-        worst = max(worst, float(difference.max()) / max(scale, 1e-12))
-    return worst
 
 
 def repeated(inputs: Any, batch: int) -> Any:

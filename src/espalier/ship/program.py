@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 
 from espalier.compact.exported import exported, plain_outputs, quiet
 from espalier.files import write
+from espalier.gates.trace import Example
 from espalier.ship.parity import Checked, NotExported, compare, first_line, repeated
 from espalier.train import pytree
 
@@ -23,9 +24,7 @@ def program_of(plain: nn.Module, inputs: Any) -> ExportedProgram:
     """plain: by :func:`plain_outputs`. inputs: some examples, as the network takes them, examples first."""
     inputs = repeated(pytree.each(lambda t: t.detach().cpu(), inputs), 3)
     try:
-        if isinstance(inputs, dict):
-            return exported(plain, (), inputs)
-        return exported(plain, tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {})
+        return exported(plain, *Example.of(inputs))
     except Exception as error:  # of every kind
         raise NotExported(f"torch cannot export this network: {first_line(error)}") from error
 

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from espalier import files, schema
-from espalier.compact import load as load_compact
 from espalier.records import AGAIN, RESULT, SETTINGS, result_of
 from espalier.schema import anything, each, either, integer, maybe, number, record, table, text
 from espalier.ship.factories import Network
-from espalier.ship.parity import apart
 from espalier.space import BadInput, Corrupt, EspalierError
 from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import join_state, unpack, write
 from espalier.train.loop import Loop
-from espalier.train.run_directory import CALL, PROBE, SMALL
-from espalier.train.scoring import answers
+from espalier.train.run_directory import CALL, PROBE
 
 FORMAT = 1
-FORMER = "shipped.json"  # in folders of version 0.1, for result.json
 FREE = ("data_dir", "device")  # may change between the calls of one run
-# What a card says of a network where its run does not.
-USUAL: dict[str, Any] = {"inputs": "as they were in training", "judged_on": "the validation data"}
-USUAL |= dict.fromkeys(f"{part}_{key}" for part in ("validation", "test") for key in ("loss", "error", "examples"))
+USUAL: dict[str, Any] = {  # sizes and errors of what ships, as far as nothing else is said of them
+    "inputs": "as they were in training",
+    "judged_on": "the validation data",
+    **dict.fromkeys(f"{part}_{key}" for part in ("validation", "test") for key in ("loss", "error", "examples")),
+}
 _SIZE = integer(0, 1 << 31)
 _MODEL = record(
     {"reference": text(), "arguments": table(anything)},
@@ -38,23 +35,10 @@ _ASKED = record({"data": text(), "cost": text(), "target": maybe(either(text(), 
 _CALL = record({"command": text(), "model": _MODEL, "settings": _ASKED})
 
 
-@dataclass(frozen=True)
-class Probe:
-    """inputs: some real ones, as the network reads them. outputs: the tensors that it gave for them."""
-
-    inputs: Any
-    outputs: list[Tensor]
-
-    def difference(self, model: nn.Module) -> float:
-        """The largest difference of a model's outputs from these, relative to the largest of them."""
-        return apart(answers(model, self.inputs), self.outputs)
-
-
 def numbers_of(folder: Path) -> dict[str, Any]:
     """Sizes and errors of what ships."""
-    former = (folder / FORMER).exists()
     try:
-        numbers = result_of(folder, FORMER if former else RESULT)
+        numbers = result_of(folder)
     except OSError as error:
         raise Corrupt(f"{folder / RESULT} cannot be read: {error.strerror}. {AGAIN}") from None
     if "sizes" not in numbers:
@@ -62,20 +46,16 @@ def numbers_of(folder: Path) -> dict[str, Any]:
     return USUAL | numbers
 
 
-def probe(folder: Path) -> Probe:
+def probe(folder: Path) -> tuple[Any, list[Tensor]]:
+    """Some real inputs, as the network reads them, and the tensors that it gave for them."""
     try:
         header, tensors = unpack(schema.content(folder / PROBE, most=1 << 34))
         state = join_state(header["state"], tensors)
-        return Probe(state["inputs"], state["outputs"])
+        return state["inputs"], state["outputs"]
     except OSError as error:
         raise BadInput(f"{folder / PROBE} cannot be read: {error.strerror}") from None
     except (Corrupt, KeyError, TypeError) as error:
         raise Corrupt(f"{folder / PROBE}: {error}. {AGAIN}") from None
-
-
-def small_network(folder: Path, factory: Callable[[], nn.Module]) -> nn.Module:
-    """The small network of a run, in eval mode."""
-    return load_compact(folder / SMALL, factory).eval()
 
 
 class Called(Callback):

@@ -14,7 +14,7 @@ import operator
 import os
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MethodDescriptorType
@@ -69,16 +69,6 @@ class Layer:
     nested: bool = False
 
 
-@dataclass
-class Text:
-    """The parts of the file. tensors: what goes beside it."""
-
-    layers: dict[str, str] = field(default_factory=dict)
-    loose: dict[str, str] = field(default_factory=dict)
-    forward: list[str] = field(default_factory=list)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-
-
 def export(model: nn.Module, inputs: Any, path: str | os.PathLike[str]) -> Checked:
     """Write a Python file, and network.safetensors beside it, and check them.
 
@@ -114,14 +104,16 @@ def _loaded(code: Path, weights: Path) -> nn.Module:
 def source(plain: nn.Module, inputs: Any) -> tuple[str, dict[str, Tensor]]:
     """The text of the file, and the tensors beside it. plain: by :func:`plain_outputs`."""
     writer = Writer(plain, program_of(plain, inputs))
-    return writer.text(type(plain).__name__, inputs), writer.out.tensors
+    return writer.text(type(plain).__name__, inputs), writer.tensors
 
 
 class Writer:
     """Writes the graph of one program."""
 
     def __init__(self, model: nn.Module, program: ExportedProgram) -> None:
-        self.model, self.out = model, Text()
+        # the parts of the file: layers and other tensors as `__init__` makes them, and lines of `forward`
+        self.made, self.loose, self.forward = dict[str, str](), dict[str, str](), list[str]()
+        self.tensors = dict[str, Tensor]()  # what goes beside it
         self.children = {path for path, module in model.named_modules() if next(module.children(), None) is not None}
         graph = program.graph
         for node in reversed(list(graph.nodes)):
@@ -154,9 +146,9 @@ class Writer:
         self._name_tensors()
         self.names |= {node: self._fresh(node.name) for node in self.inputs}
         self._write_forward()
-        body = "\n".join(self.out.forward)
-        for name in [name for name in self.out.loose if f"self.{name}" not in body]:  # the index of what is now a view
-            del self.out.loose[name], self.out.tensors[name]
+        body = "\n".join(self.forward)
+        for name in [name for name in self.loose if f"self.{name}" not in body]:  # the index of what is now a view
+            del self.loose[name], self.tensors[name]
 
     # ---- layers and tensors ----------------------------------------------------------------------------------------
 
@@ -191,15 +183,15 @@ class Writer:
         for path, layer in self.layers.values():
             name = members.setdefault(path, _identifier(path or "layer", used))
             used.add(name)
-            if name in self.out.layers:
+            if name in self.made:
                 continue
-            self.out.layers[name] = layer.made
+            self.made[name] = layer.made
             for part, node in layer.parts.items():
                 self.names.setdefault(node, f"self.{name}.{part}")
-                self.out.tensors[f"{name}.{part}"] = self._stored(node)
+                self.tensors[f"{name}.{part}"] = self._stored(node)
             counter = f"{path}.num_batches_tracked" if path else "num_batches_tracked"
             if "BatchNorm" in layer.made:
-                self.out.tensors[f"{name}.num_batches_tracked"] = self.named.get(counter, torch.tensor(0)).detach()
+                self.tensors[f"{name}.num_batches_tracked"] = self.named.get(counter, torch.tensor(0)).detach()
         for node, path in self.path.items():
             if node in self.names or not node.users:
                 continue
@@ -207,10 +199,10 @@ class Writer:
             used.add(name)
             self.names[node] = f"self.{name}"
             tensor = self.value[node]
-            self.out.tensors[name] = self._stored(node)
+            self.tensors[name] = self._stored(node)
             made = f"torch.empty({_literal(tuple(tensor.shape))}{_dtype(tensor)})"
             parameter = isinstance(self.named.get(path), nn.Parameter)
-            self.out.loose[name] = (
+            self.loose[name] = (
                 f"self.{name} = nn.Parameter({made})" if parameter else f'self.register_buffer("{name}", {made})'
             )
 
@@ -224,7 +216,7 @@ class Writer:
         held, free, block = set(self.names), list[str](), ""
         for node in self.nodes:
             if node.op == "output":
-                self.out.forward.append(f"return {self._outputs(node)}")
+                self.forward.append(f"return {self._outputs(node)}")
             if node.op in ("output", "placeholder"):
                 continue
             expression = self._expression(node)
@@ -237,9 +229,9 @@ class Writer:
                 self.names[node] = min(free, key=lambda name: (len(name), name)) if free else self._fresh("x")
                 free = [name for name in free if name != self.names[node]]
             if (now := self._block(node)) != block:
-                self.out.forward.append(f"# {now or 'the network itself'}")
+                self.forward.append(f"# {now or 'the network itself'}")
                 block = now
-            self.out.forward.append(f"{self.names[node]} = {expression}")
+            self.forward.append(f"{self.names[node]} = {expression}")
 
     def _fresh(self, wanted: str) -> str:
         name, count = _identifier(wanted, set()), 1
@@ -369,10 +361,10 @@ class Writer:
         described = ", ".join(
             f"{name}: {kind} ({', '.join(map(str, ('batch', *shape)))})" for name, (kind, shape) in zip(names, shapes)
         )
-        body = [*self.out.forward]
+        body = [*self.forward]
         if any("device" in line for line in body):
             body.insert(0, f"device = {names[0]}.device")
-        made = [f"self.{name} = {made}" for name, made in self.out.layers.items()] + list(self.out.loose.values())
+        made = [f"self.{name} = {made}" for name, made in self.made.items()] + list(self.loose.values())
         return (
             f'"""{title} as plain torch layers, with its weights in {WEIGHTS}. It needs torch and safetensors.\n\n'
             f"    from {Path(PYTHON).stem} import load\n\n"

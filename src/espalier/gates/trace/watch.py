@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from espalier.compact.apply import named_tensors
 from espalier.compact.layers import is_attention
 from espalier.gates.gate import Gate, Mixed
 from espalier.gates.trace.layout import Atoms, Block, Layout, Propagation
@@ -146,15 +147,12 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 def collect(model: nn.Module, p: Propagation) -> list[TensorInfo]:
     """Parameters and buffers, tied ones once, with fresh atoms."""
     tensors: dict[int, TensorInfo] = {}
-    for path, module in model.named_modules():
-        held = [(name, tensor, True) for name, tensor in module._parameters.items()]
-        held += [(name, tensor, False) for name, tensor in module._buffers.items()]
-        for name, tensor, is_parameter in held:
-            if tensor is None or (name.startswith("espalier_") and not is_parameter):
-                continue
-            if id(tensor) in tensors:
-                tensors[id(tensor)].places.append((path, name))
-                continue
+    for full, tensor in named_tensors(model).items():
+        path, _, name = full.rpartition(".")
+        is_parameter = isinstance(tensor, nn.Parameter)
+        if id(tensor) in tensors:
+            tensors[id(tensor)].places.append((path, name))
+        elif is_parameter or not name.startswith("espalier_"):
             number = len(tensors)
             atoms = [p.atoms.new(n, number, d) for d, n in enumerate(tensor.shape)]
             tensors[id(tensor)] = TensorInfo(number, tensor, [(path, name)], atoms, is_parameter)

@@ -163,7 +163,8 @@ class Operations:
     def layer(self, room: Room, layer: int) -> None:
         """The output of one layer as a chunk, with its statistics."""
         chunks = room.block.first + layer
-        u = _columns(_framed(_images(room, self._read(room, layer, chunks).to(room.x.dtype))))
+        read = _images(room, self._read(room, layer, chunks).to(room.x.dtype))
+        u = _columns(F.pad(read, (0, 0, 1, 1, 1, 1)))
         w = room.forward[:, layer, :, :chunks, :, :3].repeat_interleave(room.samples, 0)
         output = torch.einsum("yxcgpi,gycixo->gpo", u.unflatten(0, (3, 3)), w)
         room.inner[chunks].copy_(output.reshape(room.inner[chunks].shape))
@@ -240,10 +241,6 @@ def _images(room: Room, u: Tensor) -> Tensor:
     """``(C, G, P, 16)`` as ``(C, G, B, H, W, 16)``."""
     images: Tensor = u.unflatten(2, (-1, room.block.size, room.block.size))
     return images
-
-
-def _framed(u: Tensor) -> Tensor:
-    return F.pad(u, (0, 0, 1, 1, 1, 1))
 
 
 def _columns(u: Tensor) -> Tensor:
