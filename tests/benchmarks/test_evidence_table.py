@@ -14,7 +14,7 @@ from results import OVERVIEW
 stats = pytest.importorskip("scipy.stats")
 BASE = {
     "data": "cifar10", "network": "vgg16", "narrow": 1, "cost": "weights", "target": 0.1, "epochs": 20, "batch": 128,
-    "examples": None, "lr": 0.05, "weight_decay": 5e-4, "schedule": "linear", "held_out": 0, "seconds": 60.0,
+    "examples": None, "lr": 0.05, "weight_decay": 5e-4, "schedule": "linear", "held_out": 0, "seconds": 60.0, "device": "a GPU",
 }  # fmt: skip
 
 
@@ -43,6 +43,21 @@ def test_differences_and_intervals_are_those_of_a_paired_test():
     assert behind.endswith("(lower in 1 of 3)")
     assert compared({0: 0.1}, {1: 0.2}) == ""
     assert compared({0: 0.1}, {0: 0.2}) == "-10.00 (n = 1)"
+
+
+def test_six_pairs_of_one_sign_are_shown_whatever_one_of_them_does_to_the_interval():
+    ours, failed = dict.fromkeys(range(6), 0.17), dict(enumerate([0.25, 0.28, 0.24, 0.9, 0.3, 0.28]))
+    assert stats.binomtest(6, 6).pvalue < 0.05 < stats.binomtest(5, 5).pvalue
+    assert interval([ours[s] - failed[s] for s in ours])[2] > 0
+    assert compared(ours, failed).startswith("**") and compared(failed, ours).startswith("**")
+    assert not compared({s: ours[s] for s in range(5)}, failed).startswith("**")
+    assert not compared(ours | {0: 0.26}, failed).startswith("**")
+
+
+def test_seconds_are_of_the_device_that_most_runs_had():
+    given = [line for line in lines() if line["method"] == "ours"]
+    slow = given[0] | {"seed": 9, "device": "a CPU", "seconds": 2800.0}
+    assert next(row for row in tables([*given, slow]).splitlines() if row.startswith("| ours")).endswith("| 60 |  |")
 
 
 def test_a_table_has_a_row_for_each_method_and_goes_between_marks(tmp_path):
