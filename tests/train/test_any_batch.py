@@ -154,7 +154,7 @@ def test_several_inputs_with_several_targets_are_one_data_set(kind: Any) -> None
 def test_two_batches_stay_two_batches() -> None:
     parts = [(X[:96], Y[:96]), (X[96:128], Y[96:128])]
     listed = [(X[:64], Y[:64]), (X[64:128], Y[64:128])]
-    for batches in (tuple(parts), listed):
+    for batches in (tuple(parts), listed, tuple(listed)):
         assert feed.read(batches, 32, 0).updates == 2
     (inputs, targets), _ = feed.read(tuple(parts), 32, 0).once()
     assert inputs.equal(X[:96])

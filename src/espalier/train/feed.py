@@ -294,14 +294,17 @@ def _in_memory(data: Any, adapt: Adapter | None) -> Batch | None:
 
 
 def _is_pair(data: object) -> bool:
-    """Whether it is inputs and targets, and not two batches: where both are several arrays, all of them have as many
-    examples. Two batches of one size are given as a list."""
+    """Whether it is inputs and targets, and not two batches. Where both are several arrays, batches are alike, one as
+    the other; inputs and targets have as many examples, and differ in something."""
     if not isinstance(data, tuple) or len(data) != 2:
         return False
     inputs, targets = (isinstance(part, (Tensor, np.ndarray, Mapping)) or hasattr(part, "to_numpy") for part in data)
     if targets or not _are_arrays(data[1]):
         return targets
-    return inputs or (_are_arrays(data[0]) and len({part.shape[:1] for part in (*data[0], *data[1])}) == 1)
+    if inputs or not _are_arrays(data[0]):
+        return inputs
+    forms = [[(one.dtype, one.shape[1:]) for one in part] for part in data]
+    return forms[0] != forms[1] and len({one.shape[:1] for part in data for one in part}) == 1
 
 
 def _are_arrays(part: Any) -> bool:
