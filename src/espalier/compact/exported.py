@@ -22,6 +22,8 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map
 
+from espalier.compact.apply import without_graphs
+
 ATEN = torch.ops.aten
 
 
@@ -43,7 +45,7 @@ def plain_outputs(model: nn.Module) -> nn.Module:
 
     What is none of them, such as a cache of a language model, is left out.
     """
-    model = deepcopy(model).cpu().eval()
+    model = deepcopy(model, without_graphs(model)).cpu().eval()
     forward = model.forward
 
     @functools.wraps(forward)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from espalier.compact import load, save
+from espalier.compact.apply import without_graphs
 from espalier.gates.latency import timed
 from espalier.records import RESULT, settings_of
 from espalier.ship import card, import_spec, onnx, program, run_parts, standalone
@@ -153,7 +154,7 @@ def ship(
 def _of_result(result: Result, model: Factory | str | None, inputs: Any) -> Parcel:
     if isinstance(model, str):
         model = Network(model, {}).build
-    small, summary = deepcopy(result.model).cpu().eval(), result.summary()
+    small, summary = deepcopy(result.model, without_graphs(result.model)).cpu().eval(), result.summary()
     kept = [sum(pair[i] for pair in summary["kept"].values()) for i in (0, 1)]
     sizes = {"units": kept}
     if model is not None:
