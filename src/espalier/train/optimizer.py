@@ -156,6 +156,9 @@ class StructureOptimizer(torch.optim.Optimizer):
         update = Update(gated, masks_now, parts, parameters, closure, reads_slopes, across, skipping, self.search.even)
         with nullcontext() if self.ranks is None else self._beside_others(self.ranks, apart is None):
             losses, sized = update.one_at_a_time() if together is None else together(update)
+        if all(parameter.grad is None for parameter in parameters) and bool(losses.isfinite().all()):
+            way = "run the compact network, as .network and compact() give it" if self.settled else "go backwards"
+            raise BadInput(f"no gradient has reached what this optimiser trains: the closure has to {way}")
         told: list[Tensor | None] = list(sized or ())  # slopes and spreads
         if apart is not None:
             assert self.ranks is not None
