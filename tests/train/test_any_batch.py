@@ -495,3 +495,23 @@ def test_parameters_of_a_loss_are_not_trained_in_silence() -> None:
     short(networks.mlp(), (X, Y), loss=Weighed().requires_grad_(False))
     with pytest.raises(BadInput, match=r"not dict: loss\(outputs, targets\) returns what torch computed"):
         short(networks.mlp(), (X, Y), loss=lambda outputs, targets: {"loss": F.cross_entropy(outputs, targets)})
+
+
+def test_a_sweep_leaves_out_what_is_no_class() -> None:
+    """Its rows have the error of the score, whichever targets the loss leaves out."""
+    torch.manual_seed(0)
+    tokens = torch.randint(12, (64, 9))
+    for left_out in (-100, 255):
+        targets = torch.where(torch.arange(9) < 6, left_out, tokens)
+        data = tokens, targets
+
+        def loss(outputs: Tensor, targets: Tensor, left_out: int = left_out) -> Tensor:
+            return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=left_out)
+
+        (result,) = sweep(
+            Lengths, data, loss=loss, targets=[0.6], epochs=12, batch_size=16, validation=data, quiet=True
+        )
+        assert result.validation is not None
+        assert result.validation.error < 0.6
+        assert result.history[-1]["validation_error"] == pytest.approx(result.validation.error, abs=1e-6)
+        assert result.history[-1]["error"] < 0.7
