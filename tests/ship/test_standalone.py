@@ -343,3 +343,19 @@ def test_save_pretrained_of_a_compact_model_loads_again(tmp_path):
         model.save_pretrained(tmp_path / "whole")
         with pytest.raises(BadInput, match="no compact model"):
             from_pretrained(tmp_path / "whole")
+
+
+def test_keys_of_a_module_dict_that_are_no_names(tmp_path):
+    """As of columns of a table; some of them differ in what no name may hold."""
+
+    class Columns(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleDict({key: nn.Linear(1, 3) for key in ("user id", "user-id", "user_id", "größe")})
+
+        def forward(self, x):
+            return sum(part(x[:, i : i + 1]) for i, part in enumerate(self.parts.values()))
+
+    torch.manual_seed(0)
+    model = Columns()
+    assert export(model, torch.randn(4, 4), tmp_path / "network.py").difference == 0
