@@ -14,7 +14,8 @@ from results import OVERVIEW
 stats = pytest.importorskip("scipy.stats")
 BASE = {
     "data": "cifar10", "network": "vgg16", "narrow": 1, "cost": "weights", "target": 0.1, "epochs": 20, "batch": 128,
-    "examples": None, "lr": 0.05, "weight_decay": 5e-4, "schedule": "linear", "held_out": 0, "seconds": 60.0, "device": "a GPU",
+    "examples": None, "lr": 0.05, "weight_decay": 5e-4, "schedule": "linear", "held_out": 0, "seconds": 60.0,
+    "device": "a GPU",
 }  # fmt: skip
 
 
@@ -49,7 +50,8 @@ def test_six_pairs_of_one_sign_are_shown_whatever_one_of_them_does_to_the_interv
     ours, failed = dict.fromkeys(range(6), 0.17), dict(enumerate([0.25, 0.28, 0.24, 0.9, 0.3, 0.28]))
     assert stats.binomtest(6, 6).pvalue < 0.05 < stats.binomtest(5, 5).pvalue
     assert interval([ours[s] - failed[s] for s in ours])[2] > 0
-    assert compared(ours, failed).startswith("**") and compared(failed, ours).startswith("**")
+    assert compared(ours, failed).startswith("**")
+    assert compared(failed, ours).startswith("**")
     assert not compared({s: ours[s] for s in range(5)}, failed).startswith("**")
     assert not compared(ours | {0: 0.26}, failed).startswith("**")
 

@@ -107,3 +107,34 @@ def test_a_layer_held_twice_and_replaced_in_one_place_is_named():
     model.again = nn.Linear(6, 6)
     with pytest.raises(espalier.BadInput, match="'again' was replaced"), gated.masked(torch.ones(gated.d)):
         pass
+
+
+class Seen(nn.Module):
+    """Keeps what it last computed, to be looked at, in an attribute and in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.kept = nn.Linear(4, 6), nn.Linear(6, 2), []
+
+    def forward(self, x):
+        self.hidden = F.relu(self.first(x))
+        self.kept = [self.hidden, {"again": self.hidden}]
+        return self.last(self.hidden)
+
+
+def test_what_a_model_keeps_of_its_last_pass_is_no_obstacle():
+    """Torch copies no tensor with a graph: such a model could be attached to when it was new, and not be cut later."""
+    x, model = torch.randn(8, 4), Seen()
+    model(x)
+    gated = espalier.attach(model, x)
+    mask = torch.tensor([1.0, 0, 1, 1, 0, 0])
+    with gated.masked(mask):
+        expected = model(x)
+    assert model.hidden.grad_fn is not None
+    small = gated.compact(mask)
+    assert torch.allclose(small(x), expected)
+    assert small.kept[0] is small.hidden
+    assert model.kept[1]["again"] is model.hidden
+    gated.detach()
+    result = espalier.fit(model, (x, torch.arange(8) % 2), epochs=6, batch_size=4, target=0.5, quiet=True)
+    assert result.model.last.in_features <= 3

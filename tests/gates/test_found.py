@@ -1,7 +1,9 @@
 """Found gates: which, how coupled; masked equals cut; costs by counting."""
 
 import copy
+import random
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -302,3 +304,66 @@ def test_other_strides_fix_what_they_touch(strides, place):
     gated = espalier.attach(Restrided(), torch.randn(6, 4), check=False)
     assert [g.name for g in gated.space.groups] == ["second"]
     assert "laid out anew by `as_strided`" in gated.explain()
+
+
+@pytest.mark.parametrize("drawn", ["python", "numpy", "torch"])
+def test_stochastic_depth_of_any_generator(drawn):
+    """What a model draws in train mode is no reason to refuse a layer, and the user's own draws stay as they were."""
+    draw = {"python": random.random, "numpy": np.random.random, "torch": lambda: torch.rand(()).item()}[drawn]
+
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 8)) for _ in range(4))
+
+        def forward(self, x):
+            x = self.stem(x)
+            for block in self.blocks:
+                if not self.training or draw() < 0.7:
+                    x = x + block(x)
+            return self.head(x)
+
+    for seed in range(5):
+        random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)  # noqa: NPY002
+        gated = espalier.attach(Deep(), torch.randn(3, 4))
+        assert gated.refused == {}
+        assert gated.d == 8 + 4 * 6
+    model = Deep()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)  # noqa: NPY002
+    expected = draw()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)  # noqa: NPY002
+    espalier.attach(model, torch.ones(3, 4))
+    assert draw() == expected
+
+
+def test_a_vector_that_is_summed_over_writes_nothing():
+    """Attention by one learned query: the layer that makes keys may be emptied."""
+
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.key, self.query, self.head = nn.Linear(6, 5), nn.Parameter(torch.randn(5)), nn.Linear(6, 2)
+
+        def forward(self, x):
+            weights = torch.softmax(torch.tanh(self.key(x)) @ self.query, 1)
+            return self.head((weights.unsqueeze(-1) * x).sum(1))
+
+    torch.manual_seed(0)
+    model, x = Pooled().double(), torch.randn(3, 4, 6).double()
+    gated = espalier.attach(model, x)
+    assert [(g.name, g.size, g.least) for g in gated.space.groups] == [("key", 5, 0)]
+    assert gated.canonical(torch.ones(5)).all()
+    for mask in ([1.0, 0, 1, 0, 0], [0.0] * 5):
+        small = gated.compact(torch.tensor(mask))
+        with gated.masked(torch.tensor(mask)):
+            assert torch.allclose(small(x), model(x), rtol=1e-9, atol=1e-12)
+        assert small.query.numel() == sum(mask)
+
+
+def test_lazy_layers_are_named_before_their_first_call():
+    model, x = nn.Sequential(nn.LazyLinear(6), nn.ReLU(), nn.LazyLinear(2)), torch.randn(3, 4)
+    with pytest.raises(espalier.BadInput, match=r"0\.weight has no shape before the first call: call the model once"):
+        espalier.attach(model, x)
+    model(x)
+    assert espalier.attach(model, x).d == 6

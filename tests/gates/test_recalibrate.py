@@ -87,3 +87,32 @@ def test_no_examples_and_sizes_that_are_none_are_refused_and_change_nothing():
             espalier.recalibrate(model, x, batch_size=size)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert (model[1].momentum, model.training) == (0.1, True)
+
+
+@pytest.mark.parametrize("sizes", [(20, 20, 20), (40, 20), (50, 8, 2), (59, 1)])
+def test_a_batch_counts_by_what_it_holds(sizes):
+    """A last batch of two is two of sixty, not half of the statistics; one of a single row is no reason to fail."""
+    model, x = model_and_data()
+    parts = x.split(sizes)
+    espalier.recalibrate(model, list(parts))
+    hidden = [(len(part), model[0](part)) for part in parts if len(part) > 1]
+    counted = sum(count for count, _ in hidden)
+    assert torch.allclose(model[1].running_mean, sum(n * h.mean(0) for n, h in hidden) / counted)
+    assert torch.allclose(model[1].running_var, sum(n * h.var(0) for n, h in hidden) / counted)
+    assert all(module.training for module in model)
+    assert not model[1]._forward_pre_hooks
+
+
+def test_a_norm_that_is_called_twice_counts_both_calls():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3).double()
+
+        def forward(self, a, b):
+            return self.norm(a) + self.norm(input=b)
+
+    torch.manual_seed(0)
+    model, a, b = Twice(), torch.randn(16, 3).double(), 5 + torch.randn(16, 3).double()
+    espalier.recalibrate(model, [((a[:12], b[:12]), None), ((a[12:], b[12:]), None)])
+    assert torch.allclose(model.norm.running_mean, torch.cat([a, b]).mean(0))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from espalier import BadInput, shape
+from espalier import BadInput, load, save, shape
 from espalier.data.load import digits
 
 lightning = pytest.importorskip("lightning.pytorch")
@@ -259,6 +259,36 @@ def test_what_it_cannot_do_is_named(module: Any, settings: dict[str, Any], said:
         trainer(tmp_path, Shaping(target=0.4), **settings).fit(module(), loader())
     with pytest.raises(BadInput, match="replaces the module's"):
         shaped(tmp_path, Digits(scheduled=True), optimizer="recipe")
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in ("EMAWeightAveraging", "StochasticWeightAveraging") if hasattr(lightning.callbacks, n)]
+)
+def test_an_average_of_the_whole_network_is_refused(name: str, tmp_path: Path) -> None:
+    arguments = {"swa_lrs": 1e-2} if name.startswith("Stochastic") else {}
+    average = getattr(lightning.callbacks, name)(**arguments)
+    with pytest.raises(BadInput, match=f"{name} averages the weights of the whole network"):
+        trainer(tmp_path, Shaping(target=0.4), callbacks=[Shaping(target=0.4), average]).fit(Digits(), loader())
+
+
+def test_a_number_of_steps_says_how_long_the_run_is(tmp_path: Path) -> None:
+    shaping = Shaping(target=0.4)
+    trainer(tmp_path, shaping, max_epochs=-1, max_steps=25).fit(Digits(), loader())
+    assert shaping.result is not None
+    assert shaping.result.updates == 25
+    assert shaping.result.share_after <= 0.4
+
+
+def test_a_module_that_was_cut_is_cut_again_and_kept(tmp_path: Path) -> None:
+    """It holds its plan, so that it loads from the uncut one, after one fit and after two."""
+    module = Digits()
+    for _ in range(2):
+        result = shaped(tmp_path, module)
+        for small in (module, result.model):
+            save(small, tmp_path / "small")
+            assert load(tmp_path / "small", Digits).eval()(X).equal(result.model(X))
+    first = module.body[0].weight  # type: ignore[union-attr]
+    assert first.numel() < 0.3 * 24 * 64  # type: ignore[operator]
 
 
 def test_the_example(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

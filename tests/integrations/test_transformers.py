@@ -15,6 +15,7 @@ from espalier import BadInput, load, save, shape
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
+from espalier.integrations.pretrained import from_pretrained  # noqa: E402
 from espalier.integrations.transformers import ShapingTrainer  # noqa: E402
 
 IDS = torch.randint(3, 60, (320, 9), generator=torch.Generator().manual_seed(0))
@@ -113,6 +114,8 @@ def test_the_model_is_what_ships_in_the_end(tmp_path: Path) -> None:
     assert training.evaluate(DATA)["eval_loss"] < 0.6
     save(training.result.model, tmp_path / "small")
     again = load(tmp_path / "small", bert).eval()
+    training.save_model(tmp_path / "saved")  # by Transformers, of the model it holds
+    assert from_pretrained(tmp_path / "saved")(IDS[:8]).logits.equal(model(IDS[:8]).logits)
     assert again(IDS[:8]).logits.equal(model(IDS[:8]).logits)
     with pytest.raises(BadInput, match="cut already"):
         training.train()

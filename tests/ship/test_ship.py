@@ -161,6 +161,10 @@ def test_what_is_refused_says_why(result, tmp_path):
         espalier.ship(result, tmp_path / "a", formats=["onnx"])
     with pytest.raises(BadType, match="a result or a run directory, not a Linear"):
         espalier.ship(nn.Linear(1, 1), tmp_path / "b")
+    with pytest.raises(BadType, match=r"model is a factory of the uncut network: give its class, or lambda: Linear"):
+        espalier.ship(result, tmp_path / "b", model=nn.Linear(1, 1))  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=r"does not take these inputs, float32 \(3, 99\)"):
+        espalier.ship(result, tmp_path / "b", inputs=torch.zeros(3, 99))
     with pytest.raises(BadInput, match="there is no folder"):
         espalier.ship(tmp_path / "nothing", tmp_path / "b")
     (tmp_path / "mine").mkdir()

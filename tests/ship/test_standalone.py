@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -235,7 +236,7 @@ def test_what_reads_nothing_is_its_bias_in_every_file(tmp_path):
 
 
 def test_a_network_of_one_batch_size_is_refused(tmp_path):
-    with pytest.raises(NotExported):
+    with pytest.raises(NotExported, match="one batch size alone"):
         export(CountsExamples(2, 2), torch.randn(5, 2), tmp_path / "network.py")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(BadInput, match="python needs some real examples"):
@@ -343,3 +344,47 @@ def test_save_pretrained_of_a_compact_model_loads_again(tmp_path):
         model.save_pretrained(tmp_path / "whole")
         with pytest.raises(BadInput, match="no compact model"):
             from_pretrained(tmp_path / "whole")
+
+
+def test_keys_of_a_module_dict_that_are_no_names(tmp_path):
+    """As of columns of a table; some of them differ in what no name may hold."""
+
+    class Columns(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleDict({key: nn.Linear(1, 3) for key in ("user id", "user-id", "user_id", "größe")})
+
+        def forward(self, x):
+            return sum(part(x[:, i : i + 1]) for i, part in enumerate(self.parts.values()))
+
+    torch.manual_seed(0)
+    model = Columns()
+    assert export(model, torch.randn(4, 4), tmp_path / "network.py").difference == 0
+
+
+@dataclass
+class Found:
+    scores: torch.Tensor
+    hidden: torch.Tensor
+    note: str = ""
+
+
+class Wrapped(nn.Module):
+    """Hands on whatever it is given, and gives a dataclass."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Bilinear(4, 3, 5)
+
+    def forward(self, *args, **kwargs):
+        hidden = self.inner(*args, **kwargs)
+        return Found(hidden.relu(), hidden)
+
+
+@pytest.mark.parametrize("form", FREE)
+def test_a_forward_of_any_arguments_and_a_dataclass_of_outputs(form, tmp_path):
+    torch.manual_seed(0)
+    inputs = torch.randn(5, 4), torch.randn(5, 3)
+    _, checks = FORMATS[form](Wrapped(), inputs, tmp_path)
+    assert checks[form]["batches"] == (1, 2, 7, 33)
+    assert checks[form]["difference"] < 1e-6

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import networks
 import numpy as np
@@ -386,3 +386,176 @@ def test_fit_shape_and_sweep_take_what_attach_takes() -> None:
         shape(gated, updates=4, **some)
     with pytest.raises(BadInput, match="give kinds, ignore to espalier"):
         sweep(lambda: attach(networks.mlp(), X[:4]), (X, Y), penalties=[0.0], epochs=1, quiet=True, **some)
+
+
+class Halves(NamedTuple):
+    a: Tensor
+    b: Tensor
+
+
+def test_named_tuples_stay_what_they_are() -> None:
+    """As inputs, as targets, and as what a model gives: the loss and the metrics read their fields."""
+
+    class Both(TwoInputs):
+        def forward(self, a: Tensor, b: Tensor) -> Any:
+            return Halves(super().forward(a, b), a[:, :1])
+
+    def loss(outputs: Halves, targets: Halves) -> Tensor:
+        return F.cross_entropy(outputs.a, targets.a) + 0 * (outputs.b - targets.b).mean()
+
+    def right(outputs: Halves, targets: Halves) -> float:
+        return float((outputs.a.argmax(1) == targets.a).float().mean())
+
+    inputs, targets = Halves(X[:, :32], X[:, 32:]), Halves(Y, X[:, :1])
+    assert short(TwoInputs(), (inputs, Y), validation=0.25).validation.examples == len(X) // 4
+    rows = [(Halves(*pair), Halves(*both)) for pair, both in zip(zip(*inputs), zip(*targets))]
+    loader = DataLoader(rows, 32)  # type: ignore[arg-type]
+    result = short(Both(), loader, loss=loss, validation=loader, metrics={"right": right})
+    assert result.updates == 16
+    assert result.validation.metrics["right"] == pytest.approx(right(result.model(*inputs), targets))
+
+
+class Lengths(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.hidden, self.head = nn.Embedding(12, 8), nn.Linear(8, 16), nn.Linear(16, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.hidden(self.table(x))))
+
+
+def of_each(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=255)
+
+
+@pytest.mark.parametrize("settings", [{"target": 0.5}, {"target": 0.5, "samples": 2}, {"target": None, "penalty": 0.1}])
+def test_batches_of_different_lengths(settings: dict[str, Any]) -> None:
+    """As sequences that are padded batch by batch: where an update would read several at once, it reads one."""
+    torch.manual_seed(0)
+    batches = [(tokens, tokens) for tokens in (torch.randint(12, (6, length)) for length in (5, 7, 7, 4, 9))]
+    result = short(Lengths(), batches, loss=of_each, validation=batches, epochs=4, **settings)
+    assert result.updates == 20
+    assert result.validation.examples == 30
+    with pytest.raises(BadInput, match="whole validation at once, but its batches are of different shapes"):
+        short(Lengths(), batches, loss=of_each, validation=batches, metrics=["accuracy"])
+
+
+def test_images_of_different_sizes_have_no_constant_answer() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1))
+    batches = [(torch.rand(2, 1, size, size),) * 2 for size in (5, 8, 6)]
+    assert evaluate(model, batches, loss=F.mse_loss).guess is None
+
+
+def test_targets_that_no_score_is_of_are_not_predicted() -> None:
+    """The 255 of segmentation: neither wrong, nor a class that a constant answer would guess."""
+    tokens = torch.arange(12).repeat(4, 2)  # (4, 24)
+    targets = torch.where(torch.arange(24) < 16, 255, tokens)
+    model = Lengths()
+    kept = model(tokens)[:, 16:].argmax(-1) == tokens[:, 16:]
+    score = evaluate(model, (tokens, targets), loss=of_each, metrics=["accuracy"])
+    assert score.error == pytest.approx(1 - float(kept.float().mean()))
+    assert score.metrics["accuracy"] == pytest.approx(float(kept.float().mean()))
+    assert score.guess == pytest.approx(1 - 4 / 32)
+
+
+def test_a_loss_without_a_value_for_constants_gives_no_guess() -> None:
+    """Scaled by what is predicted, as a correlation is: of a constant it is not a number, and tells nothing of what was
+    learned."""
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        scaled = (outputs - outputs.min()) / (outputs.max() - outputs.min())
+        return (scaled - targets).square().mean()
+
+    score = evaluate(nn.Linear(4, 1), (x, x[:, :1]), loss=loss)
+    assert score.guess is None
+    assert score.learned
+
+
+def test_a_rest_of_one_row_under_batch_norm() -> None:
+    """513 rows are read as 512 and one where statistics are estimated."""
+    torch.manual_seed(0)
+    x = torch.randn(513, 4)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    data = x, (x[:, 0] > 0).long()
+    result = short(model, data, validation=data)
+    hidden = result.model[0](x[:512])
+    assert torch.allclose(result.model[1].running_var, hidden.var(0))
+
+
+def test_tuples_of_inputs_and_of_targets_are_no_two_batches() -> None:
+    def loss(outputs: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(outputs, targets[0]) + 0 * targets[1].mean()
+
+    inputs, targets = (X[:, :32], X[:, 32:]), (Y, X[:, 0])
+    result = short(TwoInputs(), (inputs, targets), loss=loss, validation=(inputs, targets))
+    assert result.updates == 2 * 256 // 32
+    two = short(networks.mlp(), ((X[:32], Y[:32]), (X[32:64], Y[32:64])))  # of one length, and alike
+    assert two.updates == 2 * 2
+    assert short(networks.mlp(), ((X[:32], Y[:32]), (X[32:48], Y[32:48]))).updates == 2 * 2
+
+
+def test_the_rest_of_a_torch_dataset_makes_no_batch_but_is_validated_on() -> None:
+    """An epoch is examples // batch_size updates, as of tensors; BatchNorm takes no batch of one."""
+    model = nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
+    data = TensorDataset(X[:65], Y[:65])
+    result = short(model, data, validation=data)
+    assert result.updates == 2 * 65 // 32
+    assert result.validation.examples == 65
+    assert short(networks.mlp(), TensorDataset(X[:20], Y[:20])).updates == 2
+
+
+def test_metrics_read_outputs_that_hold_more_than_tensors() -> None:
+    class Noted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = networks.mlp()
+
+        def forward(self, x: Tensor) -> dict[str, Any]:
+            return {"scores": self.net(x), "cache": None, "depth": 2}
+
+    def right(outputs: dict[str, Any], targets: Tensor) -> float:
+        assert outputs["depth"] == 2
+        return float((outputs["scores"].argmax(1) == targets).float().mean())
+
+    parts = [(X[:100], Y[:100]), (X[100:], Y[100:])]
+    about = {"loss": lambda outputs, targets: F.cross_entropy(outputs["scores"], targets)}
+    result = short(Noted(), parts, validation=parts, metrics={"right": right}, **about)
+    assert result.validation.metrics["right"] == pytest.approx(right(result.model(X), Y))
+
+
+def test_parameters_of_a_loss_are_not_trained_in_silence() -> None:
+    class Weighed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            return self.scale * F.cross_entropy(outputs, targets)
+
+    with pytest.warns(UserWarning, match="loss has parameters of its own, which stay as they are"):
+        short(networks.mlp(), (X, Y), loss=Weighed())
+    short(networks.mlp(), (X, Y), loss=Weighed().requires_grad_(False))
+    with pytest.raises(BadInput, match=r"not dict: loss\(outputs, targets\) returns what torch computed"):
+        short(networks.mlp(), (X, Y), loss=lambda outputs, targets: {"loss": F.cross_entropy(outputs, targets)})
+
+
+def test_a_sweep_leaves_out_what_is_no_class() -> None:
+    """Its rows have the error of the score, whichever targets the loss leaves out."""
+    torch.manual_seed(0)
+    tokens = torch.randint(12, (64, 9))
+    for left_out in (-100, 255):
+        targets = torch.where(torch.arange(9) < 6, left_out, tokens)
+        data = tokens, targets
+
+        def loss(outputs: Tensor, targets: Tensor, left_out: int = left_out) -> Tensor:
+            return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=left_out)
+
+        (result,) = sweep(
+            Lengths, data, loss=loss, targets=[0.6], epochs=12, batch_size=16, validation=data, quiet=True
+        )
+        assert result.validation is not None
+        assert result.validation.error < 0.6
+        assert result.history[-1]["validation_error"] == pytest.approx(result.validation.error, abs=1e-6)
+        assert result.history[-1]["error"] < 0.7

@@ -377,7 +377,8 @@ def test_losses_without_a_name_are_told_apart(tmp_path: Path) -> None:
     modules = [nn.CrossEntropyLoss(label_smoothing=share) for share in (0.1, 0.2)]
     scaled = [(lambda o, t, s=share: s * F.cross_entropy(o, t)) for share in (1, 2)]
     held = [weighing(share) for share in (1, 2)]
-    for i, (one, other) in enumerate((smoothed, modules, scaled, held)):
+    weighed = [nn.CrossEntropyLoss(torch.full((10,), share)) for share in (1.0, 2.0)]
+    for i, (one, other) in enumerate((smoothed, modules, scaled, held, weighed)):
         folder = tmp_path / str(i)
         short(loss=one, checkpoint=folder)
         with pytest.raises(espalier.BadInput, match="loss: "):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -171,3 +172,104 @@ def test_a_state_goes_on_in_another_process() -> None:
     assert all(a.equal(b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
     with pytest.raises(espalier.BadInput, match="compact network already"):
         resumed.load_state_dict(state)
+
+
+def test_adafactor_s_sums_over_rows_and_columns_are_cut_along() -> None:
+    """Its state is of other shapes than the parameter: a step of the compact network takes what is left of each."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 5)).double()
+    gated = espalier.attach(model, torch.zeros(2, 6, dtype=torch.float64))
+    inner = torch.optim.Adafactor(model.parameters(), 1e-2)
+    structure = StructureOptimizer(inner, Search(gated.space, initial=0.4, seed=2), gated)
+    x = X[:32].flatten(1)[:, :6]
+
+    def closure() -> Tensor:
+        loss = F.cross_entropy(structure.network(x), Y[:32])
+        loss.backward()
+        return loss
+
+    structure.step(closure)
+    before = dict(inner.state[model[2].weight])
+    structure.search.settle()
+    mask = gated.canonical(structure.search.select())
+    small = structure.compact()
+    read, written = (mask[gated.space.slices[name]].bool() for name in ("0", "2"))
+    assert 0 < int(read.sum()) < 8
+    after = inner.state[small[2].weight]
+    assert after["row_var"].equal(before["row_var"][written])
+    assert after["col_var"].equal(before["col_var"][:, read])
+    structure.step(closure)
+
+
+@pytest.mark.parametrize("round_to", [None, 4])
+def test_a_state_of_the_compact_network_is_whole_without_write_back(round_to: int | None) -> None:
+    """Kept beside the model's, in one dict as people write it; blocks are those of the state, or refused."""
+    x = X[:64].flatten(1)[:, :16]
+
+    def begin(seed: int, blocks: object = round_to) -> tuple[nn.Module, StructureOptimizer]:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 5)).double()
+        return model, espalier.shape(model, x[:4], target=0.4, updates=20, round_to=blocks)  # type: ignore[arg-type]
+
+    def go_on(shaping: StructureOptimizer, updates: range) -> None:
+        for update in updates:
+
+            def closure(update: int = update) -> Tensor:
+                loss = F.cross_entropy(shaping.network(x[update : update + 32]), Y[update : update + 32])
+                loss.backward()
+                return loss
+
+            shaping.step(closure)
+
+    model, shaping = begin(0)
+    go_on(shaping, range(15))
+    assert shaping.phase == "settled"
+    saved = copy.deepcopy({"model": model.state_dict(), "shaping": shaping.state_dict()})
+    go_on(shaping, range(15, 20))
+    expected = shaping.finish((x, Y[:64]))
+
+    if round_to is not None:
+        with pytest.raises(espalier.BadInput, match=r'round_to=state\["blocks"\]'):
+            begin(1)[1].load_state_dict(saved["shaping"])
+    again, resumed = begin(1, saved["shaping"].get("blocks"))
+    again.load_state_dict(saved["model"])
+    resumed.load_state_dict(saved["shaping"])
+    go_on(resumed, range(15, 20))
+    result = resumed.finish((x, Y[:64]))
+    assert result.mask.equal(expected.mask)
+    assert all(a.equal(b) for a, b in zip(result.model.parameters(), expected.model.parameters(), strict=True))
+
+
+def test_a_state_that_cannot_be_cut_is_begun_anew() -> None:
+    """As of an Adafactor that keeps one number for each row, which no shape tells from one for each column."""
+
+    class ByRows(torch.optim.Optimizer):
+        def __init__(self, parameters: Iterable[Tensor]) -> None:
+            super().__init__(parameters, {"lr": 0.1})
+
+        @torch.no_grad()
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            for parameter in self.param_groups[0]["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["rows"] = torch.zeros(len(parameter), dtype=parameter.dtype)
+                state["rows"] += parameter.grad.flatten(1).square().sum(1) if parameter.ndim > 1 else 0
+                parameter -= 0.1 * parameter.grad
+
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 5)).double()
+    gated = espalier.attach(model, torch.zeros(2, 6, dtype=torch.float64))
+    structure = StructureOptimizer(ByRows(model.parameters()), Search(gated.space, initial=0.4, seed=2), gated)
+    x = X[:32].flatten(1)[:, :6]
+
+    def closure() -> Tensor:
+        loss = F.cross_entropy(structure.network(x), Y[:32])
+        loss.backward()
+        return loss
+
+    structure.step(closure)
+    structure.search.settle()
+    small = structure.compact()
+    structure.step(closure)
+    assert structure.state[small[0].weight]["rows"].shape == (small[0].out_features,)
+    assert 0 < small[0].out_features < 6

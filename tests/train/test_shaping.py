@@ -129,3 +129,23 @@ def test_what_is_wrong_is_named(settings: dict[str, Any], said: str) -> None:
     usual: dict[str, Any] = {"example": DATA[0][:4], "updates": 10, "target": 0.5}
     with pytest.raises(espalier.EspalierError, match=said):
         shape(networks.mlp(), **usual | settings)
+
+
+@pytest.mark.parametrize("recipe", ["default", "ranked"])
+def test_a_closure_that_trains_nothing_is_named(recipe: str) -> None:
+    """It forgets to go backwards; or, once settled, it runs the whole network on, whose weights nobody moves."""
+    model = networks.mlp()
+    shaping = shape(model, DATA[0][:4], updates=10, target=0.5, recipe=recipe)
+
+    def closure(inputs: Tensor, targets: Tensor) -> Tensor:
+        loss = F.cross_entropy(model(inputs), targets)
+        loss.backward()
+        return loss
+
+    with pytest.raises(espalier.BadInput, match="the closure has to go backwards"):
+        shaping.step(lambda x, y: F.cross_entropy(model(x), y), *DATA)
+    assert shaping.phases is not None
+    for _ in range(shaping.phases.settle):
+        shaping.step(closure, *DATA)
+    with pytest.raises(espalier.BadInput, match="the closure has to run the compact network"):
+        shaping.step(closure, *DATA)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from espalier.compact.layers import Attention, Constant, Fill, Pass, Select
 from espalier.compact.plan import Plan, from_runs
@@ -28,6 +29,13 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return named
 
 
+def without_graphs(model: nn.Module) -> dict[int, Any]:
+    """A memo for ``deepcopy``: what modules keep of their last pass, such as attention to be looked at, without the
+    graph behind it, which torch does not copy."""
+    held = (leaf for module in model.modules() for leaf in tree_leaves(list(vars(module).values())))
+    return {id(leaf): leaf.detach().clone() for leaf in held if isinstance(leaf, Tensor) and leaf.grad_fn is not None}
+
+
 def apply_plan(
     model: nn.Module, plan: Plan, *, share: bool = False, pieces: dict[str, Tensor] | None = None
 ) -> nn.Module:
@@ -41,7 +49,7 @@ def apply_plan(
         model = apply_plan(model, plan.earlier)
     elif hasattr(model, PLAN_OF):
         plan = replace(plan, earlier=Plan.from_dict(getattr(model, PLAN_OF)))
-    memo: dict[int, Any] = {}
+    memo = without_graphs(model)
     named = named_tensors(model)
     for name, dims in plan.tensors.items():
         if name not in named:
@@ -89,11 +97,16 @@ def apply_plan(
             module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
             if not share and all(weight.numel() for weight in module._flat_weights if weight is not None):
                 module.flatten_parameters()  # on a GPU one chunk of memory, as torch makes it of a new layer
-    object.__setattr__(small, PLAN_OF, plan.to_dict())
-    config = getattr(small, "config", None)
-    if hasattr(config, "to_dict") and hasattr(small, "save_pretrained"):  # Transformers writes it to config.json
-        setattr(config, PLAN_OF, plan.to_dict())
+    keep_plan(small, plan.to_dict())
     return small
+
+
+def keep_plan(small: nn.Module, plan: dict[str, Any]) -> None:
+    """The plan of a compact model, where it is looked for; also where Transformers writes it, to config.json."""
+    object.__setattr__(small, PLAN_OF, plan)
+    config = getattr(small, "config", None)
+    if hasattr(config, "to_dict") and hasattr(small, "save_pretrained"):
+        setattr(config, PLAN_OF, plan)
 
 
 def _module(model: nn.Module, path: str) -> nn.Module:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from espalier.gates.blocks import Blocks, RoundTo, rounded
 from espalier.gates.find import KINDS, choice_groups, find_groups, structure_of
@@ -66,6 +67,9 @@ def attach(
         is_mask = tensor.is_floating_point() and bool(((tensor == 0) | tensor.isneginf()).all())  # an attention mask
         if tensor.is_floating_point() and not is_mask and not bool(tensor.isfinite().all()):
             raise BadInput("example_inputs hold infinite values or NaN, under which nothing can be compared")
+    lazy = next((name for name, tensor in model.named_parameters() if is_lazy(tensor)), "")
+    if lazy:
+        raise BadInput(f"{lazy} has no shape before the first call: call the model once on its inputs, then attach")
     _check_names(model, kinds, ignore)
     state = model.__dict__.get(STATE)
     if state is not None and not state.path:

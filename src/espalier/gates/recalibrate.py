@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +18,7 @@ Norm = nn.modules.batchnorm._BatchNorm
 
 
 def recalibrate(model: nn.Module, data: Any, *, batch_size: int = 256) -> None:
-    """Re-estimate BatchNorm's running statistics by a cumulative mean over one pass of the data.
+    """Re-estimate BatchNorm's running statistics by a mean over one pass of the data; a batch counts by what it holds.
 
     ``data``: inputs as one tensor ``(N, ..)``; or ``(inputs, targets)`` tensors; or an iterable of batches, each a
     tensor, a tuple whose first item is the inputs (themselves a tuple where the model takes several), or a dict of
@@ -71,6 +72,7 @@ def _estimate(model: nn.Module, norms: Sequence[Norm], data: Any, batch_size: in
     if not norms:
         return
     momenta = [norm.momentum for norm in norms]
+    hooks = [norm.register_forward_pre_hook(_weighing(), with_kwargs=True) for norm in norms]
     device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     seen = 0
     try:
@@ -89,8 +91,26 @@ def _estimate(model: nn.Module, norms: Sequence[Norm], data: Any, batch_size: in
             if not seen:
                 raise BadInput("recalibrate needs data: there was no batch")
     finally:
-        for norm, momentum in zip(norms, momenta):
+        for norm, momentum, hook in zip(norms, momenta, hooks):
             norm.momentum = momentum
+            hook.remove()
+
+
+def _weighing() -> Callable[..., None]:
+    """A hook before a norm: its statistics are the mean over all values so far, so that a short last batch does not
+    count as much as a full one. A single value has no variance: it passes by what is known."""
+    values = 0
+
+    def weigh(norm: Norm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal values
+        shape = (args[0] if args else next(iter(kwargs.values()))).shape
+        count = math.prod((shape[0], *shape[2:]))
+        norm.training = count > 1 or not values
+        if norm.training:
+            values += count
+            norm.momentum = count / max(values, 1)
+
+    return weigh
 
 
 def _batches(data: Any, batch_size: int) -> Iterator[Tensor | tuple[Any, ...] | dict[str, Any]]:

@@ -275,10 +275,11 @@ def _layers(structure: Structure) -> None:
     ways = {(event.weight, event.summed): event.grouped for event in trace.events}
     onward = _onward(structure)
     for (number, summed), is_grouped in ways.items():
-        reads, read_by, anchored = [], set[int](), False
+        reads, read_by = list[Array](), set[int]()
         atoms = trace.tensors[number].atoms
         written = [dim for dim in range(len(atoms)) if dim not in summed]
         written = [dim for dim in written if len(atoms[dim]) > 1] or written  # a 1 x 1 kernel's extent says nothing
+        anchored = not written  # a vector that is summed over: what comes of it has no axis to go
         for dim, own in enumerate(atoms):
             if dim in summed:
                 reads.append(structure.entries(number, dim))

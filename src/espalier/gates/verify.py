@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import random
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.torch_version import TorchVersion
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from espalier.compact.apply import apply_plan
+from espalier.compact.apply import apply_plan, without_graphs
 from espalier.compact.plan import Plan
 from espalier.gates.build_plan import SIZES, build_plan, phantom_layers
 from espalier.gates.gate import MIXED
@@ -57,7 +58,7 @@ class Trial:
     def run(self, model: nn.Module, training: bool, seed: int = 7) -> list[Tensor]:
         """The output's tensors; buffers are put back afterwards."""
         model.train(training)
-        torch.manual_seed(seed)
+        _seed(seed)
         with values_kept(model.buffers()), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return list(tensors_in(model(*self.args, **self.kwargs)))
@@ -121,7 +122,7 @@ def rehearsed(model: nn.Module, seed: int) -> nn.Module:
 
     Random, because a shift of zero, or a scale of 1e-6, hides what a wrong cut would leave behind.
     """
-    twin = strip(copy.deepcopy(model)).double()
+    twin = strip(copy.deepcopy(model, without_graphs(model))).double()
     _perturb(twin, torch.Generator().manual_seed(seed))
     return twin
 
@@ -160,11 +161,23 @@ def _perturb(model: nn.Module, random: torch.Generator) -> None:
 
 @contextlib.contextmanager
 def isolated_random() -> Iterator[None]:
-    """Draw random numbers inside, and leave the user's random state as it was."""
+    """Draw random numbers inside, and leave the user's random states as they were: of torch, NumPy and Python."""
     started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     devices = list(range(torch.cuda.device_count())) if started else []
-    with torch.random.fork_rng(devices=devices):
-        yield
+    of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        np.random.set_state(of_numpy)  # noqa: NPY002
+        random.setstate(of_python)
+
+
+def _seed(seed: int) -> None:
+    """For a model that draws: from torch, or in its own code from NumPy or Python, as stochastic depth does."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    random.seed(seed)
 
 
 def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
@@ -533,7 +546,7 @@ class _OnePass:
         return self._run(_each(lambda leaf: leaf[mask :: self.samples], self.inputs, self.size), seed)
 
     def _run(self, inputs: Any, seed: int = 7) -> Any:
-        torch.manual_seed(seed)
+        _seed(seed)
         with _NoDropout():
             return self.model(*inputs[0], **inputs[1])
 

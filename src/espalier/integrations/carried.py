@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from espalier.compact.apply import PLAN_OF, keep_plan
 from espalier.files import clean
 from espalier.space import BadInput
 from espalier.train import feed
@@ -123,6 +124,7 @@ class Carried:
         self.release()
         if self.in_place and type(result.model) is type(self.model):
             Insides(self.model, copy.deepcopy(result.model)).exchange()
+            keep_plan(self.model, copy.deepcopy(getattr(result.model, PLAN_OF)))
             self.model.eval()
         return result
 

@@ -30,6 +30,8 @@ except ModuleNotFoundError as missing:
 
 __all__ = ["Shaping"]
 
+AVERAGING = ("WeightAveraging", "StochasticWeightAveraging")  # callbacks, of which some versions have one
+
 
 class Shaping(Callback):  # type: ignore[misc]
     """Shapes the module that ``Trainer(callbacks=[Shaping(target=0.3)])`` trains; ``result`` is what comes out.
@@ -83,6 +85,7 @@ class Shaping(Callback):  # type: ignore[misc]
         updates = trainer.estimated_stepping_batches
         if updates in (-1, float("inf")):
             raise BadInput("the recipe needs to know how long the run is: give the Trainer max_epochs or max_steps")
+        trainer.fit_loop.setup_data()  # where max_steps alone says how long the run is, nobody has yet
         reading = feed.Batches(trainer.train_dataloader, self._adapt)
         example = self._example
         if example is None:
@@ -187,6 +190,12 @@ def _checked(trainer: Trainer, module: Module) -> bool:
             f"accumulate_grad_batches={trainer.accumulate_grad_batches}: Lightning adds up gradients outside of the "
             "optimiser's step, under no mask; use a larger batch, or espalier.shape with a closure that accumulates"
         )
+    for callback in trainer.callbacks:
+        if any(kind.__name__ in AVERAGING for kind in type(callback).__mro__):
+            raise BadInput(
+                f"{type(callback).__name__} averages the weights of the whole network, which is cut on the way; do it "
+                "in a loop of your own, once the structure has settled (docs/training.md)"
+            )
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
         raise BadInput(f"precision {trainer.precision!r} scales losses, which slopes would follow; use 'bf16-mixed'")
     if isinstance(trainer.strategy, strategies.SingleDeviceStrategy):

@@ -36,9 +36,9 @@ class ShapingTrainer(Trainer):  # type: ignore[misc]
 
     All of the Trainer's own arguments stay, with their meaning: optimiser, rate, schedule, clipping, accumulation,
     evaluation, checkpoints. Each of its steps is one update of weights and structure, by the recipe. Once the structure
-    has settled the model runs the compact network, and after ``train()`` it is the network that ships; keep it by
-    :func:`espalier.save`, since its configuration still says how wide it was. Checkpoints are of the whole network;
-    ``train(resume_from_checkpoint=True)`` goes on exactly. One process, without float16.
+    has settled the model runs the compact network, and after ``train()`` it is the network that ships; what
+    ``save_model`` writes ``espalier.integrations.pretrained.from_pretrained`` reads. Checkpoints are of the whole
+    network; ``train(resume_from_checkpoint=True)`` goes on exactly. One process, without float16.
 
     target, penalty, cost, samples, recipe, settle: as in :func:`espalier.fit`. structure_seed: of the masks. Under one
         mask a batch is read once, under ``samples`` masks so many times.

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from espalier.compact import load, save
+from espalier.compact.apply import without_graphs
 from espalier.gates.latency import timed
 from espalier.gates.verify import distance
 from espalier.records import RESULT, settings_of
@@ -22,7 +23,7 @@ from espalier.ship.card import Card, Loading, origin
 from espalier.ship.factories import Network
 from espalier.ship.parity import Checked, repeated
 from espalier.space import BadInput, BadType, Corrupt
-from espalier.train import Result, pytree
+from espalier.train import Result, checks, pytree
 from espalier.train.checkpoint import write
 from espalier.train.run_directory import CALL, PROBE, SMALL, hardware
 from espalier.train.scoring import answers
@@ -115,6 +116,8 @@ def ship(
         raise BadType(f"to is the path of a folder, not {to!r}")
     if not isinstance(formats, Sequence) or isinstance(formats, str):
         raise BadType(f"formats is a list of names, not {formats!r}")
+    if isinstance(model, nn.Module):
+        raise BadType(f"model is a factory of the uncut network: give its class, or lambda: {type(model).__name__}(..)")
     folder = Path(to)
     names = list(dict.fromkeys(("torch", *map(str, formats))))
     if unknown := [name for name in names if name not in FORMATS]:
@@ -142,7 +145,9 @@ def ship(
 
 def _of_result(result: Result, model: Factory | str | None, inputs: Any) -> Parcel:
     factory, _, loading = (None, "", UNKNOWN) if model is None else _built_by(model)
-    small, summary = deepcopy(result.model).cpu().eval(), result.summary()
+    small, summary = deepcopy(result.model, without_graphs(result.model)).cpu().eval(), result.summary()
+    if inputs is not None:
+        checks.readable(small, inputs)
     kept = [sum(pair[i] for pair in summary["kept"].values()) for i in (0, 1)]
     sizes = {"units": kept}
     if factory is not None:

@@ -24,9 +24,17 @@ def program_of(plain: nn.Module, inputs: Any) -> ExportedProgram:
     """plain: by :func:`plain_outputs`. inputs: some examples, as the network takes them, examples first."""
     inputs = repeated(pytree.each(lambda t: t.detach().cpu(), inputs), 3)
     try:
-        return exported(plain, *Example.of(inputs))
+        program = exported(plain, *Example.of(inputs))
     except Exception as error:  # of every kind
         raise NotExported(f"torch cannot export this network: {first_line(error)}") from error
+    given = program.graph_signature.user_inputs
+    sizes = [node.meta["val"].shape[0] for node in program.graph.nodes if node.name in given and node.users]
+    if sizes and all(isinstance(size, int) for size in sizes):
+        raise NotExported(
+            "torch exports this network for one batch size alone: its code makes a number of the size, as len(x) does; "
+            "x.shape[0] stays open"
+        )
+    return program
 
 
 def export(model: nn.Module, inputs: Any, path: str | os.PathLike[str]) -> Checked:
@@ -40,10 +48,13 @@ def export(model: nn.Module, inputs: Any, path: str | os.PathLike[str]) -> Check
         for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "custom"):
             node.meta.pop(key, None)
     data = io.BytesIO()
-    with quiet():
-        torch.export.save(program, data)
-        data.seek(0)
-        again = torch.export.load(data).module()
+    try:
+        with quiet():
+            torch.export.save(program, data)
+            data.seek(0)
+            again = torch.export.load(data).module()
+    except Exception as error:  # a module called "class", say, which torch writes into code of its own
+        raise NotExported(f"torch cannot write this network: {first_line(error)}") from error
     checked = compare(lambda given: pytree.tensors(pytree.call(again, given)), plain, inputs, path.name, TOLERANCE)
     write(path, data.getvalue())
     return checked

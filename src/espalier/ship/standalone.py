@@ -12,6 +12,7 @@ import keyword
 import math
 import operator
 import os
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -403,7 +404,7 @@ def _indented(lines: list[str]) -> str:
 
 def _identifier(path: str, used: set[str]) -> str:
     """A name of Python for a path of modules, unlike those used and what every module has."""
-    name = path.replace(".", "_")
+    name = re.sub(r"\W", "_", path)  # a key of a ModuleDict may hold anything but a point
     name = name if name.isidentifier() else f"layer_{name}"
     while name in used or keyword.iskeyword(name) or hasattr(nn.Module, name):
         name += "_"

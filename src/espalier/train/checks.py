@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
+import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +54,9 @@ def loss(given: object) -> None:
         raise BadType(f"loss is a function of (outputs, targets); {given.__name__} is a class: give {given.__name__}()")
     if not callable(given):
         raise BadType(f"loss is a function of (outputs, targets), such as F.cross_entropy, not {given!r}")
+    if isinstance(given, nn.Module) and any(parameter.requires_grad for parameter in given.parameters()):
+        said = "the loss has parameters of its own, which stay as they are: freeze them, by requires_grad_(False), or"
+        warnings.warn(f"{said} train them by an optimiser of their own, beside espalier.shape", stacklevel=3)
 
 
 OWN_LOSS = "give loss=, a function of (outputs, targets), such as F.mse_loss; --loss on the command line"

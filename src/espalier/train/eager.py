@@ -284,6 +284,6 @@ class EagerEngine(Engine):
 
 def checked(loss: Tensor) -> Tensor:
     """What a loss gave, if it is a number that can be gone backwards through."""
-    scalar(loss)
     checks.gradient_of(loss)
+    scalar(loss)
     return loss

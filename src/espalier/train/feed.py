@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -175,6 +175,9 @@ class Batches(Feed):
                 passes, new = self._pass(), True
                 batches = list(islice(passes, wanted))
             new = False
+            shapes = [[tensor.shape[1:] for tensor in pytree.tensors(batch)] for batch in batches]
+            if any(one != shapes[0] for one in shapes):  # as of sequences padded batch by batch: one after the other
+                batches, passes = batches[:1], chain(batches[1:], passes)
             inputs, targets = zip(*batches, strict=True)
             yield pytree.join(inputs), pytree.join(targets)
 
@@ -254,7 +257,7 @@ def _with_labels(item: Any) -> Batch:
 def as_tensors(value: Any) -> Nested:
     """NumPy arrays and tables of pandas as tensors, in tuples, lists and dicts too; float64 of an array as float32."""
     if isinstance(value, (tuple, list)):
-        return type(value)(as_tensors(item) for item in value)
+        return pytree.like(value, [as_tensors(item) for item in value])
     if isinstance(value, Mapping):
         return {key: as_tensors(item) for key, item in value.items()}
     if hasattr(value, "to_numpy"):
@@ -266,11 +269,19 @@ def as_tensors(value: Any) -> Nested:
     return value
 
 
-def read(data: object, batch: int, seed: int, dtype: torch.dtype = torch.float32, adapt: Adapter | None = None) -> Feed:
+def read(
+    data: object,
+    batch: int,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    adapt: Adapter | None = None,
+    every: bool = False,
+) -> Feed:
     """data: a Dataset (its training part), (inputs, targets) of tensors, arrays or tables, a dict of them with
     "labels", a torch Dataset, or an iterable of batches.
 
-    dtype: what a Dataset's inputs are turned into. adapt: makes inputs and targets of what an iterable gives.
+    dtype: what a Dataset's inputs are turned into. adapt: makes inputs and targets of what an iterable gives. every:
+    of a torch Dataset also the rest that makes no full batch, which BatchNorm may not take.
     """
     if isinstance(data, Dataset):
         return Tensors(*data.train, batch, seed, data.affine(dtype), prepared=data.prepared)
@@ -279,7 +290,8 @@ def read(data: object, batch: int, seed: int, dtype: torch.dtype = torch.float32
     if isinstance(data, torch.utils.data.IterableDataset):
         return Batches(torch.utils.data.DataLoader(data, batch), adapt)
     if isinstance(data, torch.utils.data.Dataset):
-        return Batches(torch.utils.data.DataLoader(data, batch, shuffle=True), adapt)
+        rest = every or len(data) <= batch  # type: ignore[arg-type]
+        return Batches(torch.utils.data.DataLoader(data, batch, shuffle=True, drop_last=not rest), adapt)
     return Batches(data, adapt)
 
 
@@ -363,7 +375,7 @@ def read_held_out(
     """
     at_hand: Batch | None = data.test if isinstance(data, Dataset) else _in_memory(data, adapt)
     if at_hand is None:
-        return read(data, batch, 0, dtype, adapt)
+        return read(data, batch, 0, dtype, adapt, every=True)
     known, size = data if isinstance(data, Dataset) else beside, pytree.count(at_hand[1], "the targets")
     return Tensors(*at_hand, max(min(batch, size), 1), 0, affine_of(at_hand[0], known, dtype))
 

@@ -100,7 +100,8 @@ def function(given: Any) -> str:
         return f"partial of {function(given.func)} {_hashed(repr(_plain([given.args, given.keywords])))}"
     if isinstance(given, nn.Module):
         set_to = {k: _plain(v) for k, v in vars(given).items() if not k.startswith("_") and k != "training"}
-        return f"{network(given)} {_hashed(repr(set_to))}"
+        held = [_plain(tensor) for tensor in given.state_dict().values()]  # weights of classes, say
+        return f"{network(given)} {_hashed(repr([set_to, held] if held else set_to))}"
     name: str = getattr(given, "__qualname__", type(given).__qualname__)
     code = getattr(given, "__code__", None)
     if code is None or ("<" not in name and not _own(given)):

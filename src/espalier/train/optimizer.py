@@ -182,6 +182,9 @@ class StructureOptimizer(torch.optim.Optimizer):
         update = Update(gated, masks_now, parts, parameters, closure, reads_slopes, across, skipping, self.search.even)
         with nullcontext() if self.ranks is None else self._beside_others(self.ranks, apart is None):
             losses, sized = update.one_at_a_time() if together is None else together(update)
+        if all(parameter.grad is None for parameter in parameters) and bool(losses.isfinite().all()):
+            way = "run the compact network, as .network and compact() give it" if self.settled else "go backwards"
+            raise BadInput(f"no gradient has reached what this optimiser trains: the closure has to {way}")
         told: list[Tensor | None] = list(sized or ())  # slopes and spreads
         if apart is not None:
             assert self.ranks is not None
@@ -265,23 +268,33 @@ class StructureOptimizer(torch.optim.Optimizer):
         self.inner.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
+        """Of the optimiser and the search; keep the model's beside it, into which a compact network's weights are
+        written first."""
+        self.write_back()
+        blocks = getattr(self.gated, "blocks", None)  # which units, by the weights of their time
         return {
             "inner": self.inner.state_dict(),
             "search": self.search.state_dict(),
             "compact": self.settled is not None,
             "update": self.update,
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            **({"blocks": blocks} if blocks else {}),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the model first: where the state is of a compact network, it is cut out of the model as it is now."""
-        if state_dict.keys() != {"inner", "search", "compact", "update", "scheduler"}:
+        if state_dict.keys() - {"blocks"} != {"inner", "search", "compact", "update", "scheduler"}:
             raise BadInput(
                 "the state of a StructureOptimizer holds inner, search, compact, update and scheduler, not "
                 f"{sorted(state_dict)}"
             )
         if self.settled is not None:
             raise BadInput("this optimiser trains a compact network already; load into a new one")
+        blocks = getattr(self.gated, "blocks", None)
+        if state_dict.get("blocks", blocks) != blocks:
+            raise BadInput(
+                'this state is of gates on other blocks of units: attach with its own, as round_to=state["blocks"]'
+            )
         self.search.load_state_dict(state_dict["search"])
         if state_dict["compact"]:
             self.compact()
@@ -381,11 +394,17 @@ class Settled:
                     optimizer.state[piece] = self._cut_state(optimizer.state.pop(parameter), parameter, name)
 
     def _cut_state(self, state: Mapping[str, Any], whole: Tensor, name: str) -> dict[str, Any]:
-        dims = self.cuts.get(id(whole), {})
-        return {
-            key: cut(value, name, dims) if isinstance(value, Tensor) and value.shape == whole.shape else value
-            for key, value in state.items()
-        }
+        """What is as large as the parameter is cut as it is, along those dimensions that it has: Adafactor keeps sums
+        over others. A state of another form, which cannot be cut, is begun anew."""
+        dims, left = self.cuts.get(id(whole), {}), dict(state)
+        for key, value in state.items() if dims else ():
+            if not isinstance(value, Tensor) or (value.numel() == 1 and value.shape != whole.shape):
+                continue
+            if value.ndim != whole.ndim or not all(a in (1, b) for a, b in zip(value.shape, whole.shape)):
+                return {}
+            own = {dim: runs for dim, runs in dims.items() if value.shape[dim] == whole.shape[dim]}
+            left[key] = cut(value, name, own)
+        return left
 
     def write_back(self) -> None:
         """Write the trained slices into the model; what was cut away stays there as it was."""

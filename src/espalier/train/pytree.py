@@ -22,8 +22,13 @@ def each(function: Callable[[Tensor], Any], value: Nested) -> Nested:
     if isinstance(value, dict):
         return {key: each(function, item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return type(value)(each(function, item) for item in value)
+        return like(value, [each(function, item) for item in value])
     raise BadType(f"inputs and targets are tensors, or tuples and dicts of them, not {type(value).__name__}")
+
+
+def like(value: Nested, items: list[Nested]) -> Nested:
+    """A tuple or list of the same type, with these items; a named tuple is given them one by one."""
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
 def tensors(value: Nested) -> list[Tensor]:
@@ -50,8 +55,10 @@ def not_finite(value: Nested) -> str:
 
 
 def join(values: Sequence[Nested]) -> Nested:
-    """Several batches of one form as one."""
-    return values[0] if len(values) == 1 else tree_map(lambda *parts: torch.cat(parts), *values)
+    """Several batches of one form as one; what is no tensor in them is that of the first."""
+    if len(values) == 1:
+        return values[0]
+    return tree_map(lambda *parts: torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0], *values)
 
 
 def split(value: Nested, parts: int) -> list[Nested]:

@@ -3,12 +3,14 @@ structures drawn from theta."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from espalier.compact.exported import plain_output
 from espalier.gates.trace import eval_mode
@@ -141,13 +143,19 @@ def class_dim(outputs: object, targets: object) -> int | None:
 def wrong(outputs: Any, targets: Any) -> tuple[Tensor, Tensor] | None:
     """How many predicted classes are wrong, and of how many; None where shapes do not say where the classes are.
 
-    targets: integers; negative ones are not predicted. See :func:`class_dim`.
+    targets: integers; negative ones are not predicted, nor those that no score is of, as an ignore_index of 255. See
+    :func:`class_dim`.
     """
     dim = class_dim(outputs, targets)
     if dim is None:
         return None
-    counted = targets >= 0
+    counted = predicted(targets, outputs.shape[dim])
     return ((outputs.detach().argmax(dim) != targets) & counted).sum(), counted.sum()
+
+
+def predicted(targets: Tensor, classes: int) -> Tensor:
+    """Which targets are one of so many classes; what a loss leaves out is numbered otherwise."""
+    return (targets >= 0) & (targets.long() < classes)
 
 
 @torch.no_grad()
@@ -177,14 +185,14 @@ def _score(
             total += scalar(loss(outputs, targets)).cpu().double() * size
             examples += size
             if measured:
-                here = pytree.each(lambda tensor: tensor.detach().cpu(), (_scores(outputs), targets))
+                here = tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), (_scores(outputs), targets))
                 for metric in measured.values():
                     metric.update(*here)
-            counts = wrong(outputs, targets)
-            if counts is not None:
+            dim, counts = class_dim(outputs, targets), wrong(outputs, targets)
+            if dim is not None and counts is not None:
                 missed += int(counts[0])
                 predictions += int(counts[1])
-                answers.append(targets)
+                answers.append(targets[predicted(targets, outputs.shape[dim])])
             elif isinstance(outputs, Tensor) and isinstance(targets, Tensor) and targets.is_floating_point():
                 answers += [targets] if outputs.shape == targets.shape else []
     if not examples:
@@ -200,13 +208,16 @@ def best_guess(parts: list[Tensor], loss: Loss) -> float | None:
     if not parts:
         return None
     if not parts[0].is_floating_point():
-        times = torch.bincount(torch.cat([part[part >= 0].flatten() for part in parts]))
+        times = torch.bincount(torch.cat([part.flatten() for part in parts]))
         return int(times.sum() - times.max()) / int(times.sum()) if times.numel() else None
+    if len({part.shape[1:] for part in parts}) > 1:  # of images or sequences of several sizes
+        return None
     examples = sum(len(part) for part in parts)
     mean = torch.stack([part.sum(0) for part in parts]).sum(0, keepdim=True) / examples
     constants = [mean, mean.logit()] if ((mean > 0) & (mean < 1)).all() else [mean]
     totals = [sum([float(scalar(loss(c.expand_as(p), p))) * len(p) for p in parts]) for c in constants]
-    return min(totals) / examples
+    finite = [total for total in totals if math.isfinite(total)]  # a correlation with a constant is none
+    return min(finite) / examples if finite else None
 
 
 def _on(model: nn.Module, batch: Batch) -> Batch:
@@ -257,8 +268,9 @@ def _classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Predicted and true classes, flat; a single logit, or one for each label, says yes above 0."""
     dim = class_dim(outputs, targets)
     if dim is not None:
-        predicted, true = outputs.argmax(dim).reshape(-1), targets.reshape(-1)
-        return predicted[true >= 0], true[true >= 0]  # negative ones are not predicted
+        given, true = outputs.argmax(dim).reshape(-1), targets.reshape(-1)
+        counted = predicted(true, outputs.shape[dim])
+        return given[counted], true[counted]
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or outputs.numel() != targets.numel():
         raise BadInput("this metric compares classes: outputs are scores of each class, or logits of yes")
     return (outputs.reshape(-1) > 0).long(), (targets.reshape(-1) > 0.5).long()
@@ -340,7 +352,14 @@ class Together:
 
     def compute(self) -> Any:
         parts, self.parts = self.parts, []
-        return self.function(*map(pytree.join, zip(*parts)))
+        try:
+            outputs, targets = map(pytree.join, zip(*parts))
+        except RuntimeError as error:
+            raise BadInput(
+                "a metric that is a function is given the whole validation at once, but its batches are of different "
+                f"shapes: {error}. Pad them alike, or give an object of torchmetrics, which is told of each batch"
+            ) from None
+        return self.function(outputs, targets)
 
 
 def _scores(outputs: Any) -> Any:

@@ -19,7 +19,7 @@ from espalier.train.batched.inputs import Reading, ResidentFeed, Source
 from espalier.train.descent import SGD, Optimizer, Schedule
 from espalier.train.gradients import Sized
 from espalier.train.pytree import Nested
-from espalier.train.scoring import class_dim
+from espalier.train.scoring import class_dim, predicted
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Named = dict[str, Tensor]
@@ -123,10 +123,15 @@ class Differential(Gradient):
         return out if self.dtype is None else pytree.each(lambda part: part.float(), out)
 
     def measured(self, out: Any, y: Nested) -> Measured:
-        """The loss and the number of wrong classes, NaN where there are no classes: scalars."""
+        """The loss and the number of wrong classes, NaN where there are no classes: scalars. Targets that are no class
+        count as the others do on average, so that the share of all is that of those."""
         dim = class_dim(out, y)
         loss = self.loss(out, y)
-        wrong = loss.detach().new_full((), torch.nan) if dim is None else (out.detach().argmax(dim) != y).sum()
+        wrong = loss.detach().new_full((), torch.nan)
+        if dim is not None:
+            counted = predicted(y, out.shape[dim])
+            missed = ((out.detach().argmax(dim) != y) & counted).sum()
+            wrong = missed * (y.numel() / counted.sum().clamp(min=1))
         if loss.ndim:
             raise BadInput(f"the loss is a scalar, the mean over the mini-batch, not of shape {tuple(loss.shape)}")
         return loss, wrong
