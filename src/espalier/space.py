@@ -11,7 +11,7 @@ from torch import Tensor
 
 __all__ = [
     "BadInput", "BadMask", "BadMaskType", "BadType", "Bits", "Choice", "Corrupt", "Diverged", "EspalierError", "Group",
-    "NoGates", "RankLost", "Space", "Unreachable", "whole_number",
+    "NoGates", "RankLost", "Space", "Unreachable", "first_line", "whole_number",
 ]  # fmt: skip
 
 
@@ -53,6 +53,16 @@ class Corrupt(EspalierError, ValueError):
 
 class RankLost(EspalierError, RuntimeError):
     """Another process of those that train one run together has ended or hangs."""
+
+
+def first_line(error: object) -> str:
+    """What an error says, in one line; its kind where it says nothing.
+
+    >>> first_line(ValueError("out of range\\nhere")), first_line(AssertionError())
+    ('out of range', 'AssertionError')
+    """
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__
 
 
 def _check_name(name: object) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from espalier.data.batches import check_integer, standardise
-from espalier.space import BadInput, BadType
+from espalier.space import BadInput, BadType, first_line
 
 Index = NDArray[np.int64]
 CLASSES = 1 << 20  # the most: a network gives a score for each
@@ -208,7 +208,7 @@ def _part(part: str, inputs: Array, labels: Array) -> tuple[Tensor, Tensor]:
     try:
         x, y = (one if isinstance(one, Tensor) else torch.as_tensor(np.array(one)) for one in (inputs, labels))
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise BadType(f"{part} data are arrays of numbers: {str(error).splitlines()[0]}") from None
+        raise BadType(f"{part} data are arrays of numbers: {first_line(error)}") from None
     if x.layout is not torch.strided or y.layout is not torch.strided:
         raise BadType(f"{part} data are dense tensors; use .to_dense()")
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from espalier.cost import Cost
-from espalier.space import BadInput, BadType, Space, whole_number
+from espalier.space import BadInput, BadType, Space, first_line, whole_number
 
 
 def per_run(value: object, name: str, batch: tuple[int, ...], device: torch.device) -> Tensor:
@@ -80,7 +80,7 @@ def read_device(device: str | torch.device | None) -> torch.device:
     try:
         return torch.empty(0, device=device or "cpu").device  # "cuda" gets its index
     except (RuntimeError, AssertionError) as error:
-        raise BadInput(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+        raise BadInput(f"device {device!r} cannot be used: {first_line(error)}") from None
 
 
 def read_initial(initial: object, space: Space, batch: tuple[int, ...], device: torch.device) -> float | Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from espalier.compact.exported import onnx_file, plain_outputs
 from espalier.files import write
-from espalier.ship.parity import BATCHES, Checked, NotExported, compare, first_line
+from espalier.ship.parity import BATCHES, Checked, NotExported, compare, reason
 from espalier.ship.program import program_of
 from espalier.space import BadInput
 from espalier.train import pytree
@@ -39,7 +39,7 @@ def export(model: nn.Module, inputs: Any, path: str | os.PathLike[str], *, toler
     try:
         data = onnx_file(program, _names(inputs), names, BATCH)
     except Exception as error:  # torch's exporter raises of every kind; messages of protobuf end at 2 GB
-        raise NotExported(f"torch cannot export this network to ONNX: {first_line(error)}") from error
+        raise NotExported(f"torch cannot export this network to ONNX: {reason(error)}") from error
     checked = verify(data, plain, inputs, tolerance=tolerance)
     write(path, data)
     return checked
@@ -64,7 +64,7 @@ def verify(
     try:
         session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise NotExported(f"{name}: onnxruntime cannot load it: {first_line(error)}") from error
+        raise NotExported(f"{name}: onnxruntime cannot load it: {reason(error)}") from error
     taken = tuple((i.name, str(i.type), tuple(i.shape)) for i in session.get_inputs())
 
     def run(given: Any) -> list[Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.gates.verify import distance
-from espalier.space import EspalierError
+from espalier.space import EspalierError, first_line
 from espalier.train import pytree
 from espalier.train.scoring import answers
 
@@ -51,7 +51,7 @@ def compare(
                 with torch.no_grad():
                     outputs = run(given)
             except Exception as error:
-                raise NotExported(f"{name} fails at {batch} examples: {first_line(error)}") from error
+                raise NotExported(f"{name} fails at {batch} examples: {reason(error)}") from error
             difference = distance(answers(model, given), outputs)
             if not difference <= tolerance:
                 raise NotExported(
@@ -89,9 +89,8 @@ def random_like(inputs: Any, batch: int, seed: int = 0) -> Any:
     return pytree.each(draw, inputs)
 
 
-def first_line(error: BaseException) -> str:
-    """The deepest reason, in one line."""
+def reason(error: BaseException) -> str:
+    """The deepest one, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    return f"{type(error).__name__}: {first_line(error)}" if str(error).strip() else type(error).__name__

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from espalier.compact.exported import exported, plain_outputs, quiet
 from espalier.files import write
 from espalier.gates.trace import Example
-from espalier.ship.parity import Checked, NotExported, compare, first_line, repeated
+from espalier.ship.parity import Checked, NotExported, compare, reason, repeated
 from espalier.train import pytree
 
 TOLERANCE = 1e-6  # of the largest output: the same operations in the same order
@@ -26,7 +26,7 @@ def program_of(plain: nn.Module, inputs: Any) -> ExportedProgram:
     try:
         program = exported(plain, *Example.of(inputs))
     except Exception as error:  # of every kind
-        raise NotExported(f"torch cannot export this network: {first_line(error)}") from error
+        raise NotExported(f"torch cannot export this network: {reason(error)}") from error
     given = program.graph_signature.user_inputs
     sizes = [node.meta["val"].shape[0] for node in program.graph.nodes if node.name in given and node.users]
     if sizes and all(isinstance(size, int) for size in sizes):
@@ -54,7 +54,7 @@ def export(model: nn.Module, inputs: Any, path: str | os.PathLike[str]) -> Check
             data.seek(0)
             again = torch.export.load(data).module()
     except Exception as error:  # a module called "class", say, which torch writes into code of its own
-        raise NotExported(f"torch cannot write this network: {first_line(error)}") from error
+        raise NotExported(f"torch cannot write this network: {reason(error)}") from error
     checked = compare(lambda given: pytree.tensors(pytree.call(again, given)), plain, inputs, path.name, TOLERANCE)
     write(path, data.getvalue())
     return checked

@@ -28,7 +28,7 @@ from espalier.data import Dataset
 from espalier.gates import attach
 from espalier.ship import import_spec, run_parts
 from espalier.ship.factories import Network
-from espalier.space import BadInput, EspalierError, RankLost
+from espalier.space import BadInput, EspalierError, RankLost, first_line
 from espalier.study import sources
 from espalier.study.settings import COSTS
 from espalier.study.sources import Source
@@ -464,5 +464,5 @@ def _try(loss: Callable[[Any, Any], Tensor], name: str, outputs: Any, reading: f
         with torch.no_grad():
             loss(outputs, targets)
     except Exception as error:  # the user's own function may raise anything
-        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        why = first_line(error)
         raise BadInput(f"--loss {name} does not take outputs {shapes[0]} and targets {shapes[1]}: {why}") from error

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from espalier.gates.blocks import RoundTo
 from espalier.gates.trace import eval_mode
-from espalier.space import BadInput, BadType, Unreachable
+from espalier.space import BadInput, BadType, Unreachable, first_line
 from espalier.train import pytree
 from espalier.train.pytree import Nested
 
@@ -79,7 +79,7 @@ def cross_entropy(outputs: object, targets: Nested) -> None:
     try:
         nn.functional.cross_entropy(outputs[: len(few)], torch.zeros_like(few, device=outputs.device))
     except (RuntimeError, ValueError) as error:
-        why = str(error).splitlines()[0]
+        why = first_line(error)
         raise BadInput(
             f"cross entropy, the default loss, does not take {shapes}: {why}. Classes are int64 of shape (n), y.long() "
             f"or y[:, 0]{way}"
@@ -180,7 +180,7 @@ def readable(model: nn.Module, inputs: Nested) -> Any:
 
 
 def _way_out(model: nn.Module, inputs: Nested, error: Exception) -> str:
-    why = (str(error).strip() or type(error).__name__).splitlines()[0]
+    why = first_line(error)
     if not isinstance(error, (RuntimeError, TypeError, IndexError)):  # not torch's: the user's own words, and where
         place = traceback.extract_tb(error.__traceback__)[-1]
         return f"{type(error).__name__}: {why} ({Path(place.filename).name}, line {place.lineno})"

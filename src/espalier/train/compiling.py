@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from espalier.search.recorded import WARM, Recorded
+from espalier.space import first_line
 from espalier.train import pytree
 from espalier.train.gradients import Gradient, Update
 
@@ -86,7 +87,7 @@ class Compiling:
                 return self.tried(update)
             self.on = False
             if self.asked:
-                reason = str(getattr(error, "inner_exception", error)).strip().splitlines()[0]
+                reason = first_line(getattr(error, "inner_exception", error))
                 warnings.warn(f"this network trains uncompiled: torch.compile says {reason}", stacklevel=2)
             update()
 
@@ -127,7 +128,7 @@ class Recording:
         except RuntimeError as error:
             if recorded.calls <= WARM:
                 raise
-            self._give_up(str(error).strip().splitlines()[0])
+            self._give_up(first_line(error))
             return update.one_at_a_time()
         if recording:
             gradients[:] = [parameter.grad for parameter in parameters]

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from espalier.space import BadInput, BadType, EspalierError
+from espalier.space import BadInput, BadType, EspalierError, first_line
 from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.ranks import Ranks
@@ -45,8 +45,7 @@ def out_of_memory(way_out: str) -> Iterator[None]:
         full = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in text
         if not full or isinstance(error, EspalierError):
             raise
-        why = text.splitlines()[0] if text else type(error).__name__
-        raise OutOfMemory(f"out of memory: {why}. {way_out}") from error
+        raise OutOfMemory(f"out of memory: {first_line(error)}. {way_out}") from error
 
 
 class Engine(Protocol):

@@ -29,7 +29,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from espalier.space import BadInput, BadType, EspalierError, RankLost
+from espalier.space import BadInput, BadType, EspalierError, RankLost, first_line
 from espalier.train import fingerprint, pytree
 from espalier.train.checkpoint import FORMAT, join_state, pack, split_state, unpack
 from espalier.train.pytree import Nested
@@ -125,7 +125,7 @@ class Ranks:
         except RuntimeError as error:
             raise RankLost(
                 f"rank {self.number} of {self.count} has lost another one, which was killed, has failed or hangs "
-                f"({_first_line(error)}). The same call, with any number of ranks, goes on from the last checkpoint"
+                f"({_said(error)}). The same call, with any number of ranks, goes on from the last checkpoint"
             ) from error
 
     def total(self, numbers: Tensor) -> Tensor:
@@ -288,10 +288,9 @@ def _short(value: object) -> str:
     return text if len(text) <= 120 else f"{text[:60]}..{text[-50:]} ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 
-def _first_line(error: Exception) -> str:
+def _said(error: Exception) -> str:
     """What torch says, without the place in its own source and without its advice."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return re.sub(r"^\[[^]]*\]\s*", "", lines[0]).partition(". ")[0][:160]
+    return re.sub(r"^\[[^]]*\]\s*", "", first_line(error)).partition(". ")[0][:160]
 
 
 def read(parallel: object) -> Ranks | None:
@@ -346,7 +345,7 @@ def started(parallel: str, device: str, timeout: float) -> Iterator[Ranks | None
     try:
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout))
     except (RuntimeError, ValueError) as error:
-        raise BadInput(f"the {processes} ranks have not found each other: {_first_line(error)}") from error
+        raise BadInput(f"the {processes} ranks have not found each other: {_said(error)}") from error
     lost = False
     try:
         yield Ranks(parallel)

@@ -17,7 +17,7 @@ from espalier import files
 from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.gates.blocks import RoundTo
-from espalier.space import BadInput, BadType, whole_number
+from espalier.space import BadInput, BadType, first_line, whole_number
 from espalier.train import checks, descent, feed, on_ray, progress, recipes, scoring
 from espalier.train.batched import runs as run_list
 from espalier.train.batched.batch import Compute
@@ -227,5 +227,5 @@ def explained() -> Iterator[None]:
             raise
         raise BadInput(
             "this model cannot compute many runs at once (torch.func.vmap does not follow it: recurrent layers, "
-            f"and branches or shapes that depend on values); use espalier.fit. {str(error).splitlines()[0]}"
+            f"and branches or shapes that depend on values); use espalier.fit. {first_line(error)}"
         ) from error
