@@ -11,7 +11,7 @@ from torch import Tensor
 
 __all__ = [
     "BadInput", "BadMask", "BadMaskType", "BadType", "Bits", "Choice", "Corrupt", "Diverged", "EspalierError", "Group",
-    "NoGates", "RankLost", "Space", "Unreachable", "first_line", "whole_number",
+    "NoGates", "RankLost", "Space", "Unreachable", "whole_number",
 ]  # fmt: skip
 
 
