@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -208,6 +209,11 @@ class CountsExamples(nn.Linear):
         return super().forward(x) * len(list(x))
 
 
+class OfLength(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.ones(len(x), 1)
+
+
 class Emptied(nn.Module):
     """Of two branches nothing is left to read; one has a bias."""
 
@@ -237,6 +243,8 @@ def test_what_reads_nothing_is_its_bias_in_every_file(tmp_path):
 def test_a_network_of_one_batch_size_is_refused(tmp_path):
     with pytest.raises(NotExported):
         export(CountsExamples(2, 2), torch.randn(5, 2), tmp_path / "network.py")
+    with pytest.raises(NotExported, match=r"one batch size alone: .* as len\(x\) does"):
+        export(OfLength(2, 2), torch.randn(5, 2), tmp_path / "network.py")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(BadInput, match="python needs some real examples"):
         FORMATS["python"](nn.Linear(2, 2), None, tmp_path)
@@ -359,3 +367,31 @@ def test_keys_of_a_module_dict_that_are_no_names(tmp_path):
     torch.manual_seed(0)
     model = Columns()
     assert export(model, torch.randn(4, 4), tmp_path / "network.py").difference == 0
+
+
+@dataclass
+class Found:
+    scores: torch.Tensor
+    hidden: torch.Tensor
+    note: str = ""
+
+
+class Wrapped(nn.Module):
+    """Hands on whatever it is given, and gives a dataclass."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Bilinear(4, 3, 5)
+
+    def forward(self, *args, **kwargs):
+        hidden = self.inner(*args, **kwargs)
+        return Found(hidden.relu(), hidden)
+
+
+@pytest.mark.parametrize("form", FREE)
+def test_a_forward_of_any_arguments_and_a_dataclass_of_outputs(form, tmp_path):
+    torch.manual_seed(0)
+    inputs = torch.randn(5, 4), torch.randn(5, 3)
+    _, checks = FORMATS[form](Wrapped(), inputs, tmp_path)
+    assert checks[form]["batches"] == (1, 2, 7, 33)
+    assert checks[form]["difference"] < 1e-6

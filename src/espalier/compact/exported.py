@@ -13,14 +13,15 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
+from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves
 
 from espalier.compact.apply import without_graphs
 
@@ -64,13 +65,18 @@ def plain_output(output: Any) -> Any:
     if isinstance(output, (tuple, list)):
         kept = [value for value in map(plain_output, output) if value is not None]
         return tuple(kept) if isinstance(output, tuple) else kept
+    if is_dataclass(output) and not isinstance(output, type):
+        return plain_output({field.name: getattr(output, field.name) for field in fields(output)})
     return output if isinstance(output, Tensor) else None
 
 
 def exported(plain: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ExportedProgram:
     """The graph of a network for a batch of any size. plain: by :func:`plain_outputs`. args, kwargs: what it is called
     with, examples first, and more than one of them: a batch of one would be taken for a constant."""
-    shapes = tree_map(lambda _: {0: Dim.AUTO}, dict(kwargs) or args)
+    # By tensor, since a forward of *args holds them in a tuple of its own.
+    shapes: Any = ShapesCollection()  # type: ignore[no-untyped-call]
+    for tensor in tree_leaves((args, dict(kwargs))):
+        shapes[tensor] = {0: Dim.AUTO}
     with quiet(), torch.no_grad():
         program = torch.export.export(plain, args, dict(kwargs) or None, dynamic_shapes=shapes, strict=False)
     _without_empty(program.graph)

@@ -24,10 +24,19 @@ def program_of(plain: nn.Module, inputs: Any) -> ExportedProgram:
     inputs = repeated(pytree.each(lambda t: t.detach().cpu(), inputs), 3)
     try:
         if isinstance(inputs, dict):
-            return exported(plain, (), inputs)
-        return exported(plain, tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {})
+            program = exported(plain, (), inputs)
+        else:
+            program = exported(plain, tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {})
     except Exception as error:  # of every kind
         raise NotExported(f"torch cannot export this network: {first_line(error)}") from error
+    given = program.graph_signature.user_inputs
+    sizes = [str(node.meta["val"].shape[0]) for node in program.graph.nodes if node.name in given and node.users]
+    if sizes and all(size.isdigit() for size in sizes):  # not a symbol
+        raise NotExported(
+            "torch exports this network for one batch size alone: its code makes a number of the size, as len(x) does; "
+            "x.shape[0] stays open"
+        )
+    return program
 
 
 def export(model: nn.Module, inputs: Any, path: str | os.PathLike[str]) -> Checked:
@@ -41,10 +50,13 @@ def export(model: nn.Module, inputs: Any, path: str | os.PathLike[str]) -> Check
         for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "custom"):
             node.meta.pop(key, None)
     data = io.BytesIO()
-    with quiet():
-        torch.export.save(program, data)
-        data.seek(0)
-        again = torch.export.load(data).module()
+    try:
+        with quiet():
+            torch.export.save(program, data)
+            data.seek(0)
+            again = torch.export.load(data).module()
+    except Exception as error:  # a module called "class", say, which torch writes into code of its own
+        raise NotExported(f"torch cannot write this network: {first_line(error)}") from error
     checked = compare(lambda given: pytree.tensors(pytree.call(again, given)), plain, inputs, path.name, TOLERANCE)
     write(path, data.getvalue())
     return checked
