@@ -209,6 +209,11 @@ class CountsExamples(nn.Linear):
         return super().forward(x) * len(list(x))
 
 
+class OfLength(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.ones(len(x), 1)
+
+
 class Emptied(nn.Module):
     """Of two branches nothing is left to read; one has a bias."""
 
@@ -238,6 +243,8 @@ def test_what_reads_nothing_is_its_bias_in_every_file(tmp_path):
 def test_a_network_of_one_batch_size_is_refused(tmp_path):
     with pytest.raises(NotExported, match="one batch size alone"):
         export(CountsExamples(2, 2), torch.randn(5, 2), tmp_path / "network.py")
+    with pytest.raises(NotExported, match=r"one batch size alone: .* as len\(x\) does"):
+        export(OfLength(2, 2), torch.randn(5, 2), tmp_path / "network.py")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(BadInput, match="python needs some real examples"):
         FORMATS["python"](nn.Linear(2, 2), None, tmp_path)
