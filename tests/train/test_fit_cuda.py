@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import espalier
 from espalier import fit
 from espalier.search.recorded import Recorded
-from espalier.train import evaluate, stochastic
+from espalier.train import Recipe, evaluate, stochastic
 from espalier.train.compiling import Recording
 
 pytestmark = [
@@ -25,6 +25,17 @@ pytestmark = [
 
 DATA, TEST = networks.digit_images(512)
 SETTINGS = {"loss": F.cross_entropy, "epochs": 3, "batch_size": 32, "cost": "macs", "target": 0.5, "quiet": True}
+
+
+def test_what_the_recipe_makes_is_fused_on_the_gpu_and_computes_the_same() -> None:
+    weights = [torch.randn(30, generator=torch.Generator().manual_seed(0)).to(device) for device in ("cpu", "cuda")]
+    optimizers = [Recipe().optimizer([w.requires_grad_()]) for w in weights]
+    assert [optimizer.param_groups[0]["fused"] for optimizer in optimizers] == [None, True]
+    for w, optimizer in zip(weights, optimizers, strict=True):
+        for _ in range(3):
+            w.grad = w.detach().square()
+            optimizer.step()
+    torch.testing.assert_close(weights[1].detach().cpu(), weights[0].detach())
 
 
 def test_a_resnet_on_the_gpu() -> None:

@@ -20,7 +20,7 @@ Weight = float | Tensor
 Each = Sequence[Tensor]  # one for each parameter, (R, ...)
 
 
-def _fused(parameters: Sequence[Tensor]) -> bool | None:
+def fused(parameters: Sequence[Tensor]) -> bool | None:
     """On a GPU: one kernel for all parameters, which also leaves them alone where it is told to."""
     return True if parameters and all(parameter.is_cuda for parameter in parameters) else None
 
@@ -50,7 +50,7 @@ class SGD:
     def torch(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         """torch's own optimiser of these settings."""
         parameters = list(parameters)
-        return torch.optim.SGD(parameters, **asdict(self), fused=_fused(parameters))
+        return torch.optim.SGD(parameters, **asdict(self), fused=fused(parameters))
 
     def pace(self, lr: Tensor, step: Tensor) -> Tensor:
         """What depends on the number of the step alone, ``(k, R)``. lr, step: ``(R)``; steps are counted from 1."""
@@ -100,7 +100,7 @@ class Adam:
     def torch(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         kind = torch.optim.AdamW if self.decoupled else torch.optim.Adam
         parameters = list(parameters)
-        return kind(parameters, self.lr, self.betas, self.eps, self.weight_decay, fused=_fused(parameters))
+        return kind(parameters, self.lr, self.betas, self.eps, self.weight_decay, fused=fused(parameters))
 
     def pace(self, lr: Tensor, step: Tensor) -> Tensor:
         """Learning rate and root of the second moment, each with its bias correction; between them the decay."""

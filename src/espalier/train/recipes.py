@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from espalier.space import BadInput, BadType, Space
 from espalier.train import pytree
-from espalier.train.descent import SGD, Adam, AdamW, Linear, Schedule, Steps
+from espalier.train.descent import SGD, Adam, AdamW, Linear, Schedule, Steps, fused
 from espalier.train.pytree import Nested
 from espalier.train.setting import near
 
@@ -146,12 +146,14 @@ class Recipe:
         return own if target is None else own | {"target": target, "horizon": horizon}
 
     def optimizer(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        parameters = list(parameters)
         return torch.optim.SGD(
             parameters,
             lr=self.weights_learning_rate,
             momentum=self.momentum,
             nesterov=self.momentum > 0,
             weight_decay=self.weight_decay,
+            fused=fused(parameters),
         )
 
     @property
