@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -174,6 +174,17 @@ def test_a_state_goes_on_in_another_process() -> None:
         resumed.load_state_dict(state)
 
 
+def on_six_numbers(structure: StructureOptimizer) -> Callable[[], Tensor]:
+    """A closure of networks that read six numbers of each image."""
+
+    def closure() -> Tensor:
+        loss = F.cross_entropy(structure.network(X[:32].flatten(1)[:, :6]), Y[:32])
+        loss.backward()
+        return loss
+
+    return closure
+
+
 def test_adafactor_s_sums_over_rows_and_columns_are_cut_along() -> None:
     """Its state is of other shapes than the parameter: a step of the compact network takes what is left of each."""
     torch.manual_seed(3)
@@ -181,14 +192,7 @@ def test_adafactor_s_sums_over_rows_and_columns_are_cut_along() -> None:
     gated = espalier.attach(model, torch.zeros(2, 6, dtype=torch.float64))
     inner = torch.optim.Adafactor(model.parameters(), 1e-2)
     structure = StructureOptimizer(inner, Search(gated.space, initial=0.4, seed=2), gated)
-    x = X[:32].flatten(1)[:, :6]
-
-    def closure() -> Tensor:
-        loss = F.cross_entropy(structure.network(x), Y[:32])
-        loss.backward()
-        return loss
-
-    structure.step(closure)
+    structure.step(closure := on_six_numbers(structure))
     before = dict(inner.state[model[2].weight])
     structure.search.settle()
     mask = gated.canonical(structure.search.select())
@@ -260,14 +264,7 @@ def test_a_state_that_cannot_be_cut_is_begun_anew() -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 5)).double()
     gated = espalier.attach(model, torch.zeros(2, 6, dtype=torch.float64))
     structure = StructureOptimizer(ByRows(model.parameters()), Search(gated.space, initial=0.4, seed=2), gated)
-    x = X[:32].flatten(1)[:, :6]
-
-    def closure() -> Tensor:
-        loss = F.cross_entropy(structure.network(x), Y[:32])
-        loss.backward()
-        return loss
-
-    structure.step(closure)
+    structure.step(closure := on_six_numbers(structure))
     structure.search.settle()
     small = structure.compact()
     structure.step(closure)

@@ -79,7 +79,6 @@ def _estimate(model: nn.Module, norms: Sequence[Norm], data: Any, batch_size: in
         with values_kept(_statistics(norms), on_failure=True), eval_mode(model), torch.no_grad():
             for norm in norms:
                 norm.reset_running_stats()
-                norm.momentum = None  # a cumulative mean
                 norm.train()
             for example in map(Example.of, _batches(data, batch_size)):
                 if not all(len(tensor) for tensor in example.tensors[:1] if tensor.ndim):
