@@ -126,6 +126,35 @@ def test_keyword_inputs_integers_and_several_outputs(tmp_path):
         np.testing.assert_allclose(a, b.numpy(), rtol=1e-4, atol=1e-5)
 
 
+class Parts(nn.Module):
+    """A dict of outputs, one named as a weight, one as an operation inside, one that is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = self.head(x)
+        return {"linear": h.relu(), "head.weight": h + 1, "cache": None, "logits": h}
+
+
+def test_outputs_in_a_dict_keep_their_keys(tmp_path):
+    model, x = Parts().eval(), torch.randn(6, 4)
+    assert export(model, x, tmp_path / "m.onnx").outputs == ("linear", "head.weight", "logits")
+    with torch.no_grad():
+        ours = model(x)
+    for name, told in zip(("linear", "head.weight", "logits"), run(tmp_path / "m.onnx", inputs=x.numpy())):
+        np.testing.assert_allclose(told, ours[name].numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_an_output_with_the_name_of_an_input_is_numbered(tmp_path):
+    class Same(Parts):
+        def forward(self, x):
+            return {"x": self.head(x)}
+
+    assert export(Same().eval(), {"x": torch.randn(6, 4)}, tmp_path / "m.onnx").outputs == ("outputs",)
+
+
 class Wrong(nn.Module):
     """Does in eval mode of a trace something else than afterwards."""
 

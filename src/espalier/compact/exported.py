@@ -252,4 +252,9 @@ def onnx_file(
             program, dynamo=True, dynamic_shapes=named, input_names=inputs, output_names=outputs, verbose=False
         )
         assert written is not None
+        graph = written.model.graph
+        outer = {id(value) for value in (*graph.inputs, *graph.outputs)}
+        for value in [*graph.initializers.values(), *(value for node in graph for value in node.outputs)]:
+            if id(value) not in outer and value.name in (outputs or ()):  # torch gives outputs their names unseen
+                value.name = f"{value.name}.inside"
         return bytes(written.model_proto.SerializeToString())

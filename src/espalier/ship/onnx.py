@@ -18,7 +18,6 @@ from espalier.ship.parity import BATCHES, Checked, NotExported, compare, reason
 from espalier.ship.program import program_of
 from espalier.space import BadInput
 from espalier.train import pytree
-from espalier.train.scoring import answers
 
 TOLERANCE = 1e-4  # of the largest output; float32 sums in another order differ by about 1e-6
 BATCH = "batch"
@@ -34,10 +33,10 @@ def export(model: nn.Module, inputs: Any, path: str | os.PathLike[str], *, toler
     _needed()
     path, plain = Path(path), plain_outputs(model)
     program = program_of(plain, inputs)
-    outputs = len(answers(plain, pytree.each(lambda t: t.detach().cpu(), inputs)))
-    names = ["outputs"] if outputs == 1 else [f"outputs_{i}" for i in range(outputs)]
+    with torch.no_grad():
+        outputs = pytree.call(plain, pytree.each(lambda t: t.detach().cpu(), inputs))
     try:
-        data = onnx_file(program, _names(inputs), names, BATCH)
+        data = onnx_file(program, _names(inputs), _names(outputs, "outputs", _names(inputs)), BATCH)
     except Exception as error:  # torch's exporter raises of every kind; messages of protobuf end at 2 GB
         raise NotExported(f"torch cannot export this network to ONNX: {reason(error)}") from error
     checked = verify(data, plain, inputs, tolerance=tolerance)
@@ -75,12 +74,12 @@ def verify(
     return replace(checked, inputs=taken, outputs=tuple(o.name for o in session.get_outputs()))
 
 
-def _names(inputs: Any) -> list[str]:
-    """One for each tensor: inputs, inputs_0 and so on, or the words of a dict."""
-    if isinstance(inputs, dict) and all(isinstance(value, Tensor) for value in inputs.values()):
-        return list(inputs)
-    count = len(pytree.tensors(inputs))
-    return ["inputs"] if count == 1 else [f"inputs_{i}" for i in range(count)]
+def _names(value: Any, word: str = "inputs", taken: Sequence[str] = ()) -> list[str]:
+    """One for each tensor: the word, word_0 and so on, or the keys of a dict if none of them is taken."""
+    if isinstance(value, dict) and all(isinstance(part, Tensor) for part in value.values()) and not {*value} & {*taken}:
+        return list(value)
+    count = len(pytree.tensors(value))
+    return [word] if count == 1 else [f"{word}_{i}" for i in range(count)]
 
 
 def _needed() -> Any:
