@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,6 @@ from espalier.gates.verify import distance
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
-from espalier.ship import onnx  # noqa: E402
 from espalier.ship.onnx import export, verify  # noqa: E402
 from espalier.ship.parity import NotExported, random_like, repeated  # noqa: E402
 
@@ -195,14 +196,7 @@ def test_what_is_no_onnx_file(tmp_path):
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path):
-    real = onnx.importlib.import_module
-
-    def gone(name):
-        if name == "onnxscript":
-            raise ModuleNotFoundError(name=name)
-        return real(name)
-
-    monkeypatch.setattr(onnx.importlib, "import_module", gone)
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(espalier.BadInput, match=r"onnxscript: pip install 'espalier\[onnx\]'"):
         export(nn.Linear(3, 2), torch.randn(4, 3), tmp_path / "m.onnx")
 

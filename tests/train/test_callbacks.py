@@ -231,6 +231,14 @@ def test_mlflow_and_wandb(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
         run(how, MLflow())
 
 
+def test_a_tracker_that_lacks_something_is_not_called_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mlflow.py").write_text("import nobody_has_this\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mlflow", raising=False)
+    with pytest.raises(ModuleNotFoundError, match="nobody_has_this"):
+        run("fit", MLflow())
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"), [({"patience": 0}, "at least 1"), ({"monitor": "accuracy"}, "no 'accuracy' to monitor")]
 )

@@ -12,6 +12,7 @@ from torch import nn
 from espalier.compact.apply import apply_plan
 from espalier.compact.plan import Plan
 from espalier.space import BadInput, Corrupt
+from espalier.train import checks
 
 
 def from_pretrained(folder: str | Path) -> Any:
@@ -22,10 +23,7 @@ def from_pretrained(folder: str | Path) -> Any:
     ``AutoModel.from_pretrained`` cannot read it: a configuration has one width for all layers. This builds the uncut
     model of the configuration, cuts it by the plan, and loads the weights.
     """
-    try:
-        import transformers
-    except ModuleNotFoundError:
-        raise BadInput("this needs transformers: pip install transformers") from None
+    transformers = checks.needed("transformers", "this needs transformers: pip install transformers")
     folder = Path(folder)
     if not (folder / "config.json").exists():
         raise BadInput(f"{folder} has no config.json; name a folder that save_pretrained of a compact model wrote")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from espalier.models import CNN, MLP, DenseNet
 from espalier.ship import import_spec
 from espalier.ship.card import Loading
 from espalier.space import BadInput
+from espalier.train.setting import near
 
 Shape = tuple[int, ...]
 
@@ -50,11 +50,9 @@ class Network:
         if import_spec.is_reference(self.reference):
             return
         if self.reference not in KNOWN:
-            near = difflib.get_close_matches(self.reference, KNOWN, 1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
             raise BadInput(
-                f"there is no network {self.reference!r}; {hint}Known are {', '.join(KNOWN)}; your own is "
-                "package.module:function or file.py:function"
+                f"there is no network {self.reference!r}, only {', '.join(KNOWN)}; your own is "
+                f"package.module:function or file.py:function{near(self.reference, KNOWN)}"
             )
         if self.shape is None or self.outputs is None:
             raise BadInput(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -17,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from espalier.space import BadInput
+from espalier.train.setting import near
 
 
 def is_reference(text: str) -> bool:
@@ -32,8 +32,7 @@ def function(reference: str, what: str) -> Callable[..., Any]:
     thing: Any = _module(where, what)
     for part in name.split("."):
         if not hasattr(thing, part):
-            near = difflib.get_close_matches(part, [n for n in dir(thing) if not n.startswith("_")], 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = near(part, [n for n in dir(thing) if not n.startswith("_")])
             raise BadInput(f"{what} {reference!r}: {where} has no {part!r}{hint}")
         thing = getattr(thing, part)
     if not callable(thing):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,8 +15,7 @@ from espalier.compact.exported import onnx_file, plain_outputs
 from espalier.files import write
 from espalier.ship.parity import BATCHES, Checked, NotExported, compare, reason
 from espalier.ship.program import program_of
-from espalier.space import BadInput
-from espalier.train import pytree
+from espalier.train import checks, pytree
 
 TOLERANCE = 1e-4  # of the largest output; float32 sums in another order differ by about 1e-6
 BATCH = "batch"
@@ -84,11 +82,5 @@ def _names(value: Any, word: str = "inputs", taken: Sequence[str] = ()) -> list[
 
 def _needed() -> Any:
     """onnxruntime, when everything is here."""
-    for name in ("onnx", "onnxscript", "onnxruntime"):
-        try:
-            module = importlib.import_module(name)
-        except ModuleNotFoundError as missing:
-            if missing.name != name:
-                raise
-            raise BadInput(f"ONNX needs {name}: pip install 'espalier[onnx]'") from None
-    return module
+    names = ("onnx", "onnxscript", "onnxruntime")
+    return [checks.needed(name, f"ONNX needs {name}: pip install 'espalier[onnx]'") for name in names][-1]

@@ -5,7 +5,6 @@ Progress bars, run directories, early stopping and loggers are such callbacks.
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espalier.space import BadInput, BadType, whole_number
+from espalier.train import checks
 from espalier.train.result import Result, Row
 from espalier.train.scoring import LARGER
 
@@ -200,10 +200,7 @@ def _numbers(rows: list[Row]) -> dict[str, float]:
 
 
 def _tracker(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        raise BadInput(f"this callback logs by {name}, which is not there: pip install {name}") from None
+    return checks.needed(name, f"this callback logs by {name}, which is not there: pip install {name}")
 
 
 def check(given: Sequence[Callback], monitor: str | None) -> list[Callback]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import traceback
 import warnings
@@ -20,6 +21,16 @@ from espalier.train import pytree
 from espalier.train.pytree import Nested
 
 IGNORED = -100  # the class that torch's cross entropy leaves out
+
+
+def needed(name: str, why: str) -> Any:
+    """A module beyond what Espalier always has. why: what is said where it is not there, with the way to get it."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as missing:
+        if missing.name != name:  # it is there, and lacks something itself
+            raise
+        raise BadInput(why) from None
 
 
 def device(given: object) -> torch.device:

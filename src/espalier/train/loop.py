@@ -351,8 +351,8 @@ class Loop:
         except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, EspalierError):
                 raise
-            where, why = self.checkpoint.folder, str(error).strip().splitlines() or [type(error).__name__]
-            raise BadInput(f"the checkpoint in {where} does not fit this run: {why[0]}. Use another folder") from error
+            where, why = self.checkpoint.folder, first_line(error)
+            raise BadInput(f"the checkpoint in {where} does not fit this run: {why}. Use another folder") from error
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.engine.load_state_dict(state["engine"])

@@ -4,7 +4,6 @@ worker dies. They write the files that they write without it, into one folder, w
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 import secrets
@@ -18,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from espalier.files import NotSaved
-from espalier.space import BadInput, BadType, EspalierError
+from espalier.space import BadInput, BadType, EspalierError, first_line
+from espalier.train import checks
 from espalier.train.loop import Stop
 from espalier.train.progress import Progress
 
@@ -60,7 +60,7 @@ class Ray:
         task: is called with what all jobs share, the job, and the seconds that it may take, in the folder that this
         process is in. folder: what they write to.
         """
-        ray = _imported()
+        ray = checks.needed("ray", "executor='ray' needs Ray, which is not there: pip install 'espalier[ray]'")
         began = not ray.is_initialized()
         if began:
             self._connect(ray)
@@ -80,9 +80,9 @@ class Ray:
             _answers(self.address or os.environ["RAY_ADDRESS"])
             ray.init(address=self.address, **quiet)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            place = self.address or "this machine"
             raise BadInput(
-                f"no Ray cluster answers at {self.address or 'this machine'}: {why}. Start one by `ray start --head`"
+                f"no Ray cluster answers at {place}: {first_line(error)}. Start one by `ray start --head`"
             ) from error
 
     def _check(self, ray: Any, folder: Path) -> None:
@@ -171,13 +171,6 @@ def read(executor: object) -> Ray | None:
     if executor != "ray":
         raise BadType(f"executor is 'ray' or settings such as Ray(address='auto', gpus=0.5), not {executor!r}")
     return Ray()
-
-
-def _imported() -> Any:
-    try:
-        return importlib.import_module("ray")
-    except ModuleNotFoundError:
-        raise BadInput("executor='ray' needs Ray, which is not there: pip install 'espalier[ray]'") from None
 
 
 def _answers(address: str) -> None:
