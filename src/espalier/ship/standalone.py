@@ -284,9 +284,8 @@ class Writer:
         if not isinstance(target, torch._ops.OpOverload):
             return f"torch.{getattr(target, '__name__', target)}({self._given(args, keywords)})"
         name, overload = target._schema.name.rpartition("::")[2], target._overloadname
-        special = getattr(self, f"_as_{name}", None)
-        if special is not None and (text := special(args, keywords)) is not None:
-            return str(text)
+        if name in FORMS and (text := FORMS[name](self, args, keywords)) is not None:
+            return text
         if (sign := INFIX.get(f"{name}.{overload}")) and not keywords and len(args) == 2:
             return f"{self._value(args[0])} {sign} {self._value(args[1])}"
         for key in ("pin_memory", "layout"):
@@ -307,52 +306,30 @@ class Writer:
     def _given(self, args: list[Any], keywords: dict[str, Any]) -> str:
         return ", ".join([*map(self._value, args), *(f"{key}={self._value(one)}" for key, one in keywords.items())])
 
-    def _as_sym_size(self, args: list[Any], keywords: dict[str, Any]) -> str:
-        return f"{self._value(args[0])}.shape[{args[1]}]"
+    def _at(self, x: Node, dim: int, place: str) -> str:
+        """A place, or several, along one dimension."""
+        return f"{self._value(x)}[{':, ' * (dim % x.meta['val'].ndim)}{place}]"
 
-    def _as_einsum(self, args: list[Any], keywords: dict[str, Any]) -> str:
-        return f"torch.einsum({args[0]!r}, {', '.join(map(self._value, args[1]))})"
+    def _slice(self, x: Node, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> str:
+        first, last = "" if start in (0, None) else self._value(start), "" if end in (None, END) else self._value(end)
+        return self._at(x, dim, f"{first}:{last}{'' if step == 1 else f':{step}'}")
 
-    def _as_neg(self, args: list[Any], keywords: dict[str, Any]) -> str:
-        return f"-{self._value(args[0])}"
-
-    def _as_slice(self, args: list[Any], keywords: dict[str, Any]) -> str | None:
-        given: list[Any] = [*args[1:], *[0, None, None, 1][len(args) - 1 :]]
-        dim, start, end, step = given
-        rank = args[0].meta["val"].ndim
-        inner = ("" if start in (0, None) else self._value(start)) + ":"
-        inner += "" if end in (None, END) else self._value(end)
-        return f"{self._value(args[0])}[{':, ' * (dim % rank)}{inner}{'' if step == 1 else f':{step}'}]"
-
-    def _as_select(self, args: list[Any], keywords: dict[str, Any]) -> str:
-        rank = args[0].meta["val"].ndim
-        return f"{self._value(args[0])}[{':, ' * (args[1] % rank)}{self._value(args[2])}]"
-
-    def _as_index(self, args: list[Any], keywords: dict[str, Any]) -> str:
-        return f"{self._value(args[0])}[{', '.join(':' if one is None else self._value(one) for one in args[1])}]"
-
-    def _as_narrow(self, args: list[Any], keywords: dict[str, Any]) -> str | None:
-        x, dim, start, length = args
+    def _narrow(self, x: Node, dim: int, start: Any, length: Any) -> str | None:
         known = isinstance(start, int) and isinstance(length, int)
-        return self._as_slice([x, dim, start, start + length], {}) if known else None
+        return self._slice(x, dim, start, start + length) if known else None
 
-    def _as_index_select(self, args: list[Any], keywords: dict[str, Any]) -> str | None:
+    def _index_select(self, x: Node, dim: int, index: Node) -> str | None:
         """Slices that lie together are a view: no gather."""
-        index = self.value.get(args[2])
-        if index is None or not len(index) or not bool((index.diff() == 1).all()):
+        places = self.value.get(index)
+        if places is None or not len(places) or not bool((places.diff() == 1).all()):
             return None
-        return self._as_slice([args[0], args[1], int(index[0]), int(index[-1]) + 1], {})
+        return self._slice(x, dim, int(places[0]), int(places[-1]) + 1)
 
-    def _as_dropout(self, args: list[Any], keywords: dict[str, Any]) -> str:
-        return f"F.dropout({self._value(args[0])}, {args[1]!r}, self.training)"
-
-    _as_dropout_ = _as_dropout
-
-    def _as_to(self, args: list[Any], keywords: dict[str, Any]) -> str | None:
-        kinds = [one for one in (*args[1:3], keywords.get("dtype")) if isinstance(one, torch.dtype)]
-        moved = any(isinstance(one, torch.device) for one in (*args[1:], keywords.get("device")))
-        given = [*(["device"] if moved else []), *map(_literal, kinds[:1])]
-        return f"{self._value(args[0])}.to({', '.join(given)})" if given else None
+    def _to(self, x: Node, given: Sequence[Any]) -> str | None:
+        kinds = [one for one in given if isinstance(one, torch.dtype)]
+        moved = ["device"] if any(isinstance(one, torch.device) for one in given) else []
+        words = [*moved, *map(_literal, kinds[:1])]
+        return f"{self._value(x)}.to({', '.join(words)})" if words else None
 
     # ---- the file --------------------------------------------------------------------------------------------------
 
@@ -387,6 +364,22 @@ class Writer:
             "    model.load_state_dict(load_file(weights))\n"
             "    return model.eval()\n"
         )
+
+
+# By operation how Python says it, from its arguments and those by name; None: as any other operation.
+FORMS: dict[str, Callable[[Writer, list[Any], dict[str, Any]], str | None]] = {
+    "sym_size": lambda w, args, _: f"{w._value(args[0])}.shape[{args[1]}]",
+    "einsum": lambda w, args, _: f"torch.einsum({args[0]!r}, {', '.join(map(w._value, args[1]))})",
+    "neg": lambda w, args, _: f"-{w._value(args[0])}",
+    "slice": lambda w, args, _: w._slice(*args),
+    "narrow": lambda w, args, _: w._narrow(*args),
+    "select": lambda w, args, _: w._at(*args[:2], w._value(args[2])),
+    "index": lambda w, args, _: f"{w._value(args[0])}[{', '.join(':' if i is None else w._value(i) for i in args[1])}]",
+    "index_select": lambda w, args, _: w._index_select(*args),
+    "dropout": lambda w, args, _: f"F.dropout({w._value(args[0])}, {args[1]!r}, self.training)",
+    "dropout_": lambda w, args, _: f"F.dropout({w._value(args[0])}, {args[1]!r}, self.training)",
+    "to": lambda w, args, named: w._to(args[0], [*args[1:], *named.values()]),
+}
 
 
 def _given_back(node: Node) -> Node | None:
