@@ -198,7 +198,7 @@ def test_statistics_are_the_mean_over_one_pass_and_errors_are_the_compact_networ
     monkeypatch.setattr(inputs, "CHUNK", 16)
     engine = batch_of(tmp_path, [RunSpec("random", "random", 0, size=0.6), RunSpec("full", "full", 1, size=1.0)]).engine
     masks = engine.masks()
-    losses, errors = engine.evaluate(masks, engine.validation, True)
+    losses, errors, _ = engine.evaluate(masks, engine.validation, True)
     data = images().as_floats()
     chunks = data.train_inputs.split(16)
     for run, state in enumerate(engine.shipped):
@@ -217,7 +217,7 @@ def test_statistics_are_the_mean_over_one_pass_and_errors_are_the_compact_networ
         loss = nn.functional.cross_entropy(out, data.test_labels)
         assert float(loss) == pytest.approx(float(losses[run]), rel=1e-5)
     object.__setattr__(engine.plan, "calibrate", 32)
-    middle, _ = engine.evaluate(masks, engine.validation, False)
+    middle, _, _ = engine.evaluate(masks, engine.validation, False)
     assert not engine.shipped
     assert not torch.equal(middle, losses)  # of 32 of the 48 images
 

@@ -373,7 +373,7 @@ FORMS: dict[str, Callable[[Writer, list[Any], dict[str, Any]], str | None]] = {
     "neg": lambda w, args, _: f"-{w._value(args[0])}",
     "slice": lambda w, args, _: w._slice(*args),
     "narrow": lambda w, args, _: w._narrow(*args),
-    "select": lambda w, args, _: w._at(*args[:2], w._value(args[2])),
+    "select": lambda w, args, _: w._at(args[0], args[1], w._value(args[2])),
     "index": lambda w, args, _: f"{w._value(args[0])}[{', '.join(':' if i is None else w._value(i) for i in args[1])}]",
     "index_select": lambda w, args, _: w._index_select(*args),
     "dropout": lambda w, args, _: f"F.dropout({w._value(args[0])}, {args[1]!r}, self.training)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from espalier.space import BadInput, Diverged
 from espalier.train import checks, fingerprint, pytree, scoring
 from espalier.train.compiling import Compiling, Recording, as_it_is
 from espalier.train.feed import Batch, Feed
-from espalier.train.gradients import Gated, OnePass, scalar
+from espalier.train.gradients import OnePass, scalar
 from espalier.train.loop import Engine, Loop, Stop
 from espalier.train.optimizer import StructureOptimizer
 from espalier.train.result import Result, Row
@@ -25,6 +26,7 @@ LONG = 5000  # updates of a run on a GPU that are worth being recorded
 CALIBRATED = 1024  # examples that BatchNorm's statistics are estimated on for a measurement in the middle of a run
 
 
+@dataclass(eq=False, repr=False)
 class EagerEngine(Engine):
     """structure: with its phases. scheduler: stepped after every epoch. precision, channels_last, compile: as in fit.
 
@@ -32,42 +34,34 @@ class EagerEngine(Engine):
     a hash may go on with the run, too.
     """
 
-    gated: Gated
+    structure: StructureOptimizer
+    feed: Feed
+    loss: Loss
+    scheduler: Scheduler | None
+    validation: Feed | None
+    metrics: Mapping[str, Any]
+    device: torch.device
+    precision: str | None
+    channels_last: bool
+    compile: bool | None
+    began_with: str
+    known: Callable[[str], bool]
     runs, stride = range(1), 1
 
-    def __init__(
-        self,
-        structure: StructureOptimizer,
-        feed: Feed,
-        loss: Loss,
-        *,
-        scheduler: Scheduler | None,
-        validation: Feed | None,
-        metrics: Mapping[str, Any] | None = None,
-        device: torch.device,
-        precision: str | None = None,
-        channels_last: bool = False,
-        compile: bool | None = False,
-        began_with: str = "",
-        known: Callable[[str], bool] = lambda _: False,
-    ) -> None:
-        self.structure, self.feed, self.loss = structure, feed, loss
+    def __post_init__(self) -> None:
+        structure, on_gpu = self.structure, self.device.type == "cuda"
         self.search, self.gated, self.ranks = structure.search, structure.gated, structure.ranks
         assert structure.phases is not None
         self.phases = phases = structure.phases
         self.total, self.settle_at = phases.end, phases.settle
-        self.points = range(feed.updates, phases.end + 1, feed.updates)
-        self.scheduler, self.validation, self.device = scheduler, validation, device
-        self.metrics = metrics
-        self.began_with, self.known = began_with, known
-        self.half, self.channels_last = precision == "bf16", channels_last
+        self.points = range(self.feed.updates, phases.end + 1, self.feed.updates)
         self.compiling, self.recording = None, None
-        long = device.type == "cuda" and self.ranks is None and phases.end >= LONG
-        if compile or (compile is None and long):  # by itself only what runs the same kernels
-            self.compiling = Compiling() if compile else Compiling(asked=False, backend=as_it_is)
-            self.recording = Recording(asked=bool(compile)) if device.type == "cuda" else None
+        long = on_gpu and self.ranks is None and phases.end >= LONG
+        if self.compile or (self.compile is None and long):  # by itself only what runs the same kernels
+            self.compiling = Compiling() if self.compile else Compiling(asked=False, backend=as_it_is)
+            self.recording = Recording(asked=bool(self.compile)) if on_gpu else None
         # Of an epoch: loss, updates, wrong classes, predictions. On the device: reading one would wait for a GPU.
-        self.sums = torch.zeros(4, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
         self._batches: Iterator[Batch] | None = None  # of the rest of the epoch
 
     @property
@@ -177,7 +171,7 @@ class EagerEngine(Engine):
         self.sums[1] += 1
 
     def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.half)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
     def _together(self, forward: Callable[[Any], Any], loss: Loss) -> OnePass | Recording | None:
         """How an update's gradient is computed: in one pass where it is not compiled, recorded where that is done."""

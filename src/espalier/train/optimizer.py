@@ -258,10 +258,10 @@ class StructureOptimizer(torch.optim.Optimizer):
         update, self._lost = 0 if self._lost is None else int(self._lost), None
         if update:
             total = "" if self.phases is None else f" of {self.phases.end}"
-            way_out = pytree.not_finite(batch) or "Lower the learning rate of the weights, or look at the data"
             raise Diverged(
                 f"update {update}{total}: every loss of an update was infinite or not a number, after "
-                f"{int(self.search.updates)} good updates of theta, which was left as it was. {way_out}"
+                f"{int(self.search.updates)} good updates of theta, which was left as it was. "
+                f"{pytree.after_divergence(batch)}"
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -46,12 +46,14 @@ def count(value: Nested, name: str) -> int:
     return sizes.pop()
 
 
-def not_finite(value: Nested) -> str:
-    """A sentence on how many examples hold a number that is not finite; nothing where none does."""
+def after_divergence(value: Nested) -> str:
+    """The way out where no loss of an update was finite. value: what was read; it may hold what is not finite."""
     leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     parts = [leaf.unsqueeze(-1).flatten(1) for leaf in leaves if leaf.ndim]
     spoilt, count = max(((int((~part.isfinite()).any(1).sum()), len(part)) for part in parts), default=(0, 0))
-    return f"{spoilt} of the {count} examples hold NaN or infinity: mend the data" if spoilt else ""
+    if spoilt:
+        return f"{spoilt} of the {count} examples hold NaN or infinity: mend the data"
+    return "Lower the learning rate of the weights, or look at the data"
 
 
 def join(values: Sequence[Nested]) -> Nested:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.utils._pytree import tree_map
 
 from espalier.data import Dataset
 from espalier.gates.masking import Channels
@@ -34,6 +35,7 @@ from espalier.train.descent import Optimizer, Schedule
 from espalier.train.pytree import Nested
 
 Precision = Literal["float32", "tf32", "bf16"]
+MOVING = ("params", "slots", "sums", "skipped", "broken")  # what of a state a checkpoint holds
 AT_ONCE = 50  # updates whose examples are chosen together, and updates in one CUDA graph
 
 
@@ -269,16 +271,8 @@ class Batch:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes, as tensors and plain numbers."""
-        state = self.state
-        saved: dict[str, Any] = {
-            "params": dict(state.params),
-            "slots": [list(slot) for slot in state.slots],
-            "done": self.done,
-            "sums": state.sums,
-            "skipped": state.skipped,
-            "broken": state.broken,
-            "stream": self.feed.stream.state_dict(),
-        }
+        saved: dict[str, Any] = {"done": self.done, "stream": self.feed.stream.state_dict()}
+        saved |= {name: getattr(self.state, name) for name in MOVING}
         if isinstance(self.source, Given):
             saved["given"] = {"mask": self.source.mask, "rate": self.source.rate}
         if self.source.generator is not None:
@@ -291,15 +285,9 @@ class Batch:
         self._begin()
         if "given" in saved and not isinstance(self.source, Given):
             self.settle(saved["given"]["mask"])
-        state = self.state
-        for name, p in state.params.items():
-            p.copy_(saved["params"][name])
-        for mine, theirs in zip(state.slots, saved["slots"], strict=True):
-            for slot, value in zip(mine, theirs, strict=True):
-                slot.copy_(value)
-        state.done.fill_(self.done)
-        for name in ("sums", "skipped", "broken"):
-            getattr(state, name).copy_(saved[name])
+        self.state.done.fill_(self.done)
+        for name in MOVING:
+            tree_map(Tensor.copy_, getattr(self.state, name), saved[name])
         self.step.set_pace()
         self.feed.stream.load_state_dict(dict(saved["stream"]))
         if "generator" in saved and self.source.generator is not None:

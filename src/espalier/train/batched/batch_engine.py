@@ -229,10 +229,9 @@ class BatchEngine(Engine):
         self.batch.advance(updates)
         broken = self.batch.state.broken
         if bool((broken >= 0).all()):  # one run that has diverged stops no other
-            way_out = pytree.not_finite(self._read[:2]) or "Lower the learning rate of the weights, or look at the data"
             raise Diverged(
                 f"update {int(broken.min())} of {self.total}: every loss of an update was infinite or not a number, of "
-                f"every run by now. {way_out}"
+                f"every run by now. {pytree.after_divergence(self._read[:2])}"
             )
 
     def some_inputs(self, count: int) -> Nested:
@@ -255,17 +254,16 @@ class BatchEngine(Engine):
         columns = {"loss": loss, "error": error} | self.shares(masks)
         if self.search is not None:
             columns |= self.search.summary()
-        measured: list[Row] = [{} for _ in self.runs]
+        scores = list[Score]()
         if self.validation is not None:
-            scores = self._scores(masks, self.validation, last) if self._alone or self.plan.metrics else []
-            loss, error = self._evaluated(masks, self.validation, scores)
+            loss, error, scores = self.evaluate(masks, self.validation, last)
             columns |= {"validation_loss": loss, "validation_error": error}
-            for row, score in zip(measured, scores):
-                row.update({f"validation_{name}": clean(value) for name, value in score.metrics.items()})
         columns["learning_rate"] = self.batch.learning_rates()
         head: Row = {"epoch": self.done // self.per_epoch, "update": self.done, "begun": self.batch.begun}
-        head["settled"] = self.settled
-        return [head | row | more for row, more in zip(rows(columns), measured, strict=True)]
+        measured = [head | {"settled": self.settled} | row for row in rows(columns)]
+        for row, score in zip(measured, scores):
+            row.update({f"validation_{name}": clean(value) for name, value in score.metrics.items()})
+        return measured
 
     def reads(self, last: bool) -> int:
         held = 0 if self.validation is None else self.validation.n
@@ -302,16 +300,15 @@ class BatchEngine(Engine):
         are estimated for each under its mask."""
         return any(isinstance(module, Norm) for module in self.gated.model.modules())
 
-    def evaluate(self, masks: Tensor, held: Tensors, last: bool) -> tuple[Tensor, Tensor]:
-        """Mean loss and share of wrong classes of each run under its mask ``(R, d)``, float64 ``(R)``."""
-        return self._evaluated(masks, held, self._scores(masks, held, last) if self._alone else [])
-
-    def _evaluated(self, masks: Tensor, held: Tensors, scores: Sequence[Score]) -> tuple[Tensor, Tensor]:
+    def evaluate(self, masks: Tensor, held: Tensors, last: bool) -> tuple[Tensor, Tensor, list[Score]]:
+        """Mean loss and share of wrong classes of each run under its mask ``(R, d)``, float64 ``(R)``; and the scores
+        of runs that are evaluated by themselves, as for metrics."""
+        scores = self._scores(masks, held, last) if self._alone or self.plan.metrics else []
         if not self._alone:
-            return self.batch.evaluate(masks, held.inputs, held.targets, read=held.read)
+            return *self.batch.evaluate(masks, held.inputs, held.targets, read=held.read), scores
         numbers = [(score.loss, torch.nan if score.error is None else score.error) for score in scores]
         loss, error = torch.tensor(numbers, dtype=torch.float64, device=self.device).unbind(-1)
-        return loss, error
+        return loss, error, scores
 
     def _scores(self, masks: Tensor, held: Tensors, last: bool) -> list[Score]:
         """One run after the other. Statistics of BatchNorm are the cumulative mean over some training inputs without
