@@ -39,7 +39,7 @@ def agreement(given: argparse.Namespace, precision: str, runs: int = 2) -> dict[
     case = Case(given, runs, 2, given.images, 0.6)
     theirs, losses = case.readable()()
     fast = case.fast(precision)
-    mine, fast_losses, _ = fast.gradients(case.params, case.masks, case.x, case.y)
+    mine, (fast_losses, _), _ = fast(case.params, {}, case.masks, case.x, case.y)
     row = {"losses": float(((fast_losses - losses) / losses).abs().max()), **worst(mine, theirs)}
     if precision == "bf16":
         theirs_too, losses_too = case.readable(torch.bfloat16)()
@@ -47,7 +47,7 @@ def agreement(given: argparse.Namespace, precision: str, runs: int = 2) -> dict[
             "losses": float(((losses_too - losses) / losses).abs().max()), **worst(theirs_too, theirs)
         }  # fmt: skip
     one = Case(given, runs, 1, given.images, 0.6)
-    slopes, ours = one.slopes(), one.fast(precision).sloped(one.params, one.masks, *one.apart())[3]
+    slopes, (ours, _) = one.slopes(), one.fast(precision)(one.params, {}, one.masks, *one.apart(), slopes=True)[2]
     row["slopes"] = float((ours - slopes).norm() / slopes.norm())
     return row
 
@@ -78,7 +78,7 @@ def operations(given: argparse.Namespace, runs: int) -> dict[str, Any]:
 
     case = Case(given, runs, 2, given.images, 1.1)
     fast = case.fast("bf16")
-    fast.gradients(fast.pack(case.params), case.masks, case.x, case.y)
+    fast(fast.pack(case.params), {}, case.masks, case.x, case.y)
     rooms, _ = next(iter(fast._rooms.values()))
     table: dict[str, Any] = {}
     for name in given.kernels:

@@ -102,8 +102,8 @@ def fast_update(case: Case, precision: str, tuning: Any = None, sloped: bool = F
     fast = case.fast(precision, tuning)
     packed = fast.pack(case.params)
     if sloped:
-        return updates(packed, lambda: fast.sloped(packed, case.masks, *case.apart())[0])
-    return updates(packed, lambda: fast.gradients(packed, case.masks, case.x, case.y)[0])
+        return updates(packed, lambda: fast(packed, {}, case.masks, *case.apart(), slopes=True)[0])
+    return updates(packed, lambda: fast(packed, {}, case.masks, case.x, case.y)[0])
 
 
 def captured(work: Callable[[], Any], times: int = 4) -> Callable[[], None]:

@@ -142,9 +142,9 @@ def compile_one(job: Job) -> dict[str, Any]:
         fast._rooms[next(iter(fast._rooms))] = rooms, do
         params = {"flat": torch.zeros(1, fast.size)}
         masks, x, y = torch.ones(1, 2, fast.d), torch.zeros(1, 4, 3, 32, 32), torch.zeros(1, 4).long()
-        fast.gradients(params, masks, x, y)
+        fast(params, {}, masks, x, y)
         if not job.name:
-            fast.sloped(params, masks, x.expand(2, -1, -1, -1, -1)[None], y.expand(2, -1)[None])
+            fast(params, {}, masks, x.expand(2, -1, -1, -1, -1)[None], y.expand(2, -1)[None], slopes=True)
         wanted = ("source" if job.name == "input" else job.name,)
         for room in rooms:
             if job.name and applies(job.name, job.way, room):

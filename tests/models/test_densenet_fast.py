@@ -44,7 +44,8 @@ class Problem:
 
     def fast(self, precision="float64", params=None):
         fast = FastDenseNet(**self.shape, precision=precision)
-        return fast.gradients(params or self.params, self.masks, self.x, self.y)
+        grads, (losses, wrong), _ = fast(params or self.params, {}, self.masks, self.x, self.y)
+        return grads, losses, wrong
 
     def own_images(self):
         """What each mask reads where it has images of its own, ``(R, S, B, ...)``: every second one mirrored images."""
@@ -60,7 +61,8 @@ class Problem:
 
     def fast_slopes(self, precision="float64", params=None):
         fast = FastDenseNet(**self.shape, precision=precision)
-        return fast.sloped(params or self.params, self.masks, *self.own_images())
+        grads, (losses, wrong), slopes = fast(params or self.params, {}, self.masks, *self.own_images(), slopes=True)
+        return grads, losses, wrong, slopes[0]
 
 
 def compare(mine, theirs, tolerance):

@@ -68,7 +68,7 @@ for precision in ("float32", "bf16"):
     rooms, _ = fast._room(2, 2, 2, 8, problem.x.device)
     fast._rooms[next(iter(fast._rooms))] = rooms, operations(precision)
     for call in ("first", "second"):  # which finds what the first one left
-        mine, fast_losses, fast_wrong = fast.gradients(problem.params, problem.masks, problem.x, problem.y)
+        mine, (fast_losses, fast_wrong), _ = fast(problem.params, {}, problem.masks, problem.x, problem.y)
         found[f"{precision} {call}"] = {
             "losses": float((fast_losses - losses).abs().max()),
             "wrong": int((fast_wrong - wrong).abs().max()),
@@ -81,7 +81,9 @@ for precision in ("float32", "bf16"):
     fast = FastDenseNet(**problem.shape, precision=precision)
     rooms, _ = fast._room(2, 2, 2, 8, problem.x.device)
     fast._rooms[next(iter(fast._rooms))] = rooms, operations(precision)
-    mine, fast_losses, _, fast_slopes = fast.sloped(problem.params, problem.masks, *problem.own_images())
+    mine, (fast_losses, _), (fast_slopes, _) = fast(
+        problem.params, {}, problem.masks, *problem.own_images(), slopes=True
+    )
     closed = problem.masks == 0
     found[f"slopes {precision}"] = {
         "losses": float((fast_losses - losses).abs().max()),
@@ -95,19 +97,19 @@ rooms, _ = fast._room(2, 1, 2, 8, problem.x.device)
 fast._rooms[list(fast._rooms)[-1]] = rooms, operations("bf16")
 one, x, y = problem.masks[:, :1], problem.x, problem.y
 for call in ("first", "second"):
-    plain, _, _ = fast.gradients(problem.params, one, x, y)
-    sloped, _, _, _ = fast.sloped(problem.params, one, x[:, None], y[:, None])
+    plain, _, _ = fast(problem.params, {}, one, x, y)
+    sloped, _, _ = fast(problem.params, {}, one, x[:, None], y[:, None], slopes=True)
     found[f"plain and sloped {call}"] = apart(sloped, plain)
 
 fast = FastDenseNet(**problem.shape, precision="float32")
 rooms, _ = fast._room(2, 2, 2, 8, problem.x.device)
 fast._rooms[next(iter(fast._rooms))] = rooms, operations("float32")
-_, losses, _ = fast.gradients(problem.params, torch.ones_like(problem.masks), problem.x, problem.y)
+_, (losses, _), _ = fast(problem.params, {}, torch.ones_like(problem.masks), problem.x, problem.y)
 for name in ("stem.weight", "blocks.1.0.conv.weight", "blocks.2.0.norm.weight", "transitions.0.norm.bias"):
     params = {key: p.clone() for key, p in problem.params.items()}
     params[name].flatten(1)[0, 0] = torch.inf
     # All gates open: weights behind a closed one are not even read.
-    grads, spoilt, _ = fast.gradients(params, torch.ones_like(problem.masks), problem.x, problem.y)
+    grads, (spoilt, _), _ = fast(params, {}, torch.ones_like(problem.masks), problem.x, problem.y)
     found[f"diverged {name}"] = {
         "shows": not bool(spoilt[0].isfinite().any()),
         "apart": float((spoilt[1] - losses[1]).abs().max()),
@@ -170,7 +172,7 @@ def test_what_is_measured_is_what_was_chosen(monkeypatch):
     do = densenet_compile.operations("bf16", lambda *at: asked.append(at))
     fast._rooms[next(iter(fast._rooms))] = rooms, do
     params, masks = {"flat": torch.zeros(1, fast.size)}, torch.ones(1, 2, fast.d)
-    fast.gradients(params, masks, torch.zeros(1, 1, 3, 32, 32), torch.zeros(1, 1).long())
+    fast(params, {}, masks, torch.zeros(1, 1, 3, 32, 32), torch.zeros(1, 1).long())
     for name in densenet_compile.GRID:
         for room in rooms:
             asked.clear()
@@ -250,16 +252,16 @@ def test_a_recorded_update_is_the_update(compiled):
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        fast.gradients(packed, masks, x, problem.y)
+        fast(packed, {}, masks, x, problem.y)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        grads, losses, _ = fast.gradients(packed, masks, x, problem.y)
+        grads, (losses, _), _ = fast(packed, {}, masks, x, problem.y)
     masks.copy_(1 - problem.masks)
     masks[..., -4:] = 1
     x.copy_(problem.x.flip(1))
     graph.replay()
     again = FastDenseNet(**problem.shape, precision="bf16")
-    theirs, their_losses, _ = again.gradients(packed, masks, x, problem.y)
+    theirs, (their_losses, _), _ = again(packed, {}, masks, x, problem.y)
     assert torch.allclose(losses, their_losses, rtol=1e-3)
     assert float((grads["flat"] - theirs["flat"]).norm() / theirs["flat"].norm()) < 1e-2

@@ -18,8 +18,8 @@ from espalier.study.settings import RunSpec
 from espalier.study.study_batches import Connections, DenseNetGraph, PaperBatch
 from espalier.train.batched import Run, inputs
 from espalier.train.batched.batch_engine import made, strip
-from espalier.train.batched.step import Differential, Own, cross_entropy
-from oracle.gradients import own_gradients
+from espalier.train.batched.step import Differential, cross_entropy
+from oracle.gradients import Together
 
 DEPTH, GROWTH, SIDE = 10, 4, 8
 
@@ -158,7 +158,7 @@ def test_every_mask_of_every_run_has_statistics_of_its_own(network, way):
             [torch.stack([call({n: p[r] for n, p in params.items()}, m, x[r]) for m in masks[r]]) for r in runs]
         )
 
-    gradient = Differential(call, cross_entropy) if way == "mapped" else Own(own_gradients(together))
+    gradient = Differential(call, cross_entropy) if way == "mapped" else Together(together)
     with torch.no_grad():
         grads, (losses, wrong), _ = gradient(params, {}, masks, x, y, each=False)
     assert wrong.shape == losses.shape == (2, 2)

@@ -35,7 +35,7 @@ from espalier.study.settings import PAIR, ConnectionSettings, GridSettings, Pape
 from espalier.train.batched.batch import Compute, Precision
 from espalier.train.batched.batch_engine import BatchEngine
 from espalier.train.batched.runs import Plan, Run
-from espalier.train.batched.step import Own, cross_entropy
+from espalier.train.batched.step import cross_entropy
 from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.loop import Loop, Stop
@@ -275,8 +275,7 @@ class Connections(Selection):
         if fast:
             from espalier.models.densenet_fast import FastDenseNet
 
-            network = FastDenseNet(**self.sizes, precision=precision)
-            self.options["gradient"] = Own(network.gradients, network.pack, network.unpack, network.sloped)
+            self.options["gradient"] = FastDenseNet(**self.sizes, precision=precision)
 
     @cached_property
     def gated(self) -> Gated:

@@ -14,7 +14,6 @@ This file knows the network; what is done to a block's activations is in ``chunk
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +24,8 @@ from espalier.gates.gate import Gate
 from espalier.models.architectures import DenseNet
 from espalier.models.densenet_fast.chunks import LANES, Block, Operations, Room
 from espalier.space import BadInput
+from espalier.train.batched.step import Gradient, Named, Sloped
 
-Named = dict[str, Tensor]
 FLAT = "flat"
 DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}
 
@@ -52,7 +51,7 @@ class Spread:
         return self.parts(flat.index_select(1, self.index))
 
 
-class FastDenseNet:
+class FastDenseNet(Gradient):
     """Loss and gradient of R gated DenseNets under S masks each, with weights ``(R, P)`` in one tensor.
 
     precision: what activations and convolutions are computed in; weights, statistics and sums are float32 ("float64":
@@ -62,6 +61,8 @@ class FastDenseNet:
     >>> fast.size, fast.d
     (1019722, 273)
     """
+
+    gives_slopes = True
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class FastDenseNet:
 
     # ---- weights in one tensor --------------------------------------------------------------------------------------
 
-    def pack(self, named: Mapping[str, Tensor]) -> Named:
+    def pack(self, named: Named) -> Named:
         """Tensors ``(R, ...)`` by name as one, ``(R, P)``."""
         if set(named) != set(self.shapes):
             raise BadInput(
@@ -106,7 +107,7 @@ class FastDenseNet:
             )
         return {FLAT: torch.cat([named[name].flatten(1) for name in self.shapes], 1)}
 
-    def unpack(self, packed: Mapping[str, Tensor]) -> Named:
+    def unpack(self, packed: Named) -> Named:
         """Views of the one tensor, by name."""
         flat = packed[FLAT]
         sizes = [torch.Size(shape).numel() for shape in self.shapes.values()]
@@ -117,33 +118,26 @@ class FastDenseNet:
     # ---- loss and gradient ------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def gradients(
-        self, params: Mapping[str, Tensor], masks: Tensor, x: Tensor, y: Tensor
-    ) -> tuple[Named, Tensor, Tensor]:
+    def __call__(
+        self,
+        params: Named,
+        fixed: Named,
+        masks: Tensor,
+        x: Tensor,
+        y: Tensor,
+        *,
+        each: bool = False,
+        slopes: bool = False,
+    ) -> Sloped:
         """Of each run's mean over its finite cross entropies; the losses and the numbers of wrong classes ``(R, S)``.
 
-        params: packed, or by name; masks: ``(R, S, d)``; x: ``(R, B, channels, H, H)``; y: ``(R, B)``. The gradients
-        are as the parameters are.
+        params: packed, or by name; fixed: none; masks: ``(R, S, d)``; x: ``(R, B, channels, H, H)``; y: ``(R, B)``. The
+        gradients are as the parameters are. slopes: also those ``(R, S, d)`` of each mask's own loss by its gates,
+        closed ones included; each mask then has images of its own, x ``(R, S, B, channels, H, H)`` and y ``(R, S, B)``.
         """
-        grads, losses, wrong, _ = self._differentiate(params, masks, x, y.unsqueeze(1), False)
-        return grads, losses, wrong
-
-    @torch.no_grad()
-    def sloped(
-        self, params: Mapping[str, Tensor], masks: Tensor, x: Tensor, y: Tensor
-    ) -> tuple[Named, Tensor, Tensor, Tensor]:
-        """The same where each mask has images of its own, x ``(R, S, B, channels, H, H)`` and y ``(R, S, B)``; and the
-        slopes ``(R, S, d)`` of each mask's own loss by its gates, closed ones included."""
-        grads, losses, wrong, slopes = self._differentiate(params, masks, x.flatten(1, 2), y, True)
-        assert slopes is not None
-        return grads, losses, wrong, slopes
-
-    def _differentiate(
-        self, params: Mapping[str, Tensor], masks: Tensor, x: Tensor, y: Tensor, sloped: bool
-    ) -> tuple[Named, Tensor, Tensor, Tensor | None]:
-        """x: of a run together; y: ``(R, S or 1, B)``."""
+        x, y = (x.flatten(1, 2), y) if slopes else (x, y.unsqueeze(1))
         flat = params[FLAT] if FLAT in params else self.pack(params)[FLAT]
-        logits = self._forward(flat, masks, x, sloped)
+        logits = self._forward(flat, masks, x, slopes)
         chosen = y.unsqueeze(-1) == torch.arange(self.classes, device=y.device)
         logs = torch.log_softmax(logits, -1)
         losses = -torch.where(chosen, logs, 0.0).sum(-1).mean(-1)
@@ -153,8 +147,8 @@ class FastDenseNet:
         share = finite.to(logs.dtype) / (counted * y.shape[-1])
         packed = {FLAT: self._backward((logs.exp() - chosen.to(logs.dtype)) * share[..., None, None])}
         # What was differentiated is the mean over the run's masks.
-        slopes = self._slopes(masks) * counted.unsqueeze(-1) if sloped else None
-        return packed if FLAT in params else self.unpack(packed), losses, wrong, slopes
+        sized = (self._slopes(masks) * counted.unsqueeze(-1), None) if slopes else None
+        return packed if FLAT in params else self.unpack(packed), (losses, wrong), sized
 
     def _slopes(self, masks: Tensor) -> Tensor:
         """Of the gates ``(R, S, d)``, from those of the chunks that they are for."""

@@ -20,7 +20,6 @@ from espalier.train import pytree
 from espalier.train.batched.chain import Chain
 from espalier.train.batched.inputs import Crops, Given, Pair, Reading, ResidentFeed, Searched, Source, Whole
 from espalier.train.batched.step import (
-    SLOPELESS,
     Call,
     Differential,
     Gradient,
@@ -145,7 +144,10 @@ class Batch:
             known = None
         self.gradient = gradient or self.differential
         if source.reads_slopes and not self.gradient.gives_slopes:
-            raise BadInput(SLOPELESS)
+            raise BadInput(
+                "a network that computes its own gradient does not give slopes by its gates; search it by ranked "
+                'losses, signal="ranked"'
+            )
         self.step = Step(self.state, self.gradient, optimizer, schedule, total, self.feed, known, tf32)
         self.done = 0  # the same as state.done, known without asking the device
         self._later: tuple[int, Source] | None = None
@@ -176,6 +178,8 @@ class Batch:
             self._start(source)
 
     def _start(self, source: Source) -> None:
+        if self.gradient is not self.differential and (source.masks_each or self.state.fixed):
+            raise BadInput("runs computed together have masks that all examples share, and no tensors but parameters")
         self.source = source
         on_gpu = self.device.type == "cuda"
         compile = on_gpu if self.compute.compile is None else self.compute.compile

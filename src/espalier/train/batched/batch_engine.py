@@ -291,8 +291,7 @@ class BatchEngine(Engine):
 
     def weights(self) -> dict[str, Tensor]:
         """All tensors of the runs ``(R, ...)`` by the model's own names, however a step keeps them."""
-        params, gradient = self.batch.state.params, self.plan.gradient
-        return (params if gradient is None else gradient.unpack(params)) | self.batch.state.fixed
+        return self.batch.gradient.unpack(self.batch.state.params) | self.batch.state.fixed
 
     @property
     def _alone(self) -> bool:

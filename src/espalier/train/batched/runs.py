@@ -15,7 +15,7 @@ from espalier.cost import Cost
 from espalier.search.signal import SLOPES
 from espalier.space import BadInput, BadType, Space, whole_number
 from espalier.train import checks, fingerprint, targets
-from espalier.train.batched.step import Own
+from espalier.train.batched.step import Gradient
 from espalier.train.descent import Optimizer, Schedule
 from espalier.train.recipes import Phases, Recipe
 
@@ -168,7 +168,7 @@ class Plan:
     updates: int | None = None
     points: int | None = None
     calibrate: int = 1024
-    gradient: Own | None = None
+    gradient: Gradient | None = None
     how: Mapping[str, Any] = field(default_factory=dict)
     seeded_by: Any = None
     metrics: Mapping[str, Any] = field(default_factory=dict)

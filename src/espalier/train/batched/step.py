@@ -63,17 +63,28 @@ class Stacked:
 
 
 class Gradient:
-    """What an update needs of the network: :class:`Differential`, or one that computes all runs and masks together.
+    """What an update needs of the network: :class:`Differential`, or one that computes all runs and masks together,
+    without automatic differentiation.
 
-    whole: whether it can be compiled together with the rest of an update. gives_slopes: whether it knows the slopes of
-    the losses by the masks.
+    whole: whether it can be compiled together with the rest of an update; else it compiles what it wants compiled
+    itself. gives_slopes: whether it knows the slopes of the losses by the masks.
     """
 
     whole = gives_slopes = False
 
+    def pack(self, params: Named) -> Named:
+        """From the model's own names and shapes ``(R, ...)`` to those that the weights are kept in."""
+        return params
+
+    def unpack(self, params: Named) -> Named:
+        """And back."""
+        return params
+
     def __call__(
         self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool, slopes: bool = False
     ) -> Sloped:
+        """Of each run's mean loss. masks: ``(R, samples, d)``. x: ``(R, B, ...)``; y likewise. each, slopes: see
+        :class:`Differential`."""
         raise NotImplementedError
 
 
@@ -327,44 +338,6 @@ def compiled(
         return lambda source, reading, noise: step.descend(begin(source, reading, noise))
     rest = compiling.compiled(finish, **settings)
     return lambda source, reading, noise: rest(source, noise, *step.gradients(source, reading, noise))
-
-
-SLOPELESS = (
-    "a network that computes its own gradient does not give slopes by its gates; search it by ranked losses, "
-    'signal="ranked"'
-)
-
-
-@dataclass(eq=False)
-class Own(Gradient):
-    """Of a network that computes its own gradient of the mean loss, without automatic differentiation.
-
-    gradients: ``(params, masks, x, y) -> (grads, losses, wrong)`` of params ``(R, ...)``, masks ``(R, samples, d)``,
-    x ``(R, B, ...)`` and y ``(R, B)``; losses and numbers of wrong classes are ``(R, samples)``. It compiles what it
-    wants compiled itself: ``whole`` is False. pack, unpack: from the model's own names and shapes to those it keeps
-    its weights in, and back. sloped: the same with slopes, as :class:`Differential` has them, behind the rest.
-    """
-
-    gradients: Callable[[Named, Tensor, Tensor, Tensor], tuple[Named, Tensor, Tensor]]
-    pack: Callable[[Named], Named] = dict
-    unpack: Callable[[Named], Named] = dict
-    sloped: Callable[[Named, Tensor, Tensor, Tensor], tuple[Named, Tensor, Tensor, Tensor]] | None = None
-
-    def __post_init__(self) -> None:
-        self.gives_slopes = self.sloped is not None
-
-    def __call__(
-        self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool, slopes: bool = False
-    ) -> Sloped:
-        if each or fixed:
-            raise BadInput("runs computed together have masks that all examples share, and no tensors but parameters")
-        if slopes:
-            if self.sloped is None:
-                raise BadInput(SLOPELESS)
-            grads, losses, wrong, by_gate = self.sloped(params, masks, x, y)
-            return grads, (losses, wrong), (by_gate, None)
-        grads, losses, wrong = self.gradients(params, masks, x, y)
-        return grads, (losses, wrong), None
 
 
 def cross_entropy(out: Tensor, y: Tensor) -> Tensor:
