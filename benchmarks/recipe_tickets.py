@@ -93,7 +93,7 @@ def main() -> None:
     errors: dict[str, dict[float, list[float]]] = {}
     folds: dict[float, list[int | None]] = {target: [] for target in settings.targets}
     for fold in settings.parts:
-        data, runs = grid.data(fold), settings.runs("search", fold, {})
+        data, runs = grid.data(fold), settings.runs("search", fold)
         found = GridBatch(settings, grid.network, data, runs, CPU)
         loop = found.loop(None, Stop(), Progress())
         loop.train()

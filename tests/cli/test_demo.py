@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import espalier
 from espalier.data import load
-from espalier.report import read
+from espalier.report import Section, read
+from espalier.report.run_reader import _of_record
 from espalier.train import evaluate
 from espalier.train.batched.batch import Batch
 
 pytest.importorskip("typer")
 from espalier.cli import demo as demonstration
-from espalier.cli.demo import Size
 
 
 def weights(hidden):
@@ -140,8 +139,21 @@ def test_folders_of_somebody_else_are_left_alone(espal, tmp_path):
     assert (tmp_path / "runs" / "mine").read_text() == "mine"
 
 
-def test_the_structure_shown_is_of_the_run_of_the_middle_error_as_on_the_page():
-    errors = {5: 0.4, 6: 0.2, 7: 0.1}
-    models = {width: nn.Sequential(nn.Linear(64, width), nn.Linear(width, 8), nn.Linear(8, 10)) for width in errors}
-    found = [SimpleNamespace(model=models[width], validation_error=error) for width, error in errors.items()]
-    assert Size(0.25, (), found, [], []).example == (6, 8)
+def test_the_structure_shown_is_of_the_run_of_the_middle_error_as_on_the_page(narrow):
+    def run(variant, width, error, **asked):
+        result = {"units": [width, 8], "weight_share": 0.2, "test_error": error}
+        record = {"settings": {}, "seconds": 1.0, "versions": {}, "hardware": {}, "curve": [], "result": result}
+        asked |= {"method": variant, "variant": variant}
+        return _of_record(Path(f"runs/digits/{variant}/{width}.json"), Path(variant), record | {"run": asked})
+
+    led = [run("search", width, error, target=0.25) for width, error in {5: 0.4, 6: 0.2, 7: 0.1}.items()]
+    others = [
+        run("permuted", 9, 0.3, target=0.25),
+        run("scratch", 3, 0.5, size=0.2),
+        run("scratch", 64, 0.05, size=1.0),
+    ]
+    table = demonstration._size_table(Section("digits", "digits", "digits", (*led, *others)), 3)
+    columns = [list(column.cells) for column in table.columns]
+    assert columns[2] == ["64-6-8-10", ""]
+    assert columns[3:5] == [["20.0%", ""], ["30.0%", ""]]
+    assert columns[5:] == [["64-3-8-10", "64-64-8-10"], ["50.0%", "5.0%"]]

@@ -63,6 +63,21 @@ def test_a_study_of_ones_own_network_and_data(espal, own):
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_a_time_limit_before_the_first_run_is_no_error(espal, own):
+    for words in (("sweep", *OWN), ("study", *OWN, "--methods", "search")):
+        done = espal(*words, "--targets", "0.3", "--out", "none", *FAST, "--time-limit", 1e-6, "--json")
+        assert done.code == 0, done.err
+        told = json.loads(done.out)
+        assert (told["runs"], told["complete"], told["wrote"]) == (0, False, [])
+
+
+def test_what_a_study_of_ones_own_network_cannot_do_is_refused(espal, own):
+    for flag, value in {"--folds": 2, "--hidden": "8", "--page": "page.md"}.items():
+        assert espal("study", *OWN, "--targets", "0.3", "--out", "none", *FAST, flag, value).line.startswith(
+            f"espalier: {flag} is for --model mlp"
+        )
+
+
 def test_a_study_of_perceptrons_reads_a_file_of_arrays(espal, own):
     draw = np.random.default_rng(0)
     x, y = draw.random((80, 64), np.float32), draw.integers(0, 3, 80)

@@ -116,6 +116,15 @@ def test_an_optimizer_that_is_named_is_the_one_that_trains(espal, tmp_path):
         assert list(story(tmp_path / name, "settings.json")["settings"]["optimizer"]) == [name]
 
 
+def test_a_schedule_that_is_named_is_the_one_of_the_run(espal, tmp_path):
+    """Whatever the recipe's own is, and whichever optimizer it moves."""
+    small = ("train", "--model", "mlp", "--model-arg", "hidden=[8]", "--target", 0.5, *FAST)
+    for i, more in enumerate(((), ("--optimizer", "adam"))):
+        assert espal(*small, *more, "--schedule", "steps", "--out", tmp_path / f"{i}").code == 0
+        found = story(tmp_path / f"{i}", "settings.json")["settings"]
+        assert found["scheduler"] == "Steps(at=(0.5, 0.75), by=10.0)"
+
+
 def test_settings_reach_the_training(espal, tmp_path):
     words = [
         "--optimizer",
@@ -136,7 +145,7 @@ def test_settings_reach_the_training(espal, tmp_path):
     found = story(tmp_path / "a", "settings.json")["settings"]
     group = found["optimizer"]["AdamW"][0]
     assert (group["lr"], group["weight_decay"]) == (0.002, 0.1)
-    assert found["scheduler"]["CosineAnnealingLR"]["T_max"] == 1
+    assert found["scheduler"] == "Cosine(end=0.0)"
     assert (found["samples"], found["seed"], found["batch_size"], found["cost"]) == (4, 7, 100, "parameters")
     assert found["data"]["examples"] == 1347 - 269
     assert found["settle_at"] == 10 - round(0.25 * 10)

@@ -70,7 +70,7 @@ REFUSED = {
     "an unknown cost": (["--cost", "weight"], ["'weight'", "weights"]),
     "an unknown recipe": (["--recipe", "fintune"], ["'fintune'", "finetune"]),
     "an unknown optimizer": (["--optimizer", "adamm"], ["'adamm'", "adam"]),
-    "an unknown schedule": (["--schedule", "linear"], ["'linear'", "cosine"]),
+    "an unknown schedule": (["--schedule", "cosin"], ["'cosin'", "cosine"]),
     "an unknown loss": (["--loss", "mae"], ["'mae'", "mse"]),
     "momentum of adam": (["--optimizer", "adam", "--momentum", "0.9"], ["--momentum", "adam"]),
     "a negative rate": (["--learning-rate", "-1"], ["--learning-rate", "-1"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -178,12 +178,15 @@ def report(
     Example: espalier report results/unit-selection
     """
     written, notes = write(folder, reproduction, figures=figures, page=page)
-    for path in () if as_json else written:
-        typer.echo(f"wrote {path}")
-    for note in notes:
+    _say_outcome([f"wrote {path}" for path in written], {"wrote": list(map(str, written)), "notes": notes}, as_json)
+
+
+def _say_outcome(lines: Iterable[str], outcome: dict[str, Any], as_json: bool) -> None:
+    """How a command ended, in lines for a person or as JSON for a script; notes beside it in any case."""
+    for note in outcome["notes"]:
         typer.echo(f"note: {note}", err=True)
-    if as_json:
-        typer.echo(json.dumps({"wrote": [str(path) for path in written], "notes": notes}))
+    for line in [json.dumps(outcome)] if as_json else lines:
+        typer.echo(line)
 
 
 # ---- many runs -------------------------------------------------------------------------------------------------------
@@ -415,8 +418,9 @@ def _own_network(
     """A grid of any network: sweeps into run directories, a folder for each length and method."""
     shown, complete, results = progress.choose(running.quiet), True, list[Result]()
     for one in each:
-        if unfit := [name for name in ("hidden", "folds", "held_out") if getattr(one, name)]:
-            raise BadInput(f"--{unfit[0].replace('_', '-')} is for --model mlp, not for {one.model}")
+        given = {"hidden": one.hidden, "folds": one.folds, "held-out": one.held_out, "page": running.page}
+        if unfit := [name for name, value in given.items() if value]:
+            raise BadInput(f"--{unfit[0]} is for --model mlp, not for {one.model}")
         methods = [method for method in METHODS if method in one.methods]
         if "scratch" in one.methods:
             shown.say(f"scratch is left out: how {one.model} is made narrower in equal parts is not known")
@@ -456,23 +460,20 @@ def sweep(*, out: Out, task: Sweeping, running: Running, executing: Executing) -
     """
     by_method = run_many(task, out, stop=Stop(running.time_limit), executor=executing.ray(), **running.batches())
     results = [result for some in by_method.values() for result in some]
-    _end_of_sweep(results, all(result.finished for result in results), out, running)
+    _end_of_sweep(results, bool(results) and all(result.finished for result in results), out, running)
 
 
 def _end_of_sweep(results: Sequence[Result], complete: bool, out: Path, running: Running) -> None:
-    """Report run directories, and say what came of each run."""
-    written, notes = write(out) if running.report else ([], [])
-    for note in notes:
-        typer.echo(f"note: {note}", err=True)
-    if running.as_json:
-        _say_in_json(out, complete, len(results), written, notes)
-        return
-    for result in results:
-        typer.echo(_run_in_words(result))
-    page = [str(path) for path in written if path.suffix == ".html"]
-    typer.echo(f"{len(results)} runs are in {out}{'; the page: ' + page[0] if page else ''}")
-    if not complete:
-        typer.echo("stopped by its time limit; the same command goes on")
+    """Report run directories, and say what came of each run; there are none where the time limit came first."""
+    written, notes = write(out) if running.report and results else ([], [])
+    page = "".join(f"; the page: {path}" for path in written if path.suffix == ".html")
+    lines = [*map(_run_in_words, results), f"{len(results)} runs are in {out}{page}"]
+    lines += [] if complete else ["stopped by its time limit; the same command goes on"]
+    _say_outcome(lines, _outcome(out, complete, len(results), written, notes), running.as_json)
+
+
+def _outcome(out: Path, complete: bool, runs: int, written: Sequence[Path], notes: Sequence[str]) -> dict[str, Any]:
+    return {"out": str(out), "complete": complete, "runs": runs, "wrote": list(map(str, written)), "notes": notes}
 
 
 def _run_in_words(result: Result) -> str:
@@ -495,7 +496,7 @@ def _run(
     running: StudyRunning,
     stop: Stop,
     page: Path | None,
-    said: Callable[[Runs, Sequence[Path]], Sequence[str]],
+    said: Callable[[Runs, Sequence[Path]], list[str]],
     *elsewhere: Ray,
 ) -> None:
     """Train what is missing, report what is there, and say how it ended, to people and to scripts.
@@ -509,25 +510,17 @@ def _run(
         records.unpack(out)
     with stop.on_interrupt():
         complete = all(one.run(stop, shown, *elsewhere) for one in studies)
-    files, written, notes = list(out.glob("runs/*/*/*.json*")), list[Path](), list[str]()
+    files, lines, written, notes = list(out.glob("runs/*/*/*.json*")), list[str](), list[Path](), list[str]()
     if running.report and files:
         written, notes = write(runs := read(out), page)
-        for line in () if running.as_json else said(runs, written):
-            typer.echo(line)
-    for note in notes:
-        typer.echo(f"note: {note}", err=True)
+        lines = said(runs, written)
+    if complete:
+        shown.say(f"every run is in {out}")
+    count = sum(len(records.runs_of(path)) for path in files) if running.as_json else 0
+    _say_outcome(lines, _outcome(out, complete, count, written, notes), running.as_json)
     if stop.interrupted:
         typer.echo("espalier: stopped; the same command goes on from the last checkpoint", err=True)
         raise typer.Exit(130)
-    if complete:
-        shown.say(f"every run is in {out}")
-    if running.as_json:
-        _say_in_json(out, complete, sum(len(records.runs_of(path)) for path in files), written, notes)
-
-
-def _say_in_json(out: Path, complete: bool, runs: int, written: Sequence[Path], notes: Sequence[str]) -> None:
-    outcome = {"out": str(out), "complete": complete, "runs": runs, "wrote": [str(p) for p in written]}
-    typer.echo(json.dumps(outcome | {"notes": notes}))
 
 
 # ---- data sets -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -22,10 +21,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from espalier import schema
+from espalier import files, schema
 from espalier.cli.command import Quiet, command_line
 from espalier.data import load
-from espalier.files import below
+from espalier.report import Point, Section, Study, read, write
+from espalier.report.study_reader import middle, numbers
 from espalier.ship import Shipped, ship
 from espalier.space import BadInput, Corrupt
 from espalier.study import save, training
@@ -35,7 +35,6 @@ from espalier.study.training import Training
 from espalier.train import PRESETS, Result, sweep
 from espalier.train.batched import Run
 from espalier.train.batched.batch import one_thread
-from espalier.train.checkpoint import write
 from espalier.train.fingerprint import versions
 from espalier.train.run_directory import hardware
 
@@ -48,38 +47,6 @@ RIVALS_BATCH = 32
 STORY = "demo.json"
 STATE = ".state"  # a name that a report passes over
 FOLDERS = (STATE, "runs", "quarter", "images", "quarter-small", "images-small", "figures", "tables")
-
-
-@dataclass(frozen=True)
-class Size:
-    """One target: networks that were led to it, those whose signal was shuffled among the gates, and uniform ones of
-    as many weights; a run for each seed. units: of the hidden layers of the uniform ones."""
-
-    target: float
-    units: tuple[int, ...]
-    found: list[Result]
-    control: list[Result]
-    scratch: list[Result]
-
-    @property
-    def example(self) -> tuple[int, ...]:
-        """Units of the run of the middle error: the one that the report shows."""
-        ordered = sorted(self.found, key=_error)
-        return kept(ordered[(len(ordered) - 1) // 2])
-
-
-def _error(result: Result) -> float:
-    return 1.0 if result.validation_error is None else result.validation_error
-
-
-def _median(results: Sequence[Result]) -> str:
-    """The median test error."""
-    return f"{median(map(_error, results)):.1%}"
-
-
-def kept(result: Result) -> tuple[int, ...]:
-    """Units of each hidden layer."""
-    return tuple(layer.out_features for layer in result.model.modules() if isinstance(layer, torch.nn.Linear))[:-1]
 
 
 @dataclass(frozen=True)
@@ -106,31 +73,32 @@ def demo(
     _prepare(out, settings)
     try:
         with one_thread():
-            rows = _sizes(console, out, epochs, range(seeds), quiet)
+            _sizes(console, out, epochs, range(seeds), quiet)
             shipped = [_single(console, i, single, out, quiet) for i, single in enumerate(_singles(epochs), 2)]
     except KeyboardInterrupt:
         typer.echo("espalier: stopped; the same command goes on from the last checkpoint", err=True)
         raise typer.Exit(130) from None
-    console.print(_size_table(rows, seeds))
+    study = read(out)
+    sizes = next(section for section in study.sections if section.folder)
+    console.print(_size_table(sizes, seeds))
     console.print(_single_table(shipped))
-    over = sum((result.share_after or 0) > size.target for size in rows for result in size.found)
-    led = [result for size in rows for result in (*size.found, *size.control)]
-    alone = [result for size in rows for result in size.scratch]
-    count = len(led) + len(alone) + len(shipped)
+    found, alone = sizes.of_each(["search"]), sizes.of("scratch")
+    over = sum(share > point.value for point in found for share in numbers(point.runs, "weight_share"))
+    led = [run for run in sizes.members if run.searches]
+    times = [f"{some[0].record['seconds']['batch']:.0f} s" for some in (led, alone)]
     console.print(
-        f"{over} of {sum(len(size.found) for size in rows)} networks of the batch exceed their target. "
+        f"{over} of {sum(len(point.runs) for point in found)} networks of the batch exceed their target. "
         f"One of the 450 test images is {1 / 450:.2%} of the error."
     )
     console.print(
         f"Equal is the number of examples read, not the time: {len(led)} networks of the search and its control took "
-        f"{led[0].seconds:.0f} s, {len(alone)} from scratch {alone[0].seconds:.0f} s."
+        f"{times[0]}, {len(alone)} from scratch {times[1]}."
     )
-    page = _page(out)
+    page = _page(study)
     _note(out, settings, finished=True)
     shutil.rmtree(out / STATE, ignore_errors=True)
-    console.print(
-        f"{count} networks; this took {time.perf_counter() - began:.0f} s. Runs and small networks are in {out}."
-    )
+    count, took = len(sizes.members) + len(shipped), time.perf_counter() - began
+    console.print(f"{count} networks; this took {took:.0f} s. Runs and small networks are in {out}.")
     if page is not None:
         console.print(f"The page: {page}")
 
@@ -148,7 +116,7 @@ def _prepare(out: Path, settings: dict[str, Any]) -> None:
     """An unfinished demo of the same settings is gone on with; of another, its own folders make room."""
     path = out / STORY
     for name in FOLDERS:
-        below(out, out / name)
+        files.below(out, out / name)
     if path.exists():
         try:
             before = schema.read(path, schema.record({"settings": schema.anything}, {"finished": schema.flag}))
@@ -163,10 +131,10 @@ def _prepare(out: Path, settings: dict[str, Any]) -> None:
 
 
 def _note(out: Path, settings: dict[str, Any], finished: bool) -> None:
-    write(out / STORY, (json.dumps({"settings": settings, "finished": finished}) + "\n").encode())
+    files.write(out / STORY, json.dumps({"settings": settings, "finished": finished}) + "\n")
 
 
-def _sizes(console: Console, out: Path, epochs: int, seeds: range, quiet: bool) -> list[Size]:
+def _sizes(console: Console, out: Path, epochs: int, seeds: range, quiet: bool) -> None:
     """All targets with all seeds, and their controls, as one batch; then all uniform networks as another. For a target
     of 1 there is nothing to search for: the uncut network alone is trained, as the uniform ones are."""
     led = [(target, method) for method in ("search", "permuted") for target in TARGETS if target < 1]
@@ -183,7 +151,6 @@ def _sizes(console: Console, out: Path, epochs: int, seeds: range, quiet: bool) 
     even = {target: even_widths(WIDTHS, target) for target in TARGETS}
     # Under one mask an update reads as many examples as under all of them.
     alone = [(target, "scratch") for target in TARGETS], RIVALS_BATCH // MASKS
-    results = dict[tuple[float, str], list[Result]]()
     for kind, (cells, size) in {"search": (led, BATCH), "scratch": alone}.items():
         runs = [
             Run(seed, mask=network.first(even[target]))
@@ -197,10 +164,7 @@ def _sizes(console: Console, out: Path, epochs: int, seeds: range, quiet: bool) 
             checkpoint=out / STATE / kind, quiet=quiet,
         )  # fmt: skip
         for i, cell in enumerate(cells):
-            results[cell] = trained[i * len(seeds) : (i + 1) * len(seeds)]
-            _write(out, cell, results[cell], network, epochs, len(trained))
-    methods = ("search", "permuted", "scratch")
-    return [Size(t, even[t], *(results.get((t, method), []) for method in methods)) for t in TARGETS]
+            _write(out, cell, trained[i * len(seeds) : (i + 1) * len(seeds)], network, epochs, len(trained))
 
 
 def _write(out: Path, cell: tuple[float, str], results: Sequence[Result], full: Units, epochs: int, many: int) -> None:
@@ -211,7 +175,8 @@ def _write(out: Path, cell: tuple[float, str], results: Sequence[Result], full: 
     led = {"batch_size": BATCH, "masks": MASKS, "signal": PRESETS["default"].signal}
     for result in results:
         assert result.run is not None
-        (share,) = full.counts(full.first(kept(result)).unsqueeze(0))
+        layers = [layer for layer in result.model.modules() if isinstance(layer, torch.nn.Linear)]
+        (share,) = full.counts(full.first([layer.out_features for layer in layers[:-1]]).unsqueeze(0))
         asked: dict[str, Any] = {name: round(share["weight_share"], 6) if name == "size" else target}
         outcome = {"test_error": result.validation_error, "test_loss": result.validation_loss, **share}
         curve = [{CURVE.get(key, key): value for key, value in row.items()} for row in result.history]
@@ -259,18 +224,26 @@ def _can_export(console: Console) -> bool:
     return not lacking
 
 
-def _size_table(rows: list[Size], seeds: int) -> Table:
+def _size_table(sizes: Section, seeds: int) -> Table:
+    """A row for each target: its networks, their control, and uniform ones of as many weights."""
     table = Table(title=f"Handwritten digits: weights kept, error on 450 test images; medians of {seeds}")
     for column in ("target", "kept", "for example", "error", "control's", "uniform", "its error"):
         table.add_column(column, justify="right")
-    for size in rows:
-        found = ("uncut", *[""] * 4)
-        if size.found:
-            share = median(result.shares["weight_share"] or 0.0 for result in size.found)
-            example = _shape((WIDTHS[0], *size.example, WIDTHS[-1]))
-            found = (f"{size.target:.0%}", f"{share:.1%}", example, _median(size.found), _median(size.control))
-        table.add_row(*found, _shape((WIDTHS[0], *size.units, WIDTHS[-1])), _median(size.scratch))
+    led = {point.value: point for point in sizes.of_each(["search"])}
+    for target, uniform in zip(TARGETS, sizes.of_each(["scratch"]), strict=True):
+        row = ["uncut", *[""] * 4]
+        if target in led:
+            control = middle(sizes.of("permuted", target), "error")
+            shares = (led[target].median("weight_share"), led[target].median("error"), control)
+            kept, *errors = (f"{share:.1%}" for share in shares)
+            row = [f"{target:.0%}", kept, _network(led[target]), *errors]
+        table.add_row(*row, _network(uniform), f"{uniform.median('error'):.1%}")
     return table
+
+
+def _network(point: Point) -> str:
+    """The widths of the run in the middle."""
+    return _shape((WIDTHS[0], *point.example.result["units"], WIDTHS[-1]))
 
 
 def _single_table(shipped: list[tuple[Single, dict[str, Any], Shipped]]) -> Table:
@@ -299,13 +272,10 @@ def _single_table(shipped: list[tuple[Single, dict[str, Any], Shipped]]) -> Tabl
     return table
 
 
-def _page(out: Path) -> Path | None:
+def _page(study: Study) -> Path | None:
     """The report of everything below the folder: its page; None where jinja2 is missing."""
-    from espalier.report import write
-
-    write(out)
-    page = out / "report.html"
-    return page if page.exists() else None
+    written, _ = write(study)
+    return next((path for path in written if path.suffix == ".html"), None)
 
 
 def _told(cost: str) -> str:

@@ -111,7 +111,7 @@ class Study(ABC):
 
     def runs(self, method: str, fold: int | None) -> list[RunSpec]:
         """Of one method on one fold; of those that depend on others, as far as these are finished."""
-        return self.settings.runs(method)  # type: ignore[no-any-return]
+        return self.settings.runs(method, fold)  # type: ignore[no-any-return]
 
     def place(self, kind: str, *names: str) -> Path:
         """A folder below ``runs/`` or ``state/``."""
@@ -322,13 +322,15 @@ class Grid(Study):
         return whole.take(*folds(whole.train_labels.numpy(), settings.folds, seed)[fold])
 
     def runs(self, method: str, fold: int | None) -> list[RunSpec]:
-        settings, widths = self.settings, dict[tuple[Any, ...], Sequence[int]]()
+        settings, runs = self.settings, super().runs(method, fold)
         if method == "scratch":
-            widths = {(t,): even_widths(self.network.widths, t, settings.cost) for t in settings.targets}
+            even = {target: even_widths(self.network.widths, target, settings.cost) for target in settings.targets}
+            return [replace(run, units=even[run.target]) for run in runs if run.target is not None]
         if method == "found":
-            searched = self.finished(settings.runs("search", fold, {}), "search")
-            widths = {key: story["result"]["units"] for key, story in searched.items()}
-        return settings.runs(method, fold, widths)
+            searched = self.finished(settings.runs("search", fold), "search")
+            pairs = [(run, searched.get(("search", *run.key[1:]))) for run in runs]
+            return [replace(run, units=tuple(story["result"]["units"])) for run, story in pairs if story is not None]
+        return runs
 
     def run(self, stop: Stop, progress: Progress, elsewhere: Ray | None = None) -> bool:
         """Train what is missing, batch by batch, until told to stop. Returns whether the study is complete.

@@ -6,8 +6,7 @@ What the three studies have in common is in :class:`StudySettings`, what the pap
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -137,13 +136,26 @@ class StudySettings:
     def updates(self, examples: int) -> int:
         return self.epochs * examples // self.batch_size
 
+    def variant_of(self, method: str) -> str:
+        """The name of the form that a method has under these settings."""
+        return method
+
+    def asked(self, method: str) -> list[dict[str, Any]]:
+        """What each setting of a method asks of its runs: a penalty, a target, a size or a rate."""
+        return [{"penalty": penalty} for penalty in self.penalties]
+
+    def runs(self, method: str, fold: int | None = None) -> list[RunSpec]:
+        """The runs of one method on one fold: every setting with every seed, settings outermost."""
+        variant = self.variant_of(method)
+        return [RunSpec(method, variant, seed, fold, **one) for one in self.asked(method) for seed in self.seeds]
+
     def recorded(self, where: str) -> dict[str, Any]:
         """The settings that are recorded there: "always", or of a "search"."""
         return {one.name: getattr(self, one.name) for one in declared(type(self)) if one.recorded == where}
 
 
 @dataclass(frozen=True)
-class PaperSettings(StudySettings, ABC):
+class PaperSettings(StudySettings):
     """What the paper's two studies have in common.
 
     Every method makes ``epochs * examples // batch_size`` updates of ``2 * batch_size`` examples; with more masks than
@@ -190,15 +202,8 @@ class PaperSettings(StudySettings, ABC):
         own = {name: getattr(self, name) for name in ("settle", "initial", "adaptive", "momentum", "weight_decay")}
         return replace(PAPER, weights_learning_rate=self.learning_rate, samples=self.samples, **own)
 
-    @abstractmethod
-    def rivals(self, method: str) -> list[dict[str, Any]]:
-        """The size or rate of each setting of a method that does not search."""
-
-    def runs(self, method: str) -> list[RunSpec]:
-        """The runs of one method: every setting with every seed, settings outermost."""
-        if method == "search":
-            return [RunSpec(method, self.variant, s, penalty=p) for p in self.penalties for s in self.seeds]
-        return [RunSpec(method, method, s, **one) for one in self.rivals(method) for s in self.seeds]
+    def variant_of(self, method: str) -> str:
+        return self.variant if method == "search" else method
 
 
 @dataclass(frozen=True)
@@ -231,8 +236,9 @@ class Settings(PaperSettings):
             raise BadInput(f"dropout is a rate in (0, 1), not {self.dropout}")
         _check_hidden(self.hidden)
 
-    def rivals(self, method: str) -> list[dict[str, Any]]:
-        return [{"size": size} for size in self.sizes] if method == "fixed" else [{"rate": self.dropout}]
+    def asked(self, method: str) -> list[dict[str, Any]]:
+        rivals = {"fixed": [{"size": size} for size in self.sizes], "dropout": [{"rate": self.dropout}]}
+        return rivals[method] if method in rivals else super().asked(method)
 
 
 @dataclass(frozen=True)
@@ -310,14 +316,14 @@ class ConnectionSettings(PaperSettings):
         weights = {"learning_rate": own["weights_learning_rate"]} | {k: own[k] for k in ("momentum", "weight_decay")}
         return self.recorded("always") | weights | {"cost": self.cost, "permuted": self.permuted, RECIPE: own}
 
-    def rivals(self, method: str) -> list[dict[str, Any]]:
-        return [{"size": size} for size in (self.shares if method == "random" else (1.0,))]
-
-    def runs(self, method: str) -> list[RunSpec]:
-        if method != RECIPE:
-            return super().runs(method)
+    def variant_of(self, method: str) -> str:
         parts = [f"cost_{self.cost}"] * (self.cost != type(self).cost) + ["permuted"] * self.permuted
-        return [RunSpec(method, "+".join([method, *parts]), s, target=t) for t in self.targets for s in self.seeds]
+        return "+".join([method, *parts]) if method == RECIPE else super().variant_of(method)
+
+    def asked(self, method: str) -> list[dict[str, Any]]:
+        rivals = {"random": [{"size": share} for share in self.shares], "full": [{"size": 1.0}]}
+        rivals[RECIPE] = [{"target": target} for target in self.targets]
+        return rivals[method] if method in rivals else super().asked(method)
 
 
 @dataclass(frozen=True)
@@ -423,18 +429,8 @@ class GridSettings(StudySettings):
                 del record["begin"], record["ramp_updates"]
         return record
 
-    def runs(self, method: str, fold: int | None, found: Mapping[tuple[Any, ...], Sequence[int]]) -> list[RunSpec]:
-        """The runs of one method on one fold: every setting with every seed, settings outermost.
-
-        found: the widths of hidden layers by key of the run of the search, for "found" and (by target) "scratch".
-        """
-        if method == "penalty":
-            return [RunSpec(method, method, s, fold, penalty=p) for p in self.penalties for s in self.seeds]
-        runs = [RunSpec(method, method, s, fold, target=t) for t in self.targets for s in self.seeds]
-        if method in ("search", "permuted"):
-            return runs
-        keys = [("search", *run.key[1:]) if method == "found" else (run.target,) for run in runs]
-        return [replace(run, units=tuple(found[key])) for run, key in zip(runs, keys) if key in found]
+    def asked(self, method: str) -> list[dict[str, Any]]:
+        return super().asked(method) if method == "penalty" else [{"target": target} for target in self.targets]
 
 
 def _check_hidden(hidden: tuple[int, ...] | None) -> None:

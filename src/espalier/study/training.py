@@ -6,11 +6,10 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,7 +34,7 @@ from espalier.study.sources import Source
 from espalier.train import Recipe, Result, checks, evaluate, feed, fit, pytree, recipes, sweep
 from espalier.train.batched import Compute, Run
 from espalier.train.batched.batch import Precision
-from espalier.train.descent import SGD
+from espalier.train.descent import NAMED, SGD, Adam, AdamW, Optimizer
 from espalier.train.loop import Stop
 from espalier.train.on_ray import Ray
 from espalier.train.ranks import Ranks
@@ -43,11 +42,10 @@ from espalier.train.run_directory import RunDirectory
 from espalier.train.setting import check, declared, number, one_of, setting, share, usual_device
 from espalier.train.targets import kinds_of
 
-OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
 LOG = "error.log"
 PRECISIONS = ("float32", "tf32", "bf16")
 METHODS = ("search", "found", "permuted", "penalty")  # of many runs
-SCHEDULES = ("steps", "cosine", "constant")
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross-entropy": F.cross_entropy,
     "mse": F.mse_loss,
@@ -93,7 +91,9 @@ class Task:
     )
     momentum: float | None = setting(None, "Of sgd; default: the recipe's.", least=0)
     weight_decay: float | None = setting(None, "Default: the recipe's, or the optimizer's own.", least=0)
-    schedule: str = setting("", "Of that rate: steps, cosine or constant; default: the recipe's.", choices=SCHEDULES)
+    schedule: str = setting(
+        "", "Of that rate: steps, cosine, linear or constant; default: the recipe's.", choices=NAMED
+    )
     settle: float | None = setting(None, "The share of the run, at its end, under a fixed structure.")
     recipe: str = setting(
         "default",
@@ -126,36 +126,17 @@ class Task:
         given["weights_learning_rate"] = self.learning_rate
         return replace(recipes.read(self.recipe), **{name: value for name, value in given.items() if value is not None})
 
-    def descent(self) -> Callable[[Iterable[Tensor]], torch.optim.Optimizer] | SGD | None:
-        """The optimiser of the weights: the recipe's SGD by its settings; None where nobody chose."""
-        if not self.optimizer:
-            return None
-        if self.optimizer == "sgd":
-            return self.numbers().sgd
-        numbers = {"lr": 1e-3 if self.learning_rate is None else self.learning_rate}
-        if self.weight_decay is not None:
-            numbers["weight_decay"] = self.weight_decay
-        return partial(OPTIMIZERS[self.optimizer], **numbers)
-
-    def steps(self) -> Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None:
-        """The schedule of the learning rate, stepped after every epoch; None: the recipe's own."""
-        rates = torch.optim.lr_scheduler
-        if self.schedule == "cosine":
-            return lambda inner: rates.CosineAnnealingLR(inner, self.epochs)
-        if self.schedule == "constant":
-            return lambda inner: rates.ConstantLR(inner, factor=1.0)
+    def descent(self) -> Optimizer | None:
+        """The optimiser of the weights by its settings; None where nobody chose."""
         if self.optimizer in ("", "sgd"):
-            return None
-        drops = self.numbers().drops
-        if drops is None:
-            return lambda inner: rates.LambdaLR(inner, lambda epoch: 1 - epoch / self.epochs)
-        milestones = [math.ceil(share * self.epochs) for share in drops]
-        return lambda inner: rates.MultiStepLR(inner, milestones, gamma=0.1)
+            return self.numbers().sgd if self.optimizer else None
+        given = {"lr": self.learning_rate, "weight_decay": self.weight_decay}
+        return OPTIMIZERS[self.optimizer](**{name: value for name, value in given.items() if value is not None})
 
     def common(self) -> dict[str, Any]:
         """What ``fit`` and ``sweep`` are asked for by the same words."""
         names = ("epochs", "cost", "batch_size", "samples", "settle")
-        own = {"optimizer": self.descent(), "recipe": self.numbers()}
+        own = {"optimizer": self.descent(), "schedule": self.schedule or None, "recipe": self.numbers()}
         return {name: getattr(self, name) for name in names} | own
 
     def place(self) -> torch.device:
@@ -326,7 +307,6 @@ def run(
             loss=parts.loss,
             penalty=training.penalty,
             target=training.target,
-            scheduler=training.steps(),
             seed=training.seed,
             precision=cast(Precision, training.precision) if training.precision else None,
             channels_last=training.channels_last,
@@ -390,7 +370,6 @@ def run_many(
                 source.train,
                 runs=runs,
                 round_to=multiple(sweeping.round_to),
-                schedule=sweeping.schedule or (None if sweeping.optimizer in ("", "sgd") else "linear"),
                 validation=source.validation,
                 compute=Compute(updates_at_once=updates_at_once, **precision),
                 at_once=at_once,
