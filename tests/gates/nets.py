@@ -140,7 +140,22 @@ class Shuffled(nn.Module):
         return self.last(F.pixel_unshuffle(F.relu(self.third(F.pixel_shuffle(x, 2))), 2))
 
 
+class SplitBlock(nn.Module):
+    """A half that goes on and a half that goes around, split by an integer; the hidden layer is as wide as it says."""
+
+    def __init__(self, into, width):
+        super().__init__()
+        self.width = width
+        self.wide, self.back = nn.Conv2d(into, 2 * width, 1), nn.Conv2d(3 * width, into, 1)
+        self.inner, self.outer = nn.Conv2d(width, width, 3, padding=1), nn.Conv2d(width, width, 1)
+
+    def forward(self, x):
+        left, right = self.wide(x).split((self.width, self.width), 1)
+        return self.back(torch.cat([left, right, right + self.outer(F.relu(self.inner(right)))], 1))
+
+
 NETS = {
+    "split": (lambda: nn.Sequential(SplitBlock(2, 4), SplitBlock(2, 3)), lambda: torch.randn(2, 2, 5, 5)),
     "residual": (Residual, lambda: torch.randn(4, 3, 6, 6)),
     "joined": (Joined, lambda: torch.randn(4, 2, 5, 5)),
     "grouped": (Grouped, lambda: torch.randn(4, 2, 5, 5)),

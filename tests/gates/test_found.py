@@ -31,6 +31,13 @@ def masks_of(gated, count=8):
 
 
 EXPECTED = {  # group -> (kind, gates), counted by hand
+    "split": {
+        "0.wide": ("channels", 4),
+        "0.back": ("channels", 2),
+        "0.inner": ("channels", 4),
+        "1.wide": ("channels", 3),
+        "1.inner": ("channels", 3),
+    },
     "residual": {"stem": ("channels", 6), "inner": ("channels", 8), "squeeze": ("units", 3)},
     "joined": {"left": ("channels", 3), "right": ("channels", 5)},
     "grouped": {"first": ("channels", 4), "up": ("channels", 6)},
@@ -182,6 +189,23 @@ def test_macs_and_weights_counted_by_hand():
     theta = torch.rand(gated.d, dtype=torch.float64)
     draws = (torch.rand(40_000, gated.d) < theta).double()
     assert weights(draws).mean().item() == pytest.approx(weights(theta).item(), rel=0.01)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_layers_that_read_learned_queries_count(batch):
+    class Asked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.queries, self.up, self.down = nn.Parameter(torch.randn(5, 4)), nn.Linear(4, 6), nn.Linear(6, 2)
+
+        def forward(self, x):
+            asked = F.relu(self.up(self.queries.expand(len(x), -1, -1)))
+            return self.down(asked) * x[:, None]
+
+    gated = espalier.attach(Asked(), torch.randn(batch, 2))
+    mask = torch.tensor([1.0, 0, 1, 0, 0, 0])
+    assert gated.cost("weights")(mask).item() == 2 * (4 + 2)
+    assert gated.cost("macs")(mask).item() == 2 * (4 + 2) * 5 * batch
 
 
 def test_a_tied_table_counts_once_and_a_plain_table_not_at_all():

@@ -87,8 +87,7 @@ def attach(
             gated = _attach_placed(model, example, check)
         else:
             gated = _attach_found(model, example, kinds, ignore, check, round_to)
-    first = next((len(tensor) for tensor in example.tensors if tensor.ndim), 1)
-    gated.example, gated.examples, gated.checks = example, max(first, 1), check
+    gated.example, gated.examples, gated.checks = example, max(example.examples, 1), check
     return gated
 
 

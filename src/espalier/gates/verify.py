@@ -300,7 +300,7 @@ def _adapt(trial: Trial, structure: Structure, group: GateGroup, masks: Sequence
             learned.adapted += own
             return True
     candidates = _candidates(structure, group)
-    for count in range(1, min(len(candidates), 4) + 1):
+    for count in range(min(len(candidates), 4) + 1):  # none: what was proposed for this layer was wrong
         for chosen in islice(combinations(candidates, count), 60):
             places = {(c.path, c.attribute) for c in chosen}
             if len(places) == count and not trial.disagreement(structure, masks, chosen):
@@ -328,17 +328,24 @@ def _own_sizes(structure: Structure, group: GateGroup) -> list[Adapted]:
 
 def _alike(structure: Structure, chosen: Sequence[Adapted], group: GateGroup) -> Iterator[Adapted]:
     known = {a.group for a in structure.learned.adapted}
+    taken = {(a.path, a.attribute) for a in (*structure.learned.adapted, *chosen)}  # an integer follows one group
     wanted = {_pattern(c) for c in chosen}
     for other in structure.groups:
-        if other is group or other.name in known or other.size != group.size:
+        if other is group or other.name in known or _shape(other.name) != _shape(group.name):
             continue
-        matches = [c for c in _candidates(structure, other) if _pattern(c) in wanted]
+        free = [c for c in _candidates(structure, other) if (c.path, c.attribute) not in taken]
+        matches = [c for c in free if _pattern(c) in wanted]
         if {_pattern(c) for c in matches} == wanted:
             yield from matches
 
 
 def _pattern(item: Adapted) -> tuple[str, str, int, bool]:
-    return re.sub(r"\d+", "#", item.path), item.attribute, item.per_unit, item.tensor >= 0
+    return _shape(item.path), item.attribute, item.per_unit, item.tensor >= 0
+
+
+def _shape(path: str) -> str:
+    """A path without its numbers, which layers that look alike share."""
+    return re.sub(r"\d+", "#", path)
 
 
 def _candidates(structure: Structure, group: GateGroup) -> list[Adapted]:

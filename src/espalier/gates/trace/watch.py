@@ -64,6 +64,11 @@ class Example(NamedTuple):
     def tensors(self) -> list[Tensor]:
         return [*tensors_in(self.args), *tensors_in(self.kwargs)]
 
+    @property
+    def examples(self) -> int:
+        """The length of the batch."""
+        return next((len(tensor) for tensor in self.tensors if tensor.ndim), 1)
+
 
 @dataclass(frozen=True, eq=False)
 class Copy:
@@ -183,7 +188,7 @@ def trace(
     p.heads = {path for path, module in model.named_modules() if is_attention(module)}
     p.fused = {path for path, module in model.named_modules() if isinstance(module, nn.TransformerEncoderLayer)}
     record = Trace(p, collect(model, p))
-    watcher = Watcher(record, placed, norms)
+    watcher = Watcher(record, placed, norms, example.examples)
     if inputs:
         for tensor in example.tensors:
             if tensor.is_floating_point() and tensor.ndim > 1:
@@ -293,9 +298,9 @@ def _is_leaf(module: nn.Module) -> bool:
 class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Applies the rule of each operation to the layouts of its operands, and knows which module runs."""
 
-    def __init__(self, trace: Trace, placed: bool, norms: Collection[str]) -> None:
+    def __init__(self, trace: Trace, placed: bool, norms: Collection[str], examples: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.trace, self.placed = trace, placed
+        self.trace, self.placed, self.examples = trace, placed, examples
         self.norms = set(norms)  # modules whose statistics can be masked
         self.layouts: dict[int, Layout] = {}
         self.alive: list[Tensor] = []  # ids stay unique only while their tensors live
@@ -451,7 +456,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.set(tensor, layout)
         else:
             self._freeze_all(call)
-        if not self._note_computed(args, kwargs, out):  # a computation on parameters is no layer
+        if not self._note_computed(call):  # a computation on parameters is no layer
             self.trace.note(call.events)
         return out
 
@@ -463,12 +468,15 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.parents[id(tensor)] = (*self.parents.get(id(tensor), ()), *parents)
             self.times[id(tensor)] = self.time
 
-    def _note_computed(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
+    def _note_computed(self, call: Call) -> bool:
         """What depends on parameters (and buffers) alone is as much a weight as they are; whether this does."""
-        given = [self.of_parameters.get(id(t)) for t in (*tensors_in(args), *tensors_in(kwargs))]
+        given = [self.of_parameters.get(id(t)) for t in (*tensors_in(call.args), *tensors_in(call.kwargs))]
         if not given or None in given:
             return False
-        for tensor in tensors_in(out):
+        spread = call.name in ("aten::expand", "aten::repeat") and call.shape()[:1] == (self.examples,)
+        if spread and (len(call.shape()) > len(call.x.shape) or call.x.shape[0] == 1):
+            return True  # given to every example, as learned queries are: what reads it is a layer
+        for tensor in tensors_in(call.out):
             if id(tensor) not in self.numbers:
                 self.of_parameters[id(tensor)] = any(given)
                 layout = self.of(tensor)
