@@ -13,8 +13,9 @@ class Block(nn.Module):
         super().__init__()
         self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, hidden), nn.Linear(hidden, width)
 
-    def forward(self, x, scale=1.0):
-        return x + scale * self.down(torch.tanh(self.up(self.norm(x))))
+    def forward(self, x, scale=1.0, several=False):
+        x = x + scale * self.down(torch.tanh(self.up(self.norm(x))))
+        return (x, None) if several else x
 
 
 class Stack(nn.Module):
@@ -28,7 +29,10 @@ class Stack(nn.Module):
     def forward(self, x):
         x = self.stem(x)
         for layer in self.layers:
-            x = layer(x=x, scale=0.5) if self.several else layer(x)
+            if self.several:
+                x, _ = layer(x=x, scale=0.5, several=True)
+            else:
+                x = layer(x)
         return self.head(x)
 
 

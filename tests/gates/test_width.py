@@ -14,7 +14,7 @@ WIDTH = ("units", "heads", "width")
 
 
 class ByHand(nn.Module):
-    """A root-mean-square norm as Transformers write it; ``plus``: with a scale around zero, which is another thing."""
+    """A root-mean-square norm as Transformers write it; ``plus``: with a scale around zero."""
 
     def __init__(self, width: int, plus: float = 0.0):
         super().__init__()
@@ -25,6 +25,18 @@ class ByHand(nn.Module):
         return (self.plus + self.weight) * scaled
 
 
+class Centred(ByHand):
+    """A layer norm written out."""
+
+    def __init__(self, width: int, shifted: bool):
+        super().__init__(width)
+        self.bias = nn.Parameter(torch.randn(width)) if shifted else None
+
+    def forward(self, x):
+        scaled = super().forward(x - x.mean(-1, keepdim=True))
+        return scaled if self.bias is None else scaled + self.bias
+
+
 NORMS = {
     "layer": lambda: nn.LayerNorm(12, eps=1e-3),
     "layer, no shift": lambda: nn.LayerNorm(12, bias=False),
@@ -32,6 +44,9 @@ NORMS = {
     "root mean square": lambda: nn.RMSNorm(12, eps=1e-2),
     "root mean square, its own epsilon": lambda: nn.RMSNorm(12),
     "by hand": lambda: ByHand(12),
+    "by hand, around one": lambda: ByHand(12, plus=1.0),
+    "layer, by hand": lambda: Centred(12, shifted=True),
+    "layer, by hand, no shift": lambda: Centred(12, shifted=False),
 }
 
 
@@ -69,9 +84,11 @@ def test_the_norm_over_open_channels_is_the_norm_of_what_is_left(name):
     x = torch.randn(2, 3, 12).double()
     shift = getattr(norm, "bias", None)
     weight = None if norm.weight is None else norm.weight[left]
-    if isinstance(norm, nn.LayerNorm):
-        expected = F.layer_norm(x[..., left], (7,), weight, None if shift is None else shift[left], norm.eps)
+    if isinstance(norm, (nn.LayerNorm, Centred)):
+        eps = getattr(norm, "eps", 1e-6)
+        expected = F.layer_norm(x[..., left], (7,), weight, None if shift is None else shift[left], eps)
     else:
+        weight = weight + 1 if getattr(norm, "plus", 0.0) else weight
         expected = F.rms_norm(x[..., left], (7,), weight, getattr(norm, "eps", 1e-6))
     found = masked_norm(norm_of(norm), x, opened, norm._parameters)
     torch.testing.assert_close(found[..., left], expected, rtol=0, atol=1e-12)
@@ -153,15 +170,26 @@ def test_slopes_are_the_differences_of_the_weighted_network(name):
 def test_what_is_no_norm_of_the_kind_stays_fixed():
     torch.manual_seed(0)
     assert norm_of(ByHand(12)) is not None
-    assert norm_of(ByHand(12, plus=1.0)) is None
+    assert norm_of(ByHand(12, plus=0.5)) is None
     assert norm_of(nn.LayerNorm((3, 12))) is None
-    NORMS["plus"] = lambda: ByHand(12, plus=1.0)
+    NORMS["plus"] = lambda: ByHand(12, plus=0.5)
     try:
         gated = espalier.attach(prepared("plus"), X, kinds=WIDTH)
     finally:
         del NORMS["plus"]
     assert [group.kind for group in gated.structure.groups] == ["units"]
     assert "over the axis" in gated.explain()
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_mask_that_closes_the_whole_width_gives_finite_gradients(name):
+    """Masks that a search draws are not canonical: a group may be emptier than it ships."""
+    model = prepared(name)
+    gated = espalier.attach(model, X, kinds=("width",))
+    with gated.masked(torch.zeros(gated.d), slopes=True) as slopes:
+        model(X).square().sum().backward()
+        assert slopes().isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
 
 
 def test_channels_that_reach_the_output_stay():

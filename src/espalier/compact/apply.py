@@ -170,7 +170,7 @@ def _layer(module: nn.Module, change: Mapping[str, Any]) -> nn.Module:
         chosen: nn.Module = options[change["option"]]
         return chosen
     elif kind == "pass":
-        layer = Pass()
+        layer = Pass(change.get("length", 0))
     elif kind == "attention":
         if not isinstance(module, nn.MultiheadAttention):
             raise BadInput("the plan cuts heads of a module that is no attention of torch")

@@ -62,10 +62,15 @@ class Fill(nn.Module):
 
 
 class Pass(nn.Module):
-    """What stands for a closed block: its first argument."""
+    """What stands for a closed block: its first argument; in a tuple of this length, with None beside it, if not 0."""
+
+    def __init__(self, length: int = 0) -> None:
+        super().__init__()
+        self.length = length
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return args[0] if args else next(iter(kwargs.values()))
+        given = args[0] if args else next(iter(kwargs.values()))
+        return (given, *[None] * (self.length - 1)) if self.length else given
 
 
 class Constant(nn.Module):

@@ -127,7 +127,8 @@ def build_plan(structure: Structure, mask: Array, adapted: Sequence[Adapted] = (
                 for name in [n for n in part if is_inside(n, path)]:
                     del part[name]
         if path in structure.blocks and not keep.opened[entry]:
-            layers[path] = {"kind": "pass"}
+            length = structure.trace.passes[path].length
+            layers[path] = {"kind": "pass", "length": length} if length else {"kind": "pass"}
         elif path in structure.options and keep.opened[entry]:
             mixed, _, number = path.rpartition("options.")
             layers[mixed.removesuffix(".")] = {"kind": "option", "option": int(number)}

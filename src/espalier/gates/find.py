@@ -149,7 +149,7 @@ def _is_block(path: str, trace: Trace, modules: Mapping[str, nn.Module], shared:
     inside = [name for name in modules if is_inside(name, path)]
     if path not in trace.passes or trace.calls.get(path) != 1 or not module._modules or shared & set(inside):
         return False
-    given, result = trace.passes[path]
+    given, result, _ = trace.passes[path]
     return any(True for _ in module.parameters()) and given.shape == result.shape and _same(trace, given, result)
 
 

@@ -7,6 +7,7 @@ by the gates see what leaving a channel out does to the statistics. With every g
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -17,11 +18,13 @@ NORM = "espalier_mask_norm"  # the mask's buffer; of one dimension where it is i
 
 @dataclass(frozen=True)
 class Norm:
-    """What a module computes over its last axis. centred: it subtracts the mean. single: it rounds to float32."""
+    """What a module computes over its last axis. centred: it subtracts the mean. single: it rounds to float32. base:
+    what its weight is added to, to scale by."""
 
     eps: float | None
     centred: bool
     single: bool = False
+    base: float = 0.0
 
 
 def norm_of(module: nn.Module) -> Norm | None:
@@ -34,25 +37,28 @@ def norm_of(module: nn.Module) -> Norm | None:
 
 
 def _by_hand(module: nn.Module) -> Norm | None:
-    """A root-mean-square norm written out, as of Llama: one weight, an epsilon, and the numbers that it should give."""
-    weight, others = module._parameters.get("weight"), len(module._parameters) + len(module._modules)
-    eps = next((e for e in (vars(module).get(name) for name in ("variance_epsilon", "eps")) if type(e) is float), None)
-    if weight is None or weight.ndim != 1 or len(weight) < 2 or others > 1 or eps is None:
+    """A norm written out, as of Llama, Gemma or Cohere: a scale, perhaps a shift, an epsilon, and the numbers that it
+    should give."""
+    weight, names = module._parameters.get("weight"), module._parameters.keys() | module._modules.keys()
+    if weight is None or weight.ndim != 1 or len(weight) < 2 or not names <= {"weight", "bias"}:
         return None
-    size = len(weight)
-    given = torch.cos(torch.arange(3.0 * size, dtype=torch.float64) ** 1.5).reshape(3, size)
-    given = given * torch.tensor([[1.0], [10.0], [2 * eps**0.5]], dtype=torch.float64)
-    factors = 1.5 + torch.sin(torch.arange(size, dtype=torch.float64))
-    try:
-        with torch.no_grad():
-            outputs = torch.func.functional_call(module, {"weight": factors}, (given.to(weight.device),)).cpu()
-    except Exception:  # whatever it is, it is no norm of one tensor
-        return None
-    expected = factors * given * (given.square().mean(-1, keepdim=True) + eps).rsqrt()
-    if not isinstance(outputs, Tensor) or outputs.shape != expected.shape:
-        return None
-    apart = float((outputs - expected).abs().max())
-    return Norm(eps, False, single=apart > 1e-12) if apart < 1e-5 else None
+    factors = 1.5 + torch.sin(torch.arange(len(weight), dtype=torch.float64))
+    affine = {name: factors * (k + 1) for k, (name, own) in enumerate(module._parameters.items()) if own is not None}
+    for eps in (value for value in vars(module).values() if type(value) is float and 0 < value < 1):
+        given = torch.cos(torch.arange(3.0 * len(weight), dtype=torch.float64) ** 1.5).reshape(3, -1)
+        given = given * torch.tensor([[1.0], [10.0], [2 * eps**0.5]], dtype=torch.float64)
+        try:
+            with torch.no_grad():
+                outputs = torch.func.functional_call(module, affine, (given.to(weight.device),)).cpu()
+        except Exception:  # whatever it is, it is no norm of one tensor
+            return None
+        for centred, base in product((False, True), (0.0, 1.0)):
+            expected = masked_norm(Norm(eps, centred, base=base), given, torch.ones_like(factors), affine)
+            if isinstance(outputs, Tensor) and outputs.shape == expected.shape:
+                apart = float((outputs - expected).abs().max())
+                if apart < 1e-5:
+                    return Norm(eps, centred, apart > 1e-12, base)
+    return None
 
 
 def masked_norm(norm: Norm, x: Tensor, mask: Tensor, affine: dict[str, Any]) -> Tensor:
@@ -61,10 +67,10 @@ def masked_norm(norm: Norm, x: Tensor, mask: Tensor, affine: dict[str, Any]) -> 
     low = norm.single or x.dtype in (torch.float16, torch.bfloat16)
     x = x.float() if low else x
     m = mask.to(x.dtype)
-    count = m.sum(-1, keepdim=True)
+    count = m.sum(-1, keepdim=True).clamp_min(1)  # a mask as it is drawn may close them all
     if norm.centred:
         x = x - (x * m).sum(-1, keepdim=True) / count
     x = x * ((x.square() * m).sum(-1, keepdim=True) / count + eps).rsqrt()
     weight, bias = affine.get("weight"), affine.get("bias")
-    x = x if weight is None else x * weight
+    x = x if weight is None else x * (weight + norm.base if norm.base else weight)
     return x if bias is None else x + bias

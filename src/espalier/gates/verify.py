@@ -1,9 +1,10 @@
 """Never silently wrong: every group is tried out before its gates are offered, and refused by name if it disagrees; so
 is a pass under several masks.
 
-A trial is on a copy of the model in float64 with random parameters. It compares masked with cut: groups all together
-first; only a disagreement is taken apart, by halves, so that large models stay quick. Or one pass under random masks
-with one mask at a time, without dropout: outputs, and what the buffers hold afterwards.
+A trial is on a copy of the model in float64, or float32 where that does not run, with random parameters. It compares
+masked with cut: groups all together first; only a disagreement is taken apart, by halves, so that large models stay
+quick. Or one pass under random masks with one mask at a time, without dropout: outputs, and what the buffers hold
+afterwards.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ Build = Callable[[Sequence[GateGroup]], Structure]
 
 
 class Trial:
-    """A copy of the model in float64 with random parameters, on which groups are tried out."""
+    """A copy of the model with random parameters, on which groups are tried out."""
 
     def __init__(self, model: nn.Module, example: Example) -> None:
         try:
@@ -53,7 +54,11 @@ class Trial:
         except (RuntimeError, TypeError) as error:
             raise BadInput(f"this model cannot be copied, which trying it out and cutting it need: {error}") from error
         self.args, self.kwargs = tree_map_only(Tensor, to_float64, tuple(example))
-        self.modes = self._modes()
+        self.tolerance, self.modes = TOLERANCE, self._modes()
+        if not self.modes:  # some kernels know no float64
+            self.tolerance, self.model = ROUNDED, self.model.float()
+            self.args, self.kwargs = tree_map_only(Tensor, to_float32, (self.args, self.kwargs))
+            self.modes = self._modes() or {False: True}
 
     def run(self, model: nn.Module, training: bool, seed: int = 7) -> list[Tensor]:
         """The output's tensors; buffers are put back afterwards."""
@@ -64,12 +69,18 @@ class Trial:
             return list(tensors_in(model(*self.args, **self.kwargs)))
 
     def _modes(self) -> dict[bool, bool]:
-        """Eval mode, and train mode where that runs and differs; for each whether its values are not random."""
+        """Eval mode, and train mode where that runs and differs; for each whether its values are not random.
+
+        Empty where neither runs.
+        """
         try:
             with isolated_random():
                 first, second = (self.run(self.model, True, seed) for seed in (7, 8))
         except Exception:
-            return {False: True}
+            with contextlib.suppress(Exception):
+                self.run(self.model, False)
+                return {False: True}
+            return {}
         if not distance(first, second) < TOLERANCE:
             return {False: True, True: False}
         same = distance(self.run(self.model, False), self.run(self.model, True)) == 0.0
@@ -78,7 +89,7 @@ class Trial:
     def disagreement(self, structure: Structure, masks: Sequence[Array], adapted: Sequence[Adapted] = ()) -> str:
         """What goes wrong between masked and cut under these masks; empty when nothing does."""
         norms = [norm_of(structure.modules[path]) for path in structure.trace.norms]
-        tolerance = ROUNDED if any(norm is not None and norm.single for norm in norms) else TOLERANCE
+        tolerance = ROUNDED if any(norm is not None and norm.single for norm in norms) else self.tolerance
         installed = install(self.model, structure)
         try:
             for mask in masks:
@@ -129,6 +140,10 @@ def rehearsed(model: nn.Module, seed: int) -> nn.Module:
 
 def to_float64(value: Tensor) -> Tensor:
     return value.detach().double() if value.is_floating_point() else value
+
+
+def to_float32(value: Tensor) -> Tensor:
+    return value.float() if value.is_floating_point() else value
 
 
 @torch.no_grad()

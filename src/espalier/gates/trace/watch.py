@@ -89,6 +89,14 @@ class Branch:
     members: tuple[str, ...]
 
 
+class Passed(NamedTuple):
+    """What a module was given and what it gave, alone or, of a ``length``, in a tuple with None beside it."""
+
+    given: Layout
+    result: Layout
+    length: int
+
+
 @dataclass(eq=False)
 class Trace:
     """All that one forward pass shows: tied atoms, products, and what modules read."""
@@ -107,7 +115,7 @@ class Trace:
     calls: dict[str, int] = field(default_factory=dict)
     branches: list[Branch] = field(default_factory=list)
     norms: dict[str, np.ndarray] = field(default_factory=dict)  # norm whose statistics can be masked -> its channels
-    passes: dict[str, tuple[Layout, Layout]] = field(default_factory=dict)  # module -> input, result made of it
+    passes: dict[str, Passed] = field(default_factory=dict)  # of modules whose result is made of their input
     order: list[tuple[int, str]] = field(default_factory=list)  # (time, leaf module) in the order of execution
 
     @property
@@ -393,7 +401,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         alone = not isinstance(output, tuple) or all(item is None for item in output[1:])
         is_block = alone and not _is_leaf(module)
         if is_block and isinstance(first, Tensor) and isinstance(given, Tensor) and self.made(first, given):
-            self.trace.passes[path] = (self.of(given), self.of(first))
+            length = len(output) if isinstance(output, tuple) else 0
+            self.trace.passes[path] = Passed(self.of(given), self.of(first), length)
         known = self._gated if isinstance(module, Gate) else self._normed if path in self.norms else None
         if known is not None and self.paused:
             self.paused = False

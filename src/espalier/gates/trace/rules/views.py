@@ -200,6 +200,16 @@ def index(call: Call) -> Result:
     return p.renumbered(x.activation(), call.shape(), place)
 
 
+@rule("index_add", "index_add_", "index_copy", "index_copy_")
+def index_add(call: Call) -> Result:
+    """Slices put to those of another tensor at places that an index gives: the other axes go together."""
+    p, shape = call.p, list(call.shape())
+    dim = wrap(call.args[1], len(shape))
+    shape[dim] = 1
+    over = [p.mixed(x, dim, "placed by index").blocks for x in (call.x.activation(), call.of(call.args[3]))]
+    return call.in_shape(p.merged([Layout(tuple(shape), blocks) for blocks in over], shape, "added by index"))
+
+
 @rule("index_select")
 def index_select(call: Call) -> Result:
     x = call.x
