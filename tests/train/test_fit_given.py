@@ -232,7 +232,7 @@ def test_a_cycle_of_the_rate_goes_by_updates() -> None:
         expected.append(inner.param_groups[0]["lr"])
     assert rates(updates) == expected[updates // 4 - 1 :: updates // 4]
     assert max(rates(4)) > 0.1  # by epochs, as it was made for them
-    with pytest.raises(espalier.BadInput, match="ends after 31 steps, the run has 32 .*total_steps=32"):
+    with pytest.raises(espalier.BadInput, match=r"ends after 31 steps, the run has 32 .*total_steps=32"):
         rates(updates - 1)
 
 

@@ -179,6 +179,20 @@ def readable(model: nn.Module, inputs: Nested) -> Any:
         torch.clear_autocast_cache()  # inside autocast torch has kept weights that were cast without a graph
 
 
+def few(model: nn.Module, inputs: Nested) -> Nested:
+    """A few of these inputs, which the model takes; all of them where it takes no fewer, as of one graph."""
+    some = pytree.few(inputs)
+    try:
+        readable(model, some)
+    except BadInput as error:
+        try:
+            readable(model, inputs)
+        except BadInput:
+            raise error from error.__cause__
+        return inputs
+    return some
+
+
 def _way_out(model: nn.Module, inputs: Nested, error: Exception) -> str:
     why = first_line(error)
     if not isinstance(error, (RuntimeError, TypeError, IndexError)):  # not torch's: the user's own words, and where

@@ -59,7 +59,7 @@ class Feed:
 
     def example(self) -> Nested:
         """A few inputs, to attach gates with."""
-        return pytree.each(lambda t: t[:4], self.first(4)[0])
+        return pytree.few(self.first(4)[0])
 
 
 @dataclass(eq=False)
@@ -176,7 +176,8 @@ class Batches(Feed):
                 batches = list(islice(passes, wanted))
             new = False
             shapes = [[tensor.shape[1:] for tensor in pytree.tensors(batch)] for batch in batches]
-            if any(one != shapes[0] for one in shapes):  # as of sequences padded batch by batch: one after the other
+            apart = len(batches) > 1 and any(len(pytree.sizes(batch)) > 1 for batch in batches)  # as graphs are
+            if apart or any(one != shapes[0] for one in shapes):  # as of sequences padded batch by batch: one by one
                 batches, passes = batches[:1], chain(batches[1:], passes)
             inputs, targets = zip(*batches, strict=True)
             yield pytree.join(inputs), pytree.join(targets)
@@ -186,7 +187,7 @@ class Batches(Feed):
             seen = 0
             for batch in self._pass():
                 yield batch
-                seen += pytree.count(batch[0], "the inputs")
+                seen += examples(batch)
                 if limit is not None and seen >= limit:
                     return
 
@@ -206,6 +207,12 @@ class Batches(Feed):
             yield self.adapt(item)
         if not number:
             raise BadInput("the data are empty: the iterable gives no batch (any more)")
+
+
+def examples(batch: Batch) -> int:
+    """How many a batch holds: inputs, or where their tensors differ in that, as nodes and edges of a graph, targets."""
+    inputs, targets = batch
+    return pytree.count(*((inputs, "the inputs") if len(pytree.sizes(inputs)) == 1 else (targets, "the targets")))
 
 
 def pair(item: Any) -> Batch:

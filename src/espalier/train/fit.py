@@ -167,8 +167,9 @@ def fit(
         held_out = feed.read_held_out(validation, batch_size, pytree.dtype(module), beside, adapt)
     elif measured:
         raise BadInput("metrics are of held-out data: give validation=")
+    example = checks.few(module, pytree.each(lambda t: t.to(where), feeding.first(4)[0]))
     if loss is F.cross_entropy:
-        outputs = checks.readable(module, pytree.each(lambda t: t.to(where), feeding.example()))
+        outputs = checks.readable(module, example)
         for part in (feeding, held_out):
             if part is not None:
                 checks.cross_entropy(outputs, part.targets if isinstance(part, feed.Tensors) else part.first()[1])
@@ -183,7 +184,7 @@ def fit(
     known_blocks = {} if directory is None or round_to is None else directory.recorded().get("blocks", {})
     structure = shape(
         model,
-        feeding.example(),
+        example,
         optimizer,
         updates=horizon,
         target=target,
