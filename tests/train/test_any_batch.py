@@ -561,6 +561,29 @@ def test_a_sweep_leaves_out_what_is_no_class() -> None:
         assert result.history[-1]["error"] < 0.7
 
 
+def test_what_makes_batches_of_a_loader_is_given_pairs_to_validate_on_too() -> None:
+    """A pair was read as two batches; a dict in memory of which a part was held out, as well."""
+    loader = DataLoader(TensorDataset(X, Y), 32)
+    for validation in ((X[:50], Y[:50]), DataLoader(TensorDataset(X[:50], Y[:50]), 50)):
+        mirrored = short(
+            nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 64)), loader, validation=validation,
+            batch=lambda item: (item[0], item[0]), loss=F.mse_loss,
+        )  # fmt: skip
+        assert mirrored.validation.examples == 50
+        assert mirrored.validation == evaluate(mirrored.model, (X[:50], X[:50]), loss=F.mse_loss)
+    with pytest.raises(BadInput, match="batch= is for what a loader gives"):
+        short(networks.mlp(), (X, Y), batch=lambda item: item)
+    with pytest.raises(BadInput, match="fails on these: AttributeError: .*no attribute 'x'; give a loader"):
+        short(
+            networks.mlp(),
+            loader,
+            validation=(X, Y),
+            batch=lambda item: (item[0], item[1]) if len(item[1]) == 32 else item.x,
+        )
+    held_out = short(OwnLoss(), {"pixels": X, "labels": Y}, loss=None, validation=0.25)
+    assert held_out.validation.examples == 64
+
+
 class Nodes(nn.Module):
     """Two layers on one graph, which is given as edges ``(2, E)`` or as a matrix."""
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from espalier.data import Dataset, Stream, held_out, standardise
-from espalier.space import BadInput, BadType
+from espalier.space import BadInput, BadType, first_line
 from espalier.train import fingerprint, pytree
 from espalier.train.fingerprint import Hashes
 from espalier.train.pytree import Nested
@@ -293,6 +293,9 @@ def read(
     if isinstance(data, Dataset):
         return Tensors(*data.train, batch, seed, data.affine(dtype), prepared=data.prepared)
     if (at_hand := _in_memory(data, adapt)) is not None:
+        if adapt is not None and not isinstance(data, Mapping):
+            way = "give the loader, or (inputs, targets) without batch="
+            raise BadInput(f"batch= is for what a loader gives, and these data are inputs and targets: {way}")
         return Tensors(*at_hand, batch, seed)
     if isinstance(data, torch.utils.data.IterableDataset):
         return Batches(torch.utils.data.DataLoader(data, batch), adapt)
@@ -306,10 +309,18 @@ def _in_memory(data: Any, adapt: Adapter | None) -> Batch | None:
     """Inputs and targets, of a pair or of a dict that holds both; None of what comes in batches."""
     if isinstance(data, Mapping) and LABELS in data:
         return (adapt or pair)(data)
-    if adapt is not None or not _is_pair(data):
+    if not _is_pair(data):
         return None
     inputs, targets = as_tensors(data)
-    return inputs, targets
+    if adapt is None:
+        return inputs, targets
+    try:
+        return adapt((inputs, targets))
+    except (AttributeError, IndexError, KeyError, ValueError) as error:
+        why = f"{type(error).__name__}: {first_line(error)}"
+        raise BadInput(
+            f"batch= is given all data, also (inputs, targets) to validate on, and fails on these: {why}; give a loader"
+        ) from error
 
 
 def _is_pair(data: object) -> bool:
@@ -347,7 +358,8 @@ def split_off(data: Any, validation: Any, seed: int, adapt: Adapter | None = Non
     if at_hand is None:
         raise BadInput(f"a share of {validation:g} cannot be held out of data that come in batches; give validation=")
     index = _halves(at_hand[1], validation, seed)
-    kept, held = (pytree.each(lambda t, own=own: t[own], at_hand) for own in index)  # type: ignore[misc]
+    whole = as_tensors(data)  # what batch= makes of it is made of each part
+    kept, held = (pytree.each(lambda t, own=own: t[own], whole) for own in index)  # type: ignore[misc]
     return kept, held
 
 
