@@ -409,6 +409,16 @@ def test_a_compiled_network_trains_as_it_does_uncompiled(monkeypatch: pytest.Mon
         torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-10)
 
 
+def test_a_module_that_torch_compiled_is_shaped_as_itself() -> None:
+    network = networks.mlp()
+    result = short(torch.compile(network, backend="eager"), target=0.5)
+    expected = short(networks.mlp(), target=0.5)
+    assert type(result.model) is type(network)
+    assert all(map(torch.equal, result.model.state_dict().values(), expected.model.state_dict().values()))
+    with pytest.raises(espalier.BadInput, match=r"give model\.module"):
+        short(nn.DataParallel(networks.mlp()), target=0.5)
+
+
 def test_what_cannot_be_compiled_trains_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def refusing(graph: object, inputs: object) -> Any:
         raise NotImplementedError("no such kernel\nand more of it")

@@ -137,6 +137,8 @@ def module_of(model: object) -> nn.Module:
         raise BadType(f"model is a torch module or what espalier.attach gave, not {type(model).__name__}")
     if isinstance(module, torch.jit.ScriptModule):
         raise BadInput("a model of TorchScript cannot be watched or cut; give the module that it was made from")
+    if isinstance(module, nn.DataParallel):
+        raise BadInput("DataParallel copies a model in every pass, which gates cannot follow; give model.module")
     if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
         raise BadInput(
             "the model is on the device 'meta', where tensors hold no numbers; build it on 'cpu', or use "

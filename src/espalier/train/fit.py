@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from espalier.cost import Cost
 from espalier.data import Dataset
+from espalier.gates.attach import uncompiled
 from espalier.gates.blocks import RoundTo
 from espalier.gates.recalibrate import training
 from espalier.search import Search
@@ -144,6 +145,7 @@ def fit(
     seed = whole(seed, "seed", 0)
     if precision is not None:
         Compute(precision)  # what it does not know is named here
+    model = uncompiled(model)
     module = checks.module_of(model)
     if device is not None:
         module.to(checks.device(device))

@@ -17,7 +17,7 @@ from espalier.compact.apply import apply_plan, cut, named_tensors, put_back
 from espalier.compact.plan import Plan
 from espalier.cost import Cost
 from espalier.data import Dataset
-from espalier.gates.attach import attach
+from espalier.gates.attach import attach, uncompiled
 from espalier.gates.blocks import RoundTo
 from espalier.gates.masking import strip
 from espalier.gates.recalibrate import recalibrate_under
@@ -473,6 +473,7 @@ def shape(
     >>> shaping.finish((x, y)).share_after <= 0.5
     True
     """
+    model = uncompiled(model)
     module = checks.module_of(model)
     several = processes.read(parallel)
     if several is not None:
