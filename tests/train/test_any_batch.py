@@ -573,7 +573,7 @@ def test_what_makes_batches_of_a_loader_is_given_pairs_to_validate_on_too() -> N
         assert mirrored.validation == evaluate(mirrored.model, (X[:50], X[:50]), loss=F.mse_loss)
     with pytest.raises(BadInput, match="batch= is for what a loader gives"):
         short(networks.mlp(), (X, Y), batch=lambda item: item)
-    with pytest.raises(BadInput, match="fails on these: AttributeError: .*no attribute 'x'; give a loader"):
+    with pytest.raises(BadInput, match=r"fails on these: AttributeError: .*no attribute 'x'; give a loader"):
         short(
             networks.mlp(),
             loader,
@@ -582,6 +582,28 @@ def test_what_makes_batches_of_a_loader_is_given_pairs_to_validate_on_too() -> N
         )
     held_out = short(OwnLoss(), {"pixels": X, "labels": Y}, loss=None, validation=0.25)
     assert held_out.validation.examples == 64
+
+
+def test_a_stream_without_end_needs_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless:
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            while True:
+                yield X[:32], Y[:32]
+
+        def __len__(self) -> int:
+            return 3
+
+    norm = nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
+    result = short(norm, Endless(), validation=Endless())
+    assert (result.updates, result.validation.examples) == (6, 96)
+    monkeypatch.setattr(feed, "PATIENCE", -1.0)
+    with pytest.warns(UserWarning, match="1 batches counted of data without a length, which may have no end"):
+        assert short(networks.mlp(), Unsized()).updates == 6
+
+
+class Unsized:
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter([(X[:32], Y[:32])] * 3)
 
 
 class Nodes(nn.Module):

@@ -6,6 +6,8 @@ Where masks are compared an update reads ``batch`` examples, which all of them s
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -25,6 +27,7 @@ from espalier.train.pytree import Nested
 
 Batch = tuple[Nested, Nested]  # inputs, targets
 Adapter = Callable[[Any], Batch]
+PATIENCE = 10.0  # seconds of counting batches until somebody is told
 LABELS = "labels"  # what a batch that is a dict calls its targets
 
 
@@ -156,7 +159,7 @@ class Batches(Feed):
             self.updates = len(source)
         except TypeError:
             with torch.random.fork_rng(devices=[]):
-                self.updates = sum(1 for _ in source)
+                self.updates = _counted(source)
         if not self.updates:
             raise BadInput("the data are empty: the iterable gives no batch")
         sampler = getattr(source, "sampler", None)
@@ -185,7 +188,7 @@ class Batches(Feed):
     def once(self, limit: int | None = None) -> Generator[Batch, None, None]:
         with torch.random.fork_rng(devices=[]):  # looking at the data leaves the run's random numbers as they were
             seen = 0
-            for batch in self._pass():
+            for batch in islice(self._pass(), self.updates):  # a stream with a length need not have an end
                 yield batch
                 seen += examples(batch)
                 if limit is not None and seen >= limit:
@@ -207,6 +210,20 @@ class Batches(Feed):
             yield self.adapt(item)
         if not number:
             raise BadInput("the data are empty: the iterable gives no batch (any more)")
+
+
+def _counted(source: Iterable[Any]) -> int:
+    """How many batches there are, where only reading them tells."""
+    count, began, said = 0, time.monotonic(), False
+    for _ in source:
+        count += 1
+        if not said and time.monotonic() - began > PATIENCE:
+            said = True
+            way = "give an object with __len__, how many make an epoch, and __iter__"
+            warnings.warn(
+                f"{count} batches counted of data without a length, which may have no end: {way}", stacklevel=2
+            )
+    return count
 
 
 def examples(batch: Batch) -> int:

@@ -322,7 +322,7 @@ class StructureOptimizer(torch.optim.Optimizer):
             if not search.settled and "finished" not in about:
                 warnings.warn(
                     f"the structure has not settled after {self.update} of {self.phases.end} updates: these weights "
-                    "were never trained under it alone; give shape as many updates as are made",
+                    "were never trained under it alone; make all of them, or say that there will be fewer",
                     stacklevel=2,
                 )
             about = {"finished": self.update >= self.phases.end} | about
@@ -436,8 +436,8 @@ def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -
     if other:
         raise BadInput(
             f"the optimizer holds {len(other)} of {len(held)} parameters that are not the model's, the first of shape "
-            f"{other[0]}; build it from the parameters of the model that is trained, after it was moved or rebuilt, and "
-            "give others, as those of a loss, an optimiser of their own"
+            f"{other[0]}; build it from the parameters of the model that is trained, after it was moved or rebuilt; "
+            "others, as those of a loss, need an optimiser of their own"
         )
 
 
