@@ -292,6 +292,28 @@ def test_what_has_no_rule_or_needs_the_whole_axis_is_frozen_and_named(operation)
     assert "not gated, and why" in text
 
 
+EDGES = torch.tensor([0, 1, 2, 2]), torch.tensor([1, 0, 0, 2])
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda h: torch.zeros_like(h).index_add(0, EDGES[1], h[EDGES[0]]),
+        lambda h: torch.zeros(h.shape).index_add_(0, EDGES[1], h[EDGES[0]]),
+        lambda h: h.new_zeros(h.shape).scatter_add_(0, EDGES[1][:, None].expand(-1, h.shape[1]), h[EDGES[0]]),
+        lambda h: torch.zeros_like(h).scatter_reduce(0, EDGES[1][:, None].expand_as(h[EDGES[0]]), h[EDGES[0]], "mean"),
+    ],
+)
+def test_messages_in_a_graph_and_tensors_that_are_made_in_the_forward_pass_can_be_cut(operation):
+    model, x = Unknown(operation), torch.randn(3, 4)
+    gated = espalier.attach(model, x)
+    mask = gated.canonical((torch.arange(gated.d) % 3 > 0).float())
+    assert {g.size for g in gated.space.groups} == {6, 5}
+    with gated.masked(mask):
+        masked = model(x)
+    torch.testing.assert_close(gated.compact(mask)(x), masked)
+
+
 def test_without_the_check_nothing_is_tried_and_rules_still_freeze():
     gated = espalier.attach(Unknown(lambda h: h.softmax(-1)), torch.randn(3, 4), check=False)
     assert [(g.name, g.least) for g in gated.space.groups] == [("second", 1)]

@@ -559,3 +559,106 @@ def test_a_sweep_leaves_out_what_is_no_class() -> None:
         assert result.validation.error < 0.6
         assert result.history[-1]["validation_error"] == pytest.approx(result.validation.error, abs=1e-6)
         assert result.history[-1]["error"] < 0.7
+
+
+def test_what_makes_batches_of_a_loader_is_given_pairs_to_validate_on_too() -> None:
+    """A pair was read as two batches; a dict in memory of which a part was held out, as well."""
+    loader = DataLoader(TensorDataset(X, Y), 32)
+    for validation in ((X[:50], Y[:50]), DataLoader(TensorDataset(X[:50], Y[:50]), 50)):
+        mirrored = short(
+            nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 64)), loader, validation=validation,
+            batch=lambda item: (item[0], item[0]), loss=F.mse_loss,
+        )  # fmt: skip
+        assert mirrored.validation.examples == 50
+        assert mirrored.validation == evaluate(mirrored.model, (X[:50], X[:50]), loss=F.mse_loss)
+    with pytest.raises(BadInput, match="batch= is for what a loader gives"):
+        short(networks.mlp(), (X, Y), batch=lambda item: item)
+    with pytest.raises(BadInput, match=r"fails on these: AttributeError: .*no attribute 'x'; give a loader"):
+        short(
+            networks.mlp(),
+            loader,
+            validation=(X, Y),
+            batch=lambda item: (item[0], item[1]) if len(item[1]) == 32 else item.x,
+        )
+    held_out = short(OwnLoss(), {"pixels": X, "labels": Y}, loss=None, validation=0.25)
+    assert held_out.validation.examples == 64
+
+
+def test_a_stream_without_end_needs_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless:
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            while True:
+                yield X[:32], Y[:32]
+
+        def __len__(self) -> int:
+            return 3
+
+    norm = nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
+    result = short(norm, Endless(), validation=Endless())
+    assert (result.updates, result.validation.examples) == (6, 96)
+    monkeypatch.setattr(feed, "PATIENCE", -1.0)
+    with pytest.warns(UserWarning, match="1 batches counted of data without a length, which may have no end"):
+        assert short(networks.mlp(), Unsized()).updates == 6
+
+
+class Unsized:
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter([(X[:32], Y[:32])] * 3)
+
+
+class Nodes(nn.Module):
+    """Two layers on one graph, which is given as edges ``(2, E)`` or as a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        def neighbours(h: Tensor) -> Tensor:
+            return edges @ h if edges.is_floating_point() else torch.zeros_like(h).index_add(0, edges[1], h[edges[0]])
+
+        return self.last(neighbours(F.relu(self.first(neighbours(x)))))
+
+
+@pytest.mark.parametrize("matrix", [False, True])
+def test_one_graph_is_one_batch_on_every_road(matrix: bool) -> None:
+    x, y = torch.randn(20, 6), torch.arange(20) % 3
+    link = ((y == y[:, None]) & (torch.rand(20, 20) < 0.5)).float() + torch.eye(20)
+    edges, known = link if matrix else link.nonzero().T, torch.arange(20) < 15
+    data = [((x, edges), torch.where(known, y, -100))]
+    result = fit(Nodes(), data, epochs=20, target=0.5, validation=[((x, edges), y)], quiet=True)
+    assert (result.updates, result.validation.examples) == (20, 20)
+    assert result.share_after <= 0.5
+    model = Nodes()
+    shaping = shape(model, (x, edges), target=0.5, updates=20)
+
+    def closure(x: Tensor, edges: Tensor, y: Tensor, named: list[str]) -> Tensor:
+        loss = F.cross_entropy(shaping.network(x, edges)[known], y[known])
+        loss.backward()
+        return loss
+
+    for _ in range(20):
+        shaping.step(closure, x, edges, y, ["what is handed on", "may be anything"])
+    assert shaping.finish(data).share_after <= 0.5
+
+
+def test_images_in_a_list_with_their_boxes_are_a_batch() -> None:
+    class Detector(nn.Module):
+        """Losses in train mode, answers in eval mode."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = networks.mlp()
+
+        def forward(self, images: list[Tensor], boxes: list[dict[str, Tensor]]) -> Any:
+            out = self.body(torch.stack(images))
+            wanted = torch.stack([box["label"] for box in boxes])
+            return {"label": F.cross_entropy(out, wanted)} if self.training else out.unbind()
+
+    loader = DataLoader(list(zip(X, Y)), 32, collate_fn=lambda pairs: tuple(zip(*pairs)))
+    result = short(
+        Detector(), loader, target=0.5, loss=lambda losses, _: sum(losses.values()),
+        batch=lambda item: ((list(item[0]), [{"label": y} for y in item[1]]), torch.zeros(len(item[0]))),
+    )  # fmt: skip
+    assert result.history[1]["loss"] < result.history[0]["loss"]
+    assert result.share_after <= 0.5

@@ -213,6 +213,29 @@ def test_any_optimizer_and_scheduler() -> None:
     assert plateau.history[-1]["learning_rate"] < 1e-5
 
 
+def test_a_cycle_of_the_rate_goes_by_updates() -> None:
+    def rates(steps: int) -> list[float]:
+        """After every epoch."""
+        result = short(
+            epochs=4,
+            optimizer=lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+            scheduler=lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.2, total_steps=steps),
+        )
+        return [row["learning_rate"] for row in result.history]
+
+    updates = 32
+    inner = torch.optim.SGD([torch.zeros(1)], 0.1, momentum=0.9)
+    cycle, expected = torch.optim.lr_scheduler.OneCycleLR(inner, 0.2, total_steps=updates), []
+    for _ in range(updates):
+        inner.step()
+        cycle.step()
+        expected.append(inner.param_groups[0]["lr"])
+    assert rates(updates) == expected[updates // 4 - 1 :: updates // 4]
+    assert max(rates(4)) > 0.1  # by epochs, as it was made for them
+    with pytest.raises(espalier.BadInput, match=r"ends after 31 steps, the run has 32 .*total_steps=32"):
+        rates(updates - 1)
+
+
 @pytest.mark.parametrize(
     ("settings", "factory"),
     [
@@ -384,6 +407,16 @@ def test_a_compiled_network_trains_as_it_does_uncompiled(monkeypatch: pytest.Mon
     assert result.mask.equal(expected.mask)
     for mine, theirs in zip(result.model.parameters(), expected.model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-10)
+
+
+def test_a_module_that_torch_compiled_is_shaped_as_itself() -> None:
+    network = networks.mlp()
+    result = short(torch.compile(network, backend="eager"), target=0.5)
+    expected = short(networks.mlp(), target=0.5)
+    assert type(result.model) is type(network)
+    assert all(map(torch.equal, result.model.state_dict().values(), expected.model.state_dict().values()))
+    with pytest.raises(espalier.BadInput, match=r"give model\.module"):
+        short(nn.DataParallel(networks.mlp()), target=0.5)
 
 
 def test_what_cannot_be_compiled_trains_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

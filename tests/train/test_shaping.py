@@ -149,3 +149,61 @@ def test_a_closure_that_trains_nothing_is_named(recipe: str) -> None:
         shaping.step(closure, *DATA)
     with pytest.raises(espalier.BadInput, match="the closure has to run the compact network"):
         shaping.step(closure, *DATA)
+
+
+def test_other_numbers_of_updates_than_were_said_are_named() -> None:
+    """Stopped before it has settled, the weights are of no structure; beyond the end, the schedule has a rate of 0."""
+    shaping = shape(networks.mlp(), DATA[0][:4], updates=8, target=0.5)
+
+    def closure(inputs: Tensor, targets: Tensor) -> Tensor:
+        loss = F.cross_entropy(shaping.network(inputs), targets)
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        shaping.step(closure, *DATA)
+    assert not shaping.finish(DATA, finished=False).finished  # a look at it
+    with pytest.warns(UserWarning, match="not settled after 3 of 8 updates"):
+        assert not shaping.finish(DATA).finished
+    for _ in range(5):
+        shaping.step(closure, *DATA)
+    assert shaping.finish(DATA).finished
+    with pytest.warns(UserWarning, match="the schedule has ended, after updates=8"):
+        shaping.step(closure, *DATA)
+
+
+def test_layers_are_unfrozen_before_and_after_it_settles() -> None:
+    for late in (False, True):
+        model = networks.mlp()
+        model[0].requires_grad_(False)
+        before = model[0].weight.clone()
+        sgd = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.05)
+        shaping = shape(model, DATA[0][:4], sgd, updates=8, target=0.5)
+
+        def closure(inputs: Tensor, targets: Tensor, shaping: Any = shaping) -> Tensor:
+            loss = F.cross_entropy(shaping.network(inputs), targets)
+            loss.backward()
+            return loss
+
+        for update in range(8):
+            if update == (6 if late else 2):
+                assert model[0].weight.equal(before)
+                first = shaping.network[0].requires_grad_(True)
+                shaping.add_param_group({"params": list(first.parameters()), "lr": 0.01})
+            shaping.step(closure, *DATA)
+        shaping.finish(DATA)
+        assert not model[0].weight.equal(before)
+
+
+def test_a_network_that_ran_before_the_step_is_named() -> None:
+    """As where log-probabilities are kept while an agent acts: no mask was on it."""
+    model = networks.mlp()
+    shaping = shape(model, DATA[0][:4], updates=10, target=0.5, recipe="finetune")
+    kept = F.cross_entropy(model(DATA[0]), DATA[1])
+
+    def closure() -> Tensor:
+        kept.backward()
+        return kept
+
+    with pytest.raises(espalier.BadInput, match="run the masked model, as inside the closure"):
+        shaping.step(closure)

@@ -58,6 +58,7 @@ def attach(
     >>> gated.space
     Space([Bits(name='0', size=8, least=1)])
     """
+    model = uncompiled(model)
     if not isinstance(model, nn.Module):
         raise BadType(f"attach takes a torch.nn.Module, not {type(model).__name__}")
     example = Example.of(example_inputs)
@@ -89,6 +90,11 @@ def attach(
             gated = _attach_found(model, example, kinds, ignore, check, round_to)
     gated.example, gated.examples, gated.checks = example, max(example.examples, 1), check
     return gated
+
+
+def uncompiled(model: Any) -> Any:
+    """The module itself, of what ``torch.compile`` wraps around it: its names are those of the factory."""
+    return getattr(model, "_orig_mod", model)  # to ask for its class would import the compiler
 
 
 def _attach_found(

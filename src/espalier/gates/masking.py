@@ -549,8 +549,8 @@ def slopes_of(installed: Installed) -> Tensor:
     first = next((gradient for gradient in gradients if gradient is not None), None)
     if first is None:
         raise BadInput(
-            "no backward pass has reached a gate under this mask, so there are no slopes: call backward() on a loss of "
-            "the masked model before they are read"
+            "no backward pass has reached a gate under this mask, so there are no slopes: run the masked model, as "
+            "inside the closure, and go backwards from there"
         )
     reached = [g for g in gradients if g is not None and g.device == first.device]
     if not samples and len(reached) == len(gradients) and installed.side_by_side:

@@ -64,7 +64,7 @@ class Trial:
         """The output's tensors; buffers are put back afterwards."""
         model.train(training)
         _seed(seed)
-        with values_kept(model.buffers()), torch.no_grad(), warnings.catch_warnings():
+        with values_kept(model.buffers()), torch.no_grad(), warnings.catch_warnings(), _InFloat64():
             warnings.simplefilter("ignore")
             return list(tensors_in(model(*self.args, **self.kwargs)))
 
@@ -425,6 +425,15 @@ def _empties(structure: Structure, mask: Array) -> bool:
     return any(not mask[where[group.name]].any() for group in structure.groups if group.kind == "heads")
 
 
+class _InFloat64(TorchFunctionMode):
+    """What the model makes anew, as a first hidden state of zeros, is float64 as its parameters are."""
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        single = isinstance(out, Tensor) and out.dtype == torch.float32
+        return out.double() if single and next(tensors_in((args, kwargs)), None) is None else out
+
+
 class _SomeHeads(TorchFunctionMode):
     """Refuses attention without a head: torch before 2.13 divides by their number, which ends the process."""
 
@@ -569,7 +578,7 @@ class _OnePass:
 
     def _run(self, inputs: Any, seed: int = 7) -> Any:
         _seed(seed)
-        with _NoDropout():
+        with _NoDropout(), _InFloat64():
             return self.model(*inputs[0], **inputs[1])
 
     def _buffers(self) -> dict[str, Tensor]:

@@ -118,8 +118,7 @@ class Carried:
         self._put_whole()
         self._hook.remove()
         shaping = self.shaping
-        about: dict[str, Any] = {"history": self.history, "finished": shaping.update >= self.phases.end}
-        about["seconds"] = time.monotonic() - self.began
+        about: dict[str, Any] = {"history": self.history, "seconds": time.monotonic() - self.began}
         result = replace(shaping.finish(self.reading, **about), gated=None)
         self.release()
         if self.in_place and type(result.model) is type(self.model):

@@ -148,6 +148,8 @@ def module_of(model: object) -> nn.Module:
         raise BadType(f"model is a torch module or what espalier.attach gave, not {type(model).__name__}")
     if isinstance(module, torch.jit.ScriptModule):
         raise BadInput("a model of TorchScript cannot be watched or cut; give the module that it was made from")
+    if isinstance(module, nn.DataParallel):
+        raise BadInput("DataParallel copies a model in every pass, which gates cannot follow; give model.module")
     if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
         raise BadInput(
             "the model is on the device 'meta', where tensors hold no numbers; build it on 'cpu', or use "
@@ -188,6 +190,20 @@ def readable(model: nn.Module, inputs: Nested) -> Any:
         ) from error
     finally:
         torch.clear_autocast_cache()  # inside autocast torch has kept weights that were cast without a graph
+
+
+def few(model: nn.Module, inputs: Nested) -> Nested:
+    """A few of these inputs, which the model takes; all of them where it takes no fewer, as of one graph."""
+    some = pytree.few(inputs)
+    try:
+        readable(model, some)
+    except BadInput as error:
+        try:
+            readable(model, inputs)
+        except BadInput:
+            raise error from error.__cause__
+        return inputs
+    return some
 
 
 def _way_out(model: nn.Module, inputs: Nested, error: Exception) -> str:

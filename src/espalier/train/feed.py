@@ -6,6 +6,8 @@ Where masks are compared an update reads ``batch`` examples, which all of them s
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -18,13 +20,14 @@ import torch
 from torch import Tensor
 
 from espalier.data import Dataset, Stream, held_out, standardise
-from espalier.space import BadInput, BadType
+from espalier.space import BadInput, BadType, first_line
 from espalier.train import fingerprint, pytree
 from espalier.train.fingerprint import Hashes
 from espalier.train.pytree import Nested
 
 Batch = tuple[Nested, Nested]  # inputs, targets
 Adapter = Callable[[Any], Batch]
+PATIENCE = 10.0  # seconds of counting batches until somebody is told
 LABELS = "labels"  # what a batch that is a dict calls its targets
 
 
@@ -59,7 +62,7 @@ class Feed:
 
     def example(self) -> Nested:
         """A few inputs, to attach gates with."""
-        return pytree.each(lambda t: t[:4], self.first(4)[0])
+        return pytree.few(self.first(4)[0])
 
 
 @dataclass(eq=False)
@@ -156,7 +159,7 @@ class Batches(Feed):
             self.updates = len(source)
         except TypeError:
             with torch.random.fork_rng(devices=[]):
-                self.updates = sum(1 for _ in source)
+                self.updates = _counted(source)
         if not self.updates:
             raise BadInput("the data are empty: the iterable gives no batch")
         sampler = getattr(source, "sampler", None)
@@ -176,7 +179,8 @@ class Batches(Feed):
                 batches = list(islice(passes, wanted))
             new = False
             shapes = [[tensor.shape[1:] for tensor in pytree.tensors(batch)] for batch in batches]
-            if any(one != shapes[0] for one in shapes):  # as of sequences padded batch by batch: one after the other
+            apart = len(batches) > 1 and any(len(pytree.sizes(batch)) > 1 for batch in batches)  # as graphs are
+            if apart or any(one != shapes[0] for one in shapes):  # as of sequences padded batch by batch: one by one
                 batches, passes = batches[:1], chain(batches[1:], passes)
             inputs, targets = zip(*batches, strict=True)
             yield pytree.join(inputs), pytree.join(targets)
@@ -184,9 +188,9 @@ class Batches(Feed):
     def once(self, limit: int | None = None) -> Generator[Batch, None, None]:
         with torch.random.fork_rng(devices=[]):  # looking at the data leaves the run's random numbers as they were
             seen = 0
-            for batch in self._pass():
+            for batch in islice(self._pass(), self.updates):  # a stream with a length need not have an end
                 yield batch
-                seen += pytree.count(batch[0], "the inputs")
+                seen += examples(batch)
                 if limit is not None and seen >= limit:
                     return
 
@@ -206,6 +210,26 @@ class Batches(Feed):
             yield self.adapt(item)
         if not number:
             raise BadInput("the data are empty: the iterable gives no batch (any more)")
+
+
+def _counted(source: Iterable[Any]) -> int:
+    """How many batches there are, where only reading them tells."""
+    count, began, said = 0, time.monotonic(), False
+    for _ in source:
+        count += 1
+        if not said and time.monotonic() - began > PATIENCE:
+            said = True
+            way = "give an object with __len__, how many make an epoch, and __iter__"
+            warnings.warn(
+                f"{count} batches counted of data without a length, which may have no end: {way}", stacklevel=2
+            )
+    return count
+
+
+def examples(batch: Batch) -> int:
+    """How many a batch holds: inputs, or where their tensors differ in that, as nodes and edges of a graph, targets."""
+    inputs, targets = batch
+    return pytree.count(*((inputs, "the inputs") if len(pytree.sizes(inputs)) == 1 else (targets, "the targets")))
 
 
 def pair(item: Any) -> Batch:
@@ -286,6 +310,9 @@ def read(
     if isinstance(data, Dataset):
         return Tensors(*data.train, batch, seed, data.affine(dtype), prepared=data.prepared)
     if (at_hand := _in_memory(data, adapt)) is not None:
+        if adapt is not None and not isinstance(data, Mapping):
+            way = "give the loader, or (inputs, targets) without batch="
+            raise BadInput(f"batch= is for what a loader gives, and these data are inputs and targets: {way}")
         return Tensors(*at_hand, batch, seed)
     if isinstance(data, torch.utils.data.IterableDataset):
         return Batches(torch.utils.data.DataLoader(data, batch), adapt)
@@ -299,10 +326,18 @@ def _in_memory(data: Any, adapt: Adapter | None) -> Batch | None:
     """Inputs and targets, of a pair or of a dict that holds both; None of what comes in batches."""
     if isinstance(data, Mapping) and LABELS in data:
         return (adapt or pair)(data)
-    if adapt is not None or not _is_pair(data):
+    if not _is_pair(data):
         return None
     inputs, targets = as_tensors(data)
-    return inputs, targets
+    if adapt is None:
+        return inputs, targets
+    try:
+        return adapt((inputs, targets))
+    except (AttributeError, IndexError, KeyError, ValueError) as error:
+        why = f"{type(error).__name__}: {first_line(error)}"
+        raise BadInput(
+            f"batch= is given all data, also (inputs, targets) to validate on, and fails on these: {why}; give a loader"
+        ) from error
 
 
 def _is_pair(data: object) -> bool:
@@ -340,7 +375,8 @@ def split_off(data: Any, validation: Any, seed: int, adapt: Adapter | None = Non
     if at_hand is None:
         raise BadInput(f"a share of {validation:g} cannot be held out of data that come in batches; give validation=")
     index = _halves(at_hand[1], validation, seed)
-    kept, held = (pytree.each(lambda t, own=own: t[own], at_hand) for own in index)  # type: ignore[misc]
+    whole = as_tensors(data)  # what batch= makes of it is made of each part
+    kept, held = (pytree.each(lambda t, own=own: t[own], whole) for own in index)  # type: ignore[misc]
     return kept, held
 
 

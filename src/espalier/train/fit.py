@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from espalier.cost import Cost
 from espalier.data import Dataset
+from espalier.gates.attach import uncompiled
 from espalier.gates.blocks import RoundTo
 from espalier.gates.recalibrate import training
 from espalier.search import Search
@@ -108,7 +109,7 @@ def fit(
     schedule: of the weights' learning rate: "steps" (a tenth at 1/2 and at 3/4), "cosine", "linear", "constant", or one
         of their classes in espalier.train.batched. Default: the recipe's; for an optimizer that is a function, none.
     scheduler: instead of a schedule: called with the optimiser, gives a torch scheduler, which is stepped after every
-        epoch.
+        epoch; OneCycleLR over more steps than epochs, and CyclicLR, after every update.
     settle: the share of the run, at its end, in which the structure is fixed; the ramp to a target ends before it.
         The phases before it are shortened where needed.
     recipe: a :class:`espalier.train.Recipe`, or the name of one: "default" (slopes of the gates as the signal),
@@ -144,6 +145,7 @@ def fit(
     seed = whole(seed, "seed", 0)
     if precision is not None:
         Compute(precision)  # what it does not know is named here
+    model = uncompiled(model)
     module = checks.module_of(model)
     if device is not None:
         module.to(checks.device(device))
@@ -167,8 +169,9 @@ def fit(
         held_out = feed.read_held_out(validation, batch_size, pytree.dtype(module), beside, adapt)
     elif measured:
         raise BadInput("metrics are of held-out data: give validation=")
+    example = checks.few(module, pytree.each(lambda t: t.to(where), feeding.first(4)[0]))
     if loss is F.cross_entropy:
-        outputs = checks.readable(module, pytree.each(lambda t: t.to(where), feeding.example()))
+        outputs = checks.readable(module, example)
         for part in (feeding, held_out):
             if part is not None:
                 checks.cross_entropy(outputs, part.targets if isinstance(part, feed.Tensors) else part.first()[1])
@@ -183,7 +186,7 @@ def fit(
     known_blocks = {} if directory is None or round_to is None else directory.recorded().get("blocks", {})
     structure = shape(
         model,
-        feeding.example(),
+        example,
         optimizer,
         updates=horizon,
         target=target,
@@ -205,6 +208,9 @@ def fit(
         if model is module:
             left.callback(structure.gated.detach)  # type: ignore[attr-defined]
         steps = None if scheduler is None else _scheduler(scheduler, inner)
+        each_update = steps is not None and _goes_by_updates(steps, epochs, phases.end)
+        if each_update:
+            structure.scheduler = steps
         hashes, settings = Hashes(folder), dict[str, Any]()
         if folder is not None or several is not None:  # there is something to resume, or somebody to compare with
             parts = {"data": feeding, "validation": held_out}
@@ -232,7 +238,7 @@ def fit(
             structure,
             feeding,
             loss,
-            scheduler=steps,
+            scheduler=None if each_update else steps,
             validation=held_out,
             metrics=measured,
             device=where,
@@ -310,6 +316,18 @@ def _scheduler(factory: SchedulerFactory, inner: torch.optim.Optimizer) -> Sched
     if not isinstance(scheduler, Scheduler):
         raise BadType(f"the scheduler function gives a torch scheduler, as {example}, not {type(scheduler).__name__}")
     return scheduler
+
+
+def _goes_by_updates(scheduler: Scheduler, epochs: int, updates: int) -> bool:
+    """Whether torch means it to be stepped after every update; by epochs it would hardly leave its first rate."""
+    if not isinstance(scheduler, torch.optim.lr_scheduler.OneCycleLR):
+        return isinstance(scheduler, torch.optim.lr_scheduler.CyclicLR)
+    if epochs < scheduler.total_steps < updates:
+        raise BadInput(
+            f"OneCycleLR ends after {scheduler.total_steps} steps, the run has {updates} updates in {epochs} epochs; "
+            f"use total_steps={updates}"
+        )
+    return scheduler.total_steps > epochs
 
 
 def _settings(module: nn.Module, gated: Gated, optimizer: torch.optim.Optimizer, search: Search) -> dict[str, Any]:

@@ -4,6 +4,7 @@ recipe, ``espalier.shape``; and what comes out."""
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
@@ -17,7 +18,7 @@ from espalier.compact.apply import apply_plan, cut, named_tensors, put_back
 from espalier.compact.plan import Plan
 from espalier.cost import Cost
 from espalier.data import Dataset
-from espalier.gates.attach import attach
+from espalier.gates.attach import attach, uncompiled
 from espalier.gates.blocks import RoundTo
 from espalier.gates.masking import strip
 from espalier.gates.recalibrate import recalibrate_under
@@ -161,6 +162,9 @@ class StructureOptimizer(torch.optim.Optimizer):
         if self.phases is not None and under is None:
             if self.update >= self.phases.settle and not self.search.settled:
                 self.settle()
+            if self.update == self.phases.end and self.scheduler is not None:
+                way = "give as many as you make, or an optimizer with a rate of its own"
+                warnings.warn(f"the schedule has ended, after updates={self.update}: {way}", stacklevel=3)
             under = self.search.whole() if self.phase == "whole" else None
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         rests = under is not None or self.search.settled
@@ -286,7 +290,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         if state_dict.keys() - {"blocks"} != {"inner", "search", "compact", "update", "scheduler"}:
             raise BadInput(
                 "the state of a StructureOptimizer holds inner, search, compact, update and scheduler, not "
-                f"{sorted(state_dict)}"
+                f"{sorted(state_dict)}; a state of its inner optimiser alone goes into .inner"
             )
         if self.settled is not None:
             raise BadInput("this optimiser trains a compact network already; load into a new one")
@@ -311,9 +315,17 @@ class StructureOptimizer(torch.optim.Optimizer):
         state of the run is not changed by it, but for the running statistics, which are of that mask from here on.
 
         data: to estimate those statistics on, in any form of ``fit``. loss, validation, metrics: to score it by.
-        about: further fields of the result.
+        about: further fields of the result; ``finished=False`` to look at what would ship in the middle of a run.
         """
         search, gated = self.search, self.gated
+        if self.phases is not None:
+            if not search.settled and "finished" not in about:
+                warnings.warn(
+                    f"the structure has not settled after {self.update} of {self.phases.end} updates: these weights "
+                    "were never trained under it alone; make all of them, or say that there will be fewer",
+                    stacklevel=2,
+                )
+            about = {"finished": self.update >= self.phases.end} | about
         self.check()
         self.write_back()
         dtype = pytree.dtype(gated.model)
@@ -358,7 +370,7 @@ class StructureOptimizer(torch.optim.Optimizer):
             return
         self.inner.add_param_group(param_group)
         try:
-            check_parameters(self.inner, self.gated.model)
+            check_parameters(self.inner, self.network)
         except BadInput:
             self.inner.param_groups.pop()
             raise
@@ -424,7 +436,8 @@ def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -
     if other:
         raise BadInput(
             f"the optimizer holds {len(other)} of {len(held)} parameters that are not the model's, the first of shape "
-            f"{other[0]}; build it from the parameters of the model that is trained (after it was moved or rebuilt)"
+            f"{other[0]}; build it from the parameters of the model that is trained, after it was moved or rebuilt; "
+            "others, as those of a loss, need an optimiser of their own"
         )
 
 
@@ -473,6 +486,7 @@ def shape(
     >>> shaping.finish((x, y)).share_after <= 0.5
     True
     """
+    model = uncompiled(model)
     module = checks.module_of(model)
     several = processes.read(parallel)
     if several is not None:

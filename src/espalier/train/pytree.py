@@ -40,10 +40,20 @@ def tensors(value: Nested) -> list[Tensor]:
 
 def count(value: Nested, name: str) -> int:
     """The number of examples, which all its tensors share."""
-    sizes = {len(tensor) if tensor.ndim else 0 for tensor in tensors(value)}
-    if len(sizes) != 1:
-        raise BadInput(f"{name} hold different numbers of examples: {sorted(sizes)}")
-    return sizes.pop()
+    found = sizes(value)
+    if len(found) != 1:
+        raise BadInput(f"{name} hold different numbers of examples: {sorted(found)}")
+    return found.pop()
+
+
+def sizes(value: Nested) -> set[int]:
+    """The first sizes of its tensors: one, where all of them have their examples first."""
+    return {len(tensor) if tensor.ndim else 0 for tensor in tensors(value)}
+
+
+def few(value: Nested) -> Nested:
+    """Its first examples; all of it where its tensors do not share their number, as nodes and edges of a graph."""
+    return value if len(sizes(value)) != 1 or sizes(value) == {0} else each(lambda tensor: tensor[:4], value)
 
 
 def after_divergence(value: Nested) -> str:
@@ -64,9 +74,9 @@ def join(values: Sequence[Nested]) -> Nested:
 
 
 def split(value: Nested, parts: int) -> list[Nested]:
-    """One batch as so many, of nearly equal size; as one where that would leave fewer than two examples in a part."""
-    size = count(value, "inputs and targets")
-    if parts == 1 or size < 2 * parts:
+    """One batch as so many, of nearly equal size; as one where that would leave fewer than two examples in a part.
+    What stays one may be of any form."""
+    if parts == 1 or (size := count(value, "inputs and targets")) < 2 * parts:
         return [value]
     ends = [round(size * part / parts) for part in range(parts + 1)]
     return [each(lambda t, a=a, b=b: t[a:b], value) for a, b in itertools.pairwise(ends)]  # type: ignore[misc]

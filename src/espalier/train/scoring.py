@@ -179,9 +179,9 @@ def _score(
         for batch in batches:
             inputs, targets = _on(model, batch)
             if not examples:
-                checks.readable(model, pytree.each(lambda t: t[:4], inputs))
+                checks.few(model, inputs)
             outputs = predict(inputs)
-            size = pytree.count(inputs, "the inputs")
+            size = feeds.examples((inputs, targets))
             total += scalar(loss(outputs, targets)).cpu().double() * size
             examples += size
             if measured:

@@ -217,6 +217,15 @@ def index_select(call: Call) -> Result:
     return call.in_shape(call.p.mixed(x, dim, "looked up by index"))
 
 
+@rule("index_add", "index_add_", "scatter_add", "scatter_add_", "index_reduce", "scatter_reduce")
+def index_add(call: Call) -> Result:
+    """Added up where an index says, as messages at the nodes of a graph: what lies beside it goes together."""
+    dim, why = wrap(call.args[1], len(call.x.shape)), "added up by index"
+    call.p.freeze(call.of(call.args[2]), "used as an index")
+    both = [call.p.mixed(layout, dim, why) for layout in (call.x, call.of(call.args[3]))]
+    return call.p.merged([call.p.clean(call.shape(), layout.blocks) for layout in both], call.shape(), why)
+
+
 @rule("embedding", "embedding_renorm_")
 def embedding(call: Call) -> Result:
     w = call.p.mixed(call.of(call.args[0]), 0, "a table looked up by index")
