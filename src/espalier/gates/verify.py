@@ -54,9 +54,10 @@ class Trial:
         except (RuntimeError, TypeError) as error:
             raise BadInput(f"this model cannot be copied, which trying it out and cutting it need: {error}") from error
         self.args, self.kwargs = tree_map_only(Tensor, to_float64, tuple(example))
-        self.tolerance, self.modes = TOLERANCE, self._modes()
+        self.tolerance, self.dtype = TOLERANCE, torch.float64
+        self.modes = self._modes()
         if not self.modes:  # some kernels know no float64
-            self.tolerance, self.model = ROUNDED, self.model.float()
+            self.tolerance, self.dtype, self.model = ROUNDED, torch.float32, self.model.float()
             self.args, self.kwargs = tree_map_only(Tensor, to_float32, (self.args, self.kwargs))
             self.modes = self._modes() or {False: True}
 
@@ -64,7 +65,7 @@ class Trial:
         """The output's tensors; buffers are put back afterwards."""
         model.train(training)
         _seed(seed)
-        with values_kept(model.buffers()), torch.no_grad(), warnings.catch_warnings(), _InFloat64():
+        with values_kept(model.buffers()), torch.no_grad(), warnings.catch_warnings(), _MadeIn(self.dtype):
             warnings.simplefilter("ignore")
             return list(tensors_in(model(*self.args, **self.kwargs)))
 
@@ -425,13 +426,17 @@ def _empties(structure: Structure, mask: Array) -> bool:
     return any(not mask[where[group.name]].any() for group in structure.groups if group.kind == "heads")
 
 
-class _InFloat64(TorchFunctionMode):
-    """What the model makes anew, as a first hidden state of zeros, is float64 as its parameters are."""
+class _MadeIn(TorchFunctionMode):
+    """What the model makes anew, as a first hidden state of zeros, is of this type, as its parameters are."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         single = isinstance(out, Tensor) and out.dtype == torch.float32
-        return out.double() if single and next(tensors_in((args, kwargs)), None) is None else out
+        return out.to(self.dtype) if single and next(tensors_in((args, kwargs)), None) is None else out
 
 
 class _SomeHeads(TorchFunctionMode):
@@ -578,7 +583,7 @@ class _OnePass:
 
     def _run(self, inputs: Any, seed: int = 7) -> Any:
         _seed(seed)
-        with _NoDropout(), _InFloat64():
+        with _NoDropout(), _MadeIn(torch.float64):
             return self.model(*inputs[0], **inputs[1])
 
     def _buffers(self) -> dict[str, Tensor]:

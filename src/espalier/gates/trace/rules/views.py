@@ -200,16 +200,6 @@ def index(call: Call) -> Result:
     return p.renumbered(x.activation(), call.shape(), place)
 
 
-@rule("index_add", "index_add_", "index_copy", "index_copy_")
-def index_add(call: Call) -> Result:
-    """Slices put to those of another tensor at places that an index gives: the other axes go together."""
-    p, shape = call.p, list(call.shape())
-    dim = wrap(call.args[1], len(shape))
-    shape[dim] = 1
-    over = [p.mixed(x, dim, "placed by index").blocks for x in (call.x.activation(), call.of(call.args[3]))]
-    return call.in_shape(p.merged([Layout(tuple(shape), blocks) for blocks in over], shape, "added by index"))
-
-
 @rule("index_select")
 def index_select(call: Call) -> Result:
     x = call.x
@@ -217,13 +207,14 @@ def index_select(call: Call) -> Result:
     return call.in_shape(call.p.mixed(x, dim, "looked up by index"))
 
 
-@rule("index_add", "index_add_", "scatter_add", "scatter_add_", "index_reduce", "scatter_reduce")
+@rule("index_add", "index_add_", "index_copy", "index_copy_", "index_reduce")
+@rule("scatter_add", "scatter_add_", "scatter_reduce")
 def index_add(call: Call) -> Result:
-    """Added up where an index says, as messages at the nodes of a graph: what lies beside it goes together."""
-    dim, why = wrap(call.args[1], len(call.x.shape)), "added up by index"
-    call.p.freeze(call.of(call.args[2]), "used as an index")
-    both = [call.p.mixed(layout, dim, why) for layout in (call.x, call.of(call.args[3]))]
-    return call.p.merged([call.p.clean(call.shape(), layout.blocks) for layout in both], call.shape(), why)
+    """Put or added up where an index says, as messages at the nodes of a graph: what lies beside it goes together."""
+    p, dim, why = call.p, wrap(call.args[1], len(call.x.shape)), "placed by index"
+    p.freeze(call.of(call.args[2]), "used as an index")
+    both = [p.mixed(layout, dim, why) for layout in (call.x.activation(), call.of(call.args[3]))]
+    return p.merged([p.clean(call.shape(), layout.blocks) for layout in both], call.shape(), why)
 
 
 @rule("embedding", "embedding_renorm_")
