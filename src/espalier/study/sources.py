@@ -281,10 +281,11 @@ def _flat(part: Any, given: str) -> Any:
 
 
 def as_dataset(given: str, **about: Any) -> Dataset:
-    """Data of one's own as a study of classes reads them: a training and a test part, or a tenth held out."""
+    """Data of one's own as a study of classes reads them: a training and a test part, or a tenth held out. Its name is
+    part of the names of folders."""
     source = read(given, **about)
     if isinstance(source.train, Dataset):
-        return source.train
+        return replace(source.train, name=name_of(source.train.name))
     pair, test = source.pair, source.validation
     if pair is None or pair[1].is_floating_point() or test is None:
         raise BadInput(f"--data {given}: a study reads inputs and integer classes, in one tensor each")
