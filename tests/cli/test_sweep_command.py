@@ -93,6 +93,19 @@ def test_a_study_of_perceptrons_reads_a_file_of_arrays(espal, own):
     assert runs[0].settings["widths"] == [64, 6, 6, 3]
 
 
+def test_a_slash_in_the_name_of_a_dataset_leads_to_no_other_folder(espal, own):
+    (own / "data_of.py").write_text(
+        "import numpy, espalier.data\n"
+        "x, y = numpy.random.default_rng(0).random((80, 4), numpy.float32), numpy.arange(80) % 2\n"
+        "def parts(): return espalier.data.from_arrays((x, y), (x, y), name='mine/first')\n"
+    )
+    words = ("--hidden", "6", "--methods", "search", "--targets", 0.4, "--seeds", 1, "--batch-size", 16)
+    done = espal("study", "--data", "data_of.py:parts", *words, "--out", "grid", "--no-report", *FAST)
+    assert done.code == 0, done.err
+    (run,) = report.read(own / "grid").runs
+    assert run.settings["dataset"] == "first"
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

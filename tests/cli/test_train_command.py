@@ -116,6 +116,21 @@ def test_an_optimizer_that_is_named_is_the_one_that_trains(espal, tmp_path):
         assert list(story(tmp_path / name, "settings.json")["settings"]["optimizer"]) == [name]
 
 
+def test_a_run_that_is_judged_by_nothing_has_no_validation(espal, tmp_path):
+    """Also of a set known by name, whose test part is the usual one to judge by."""
+    small = ("--model", "mlp", "--model-arg", "hidden=[8]", *FAST, "--validation", "none")
+    done = espal("train", *small, "--target", 0.5, "--out", tmp_path / "one")
+    assert done.code == 0, done.err
+    ships = story(tmp_path / "one", "result.json")
+    assert (ships["validation_error"], ships["test_examples"], ships["judged_on"]) == (None, 450, "nothing")
+    assert ships["inputs"] == "the stored numbers times 0.0625"
+    assert "validation" not in done.out
+    assert espal("compact", tmp_path / "one", "--to", tmp_path / "small").code == 0
+    assert espal("sweep", *small, "--targets", 0.5, "--out", tmp_path / "many", "--no-report").code == 0
+    (result,) = (tmp_path / "many").rglob("result.json")
+    assert story(result.parent, "result.json")["validation_error"] is None
+
+
 def test_a_schedule_that_is_named_is_the_one_of_the_run(espal, tmp_path):
     """Whatever the recipe's own is, and whichever optimizer it moves."""
     small = ("train", "--model", "mlp", "--model-arg", "hidden=[8]", "--target", 0.5, *FAST)

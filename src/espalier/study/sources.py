@@ -44,10 +44,15 @@ class Source:
     factor: float = 1.0
 
     @property
+    def dataset(self) -> Dataset | None:
+        """What the data were given as, if it is one. Without a validation its tensors alone are trained on."""
+        return next((part for part in (self.train, self.test) if isinstance(part, Dataset)), None)
+
+    @property
     def prepared(self) -> str:
         """What is done to inputs as they are stored before the network reads them."""
-        if isinstance(self.train, Dataset):
-            return self.train.prepared
+        if self.dataset is not None:
+            return self.dataset.prepared
         return "as they are" if self.factor == 1 else f"the stored numbers times {self.factor:.9g}"
 
     @property
@@ -64,8 +69,8 @@ class Source:
     @property
     def outputs(self) -> int | None:
         """How many numbers a network gives: the classes, or as many as the targets have."""
-        if isinstance(self.train, Dataset):
-            return len(self.train.classes)
+        if self.dataset is not None:
+            return len(self.dataset.classes)
         if self.pair is None:
             return None
         targets = self.pair[1]
@@ -129,8 +134,8 @@ def _judged(train: Any, test: Any, validation: str) -> Source:
     splits = isinstance(train, Dataset) or _is_pair(train)
     if not validation:
         validation = "test" if test is not None else "0.1" if splits else "none"
-    if validation == "none":
-        return Source(train, None, "nothing", test)
+    if validation == "none":  # of a Dataset, fit would take the test part
+        return Source(train.as_floats().train if isinstance(train, Dataset) else train, None, "nothing", test)
     if validation == "test":
         if test is None:
             raise BadInput("--validation test: these data have no test part; give a share to hold out, such as 0.1")
@@ -276,10 +281,11 @@ def _flat(part: Any, given: str) -> Any:
 
 
 def as_dataset(given: str, **about: Any) -> Dataset:
-    """Data of one's own as a study of classes reads them: a training and a test part, or a tenth held out."""
+    """Data of one's own as a study of classes reads them: a training and a test part, or a tenth held out. Its name is
+    part of the names of folders."""
     source = read(given, **about)
     if isinstance(source.train, Dataset):
-        return source.train
+        return replace(source.train, name=name_of(source.train.name))
     pair, test = source.pair, source.validation
     if pair is None or pair[1].is_floating_point() or test is None:
         raise BadInput(f"--data {given}: a study reads inputs and integer classes, in one tensor each")
