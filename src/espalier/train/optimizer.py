@@ -473,6 +473,8 @@ def shape(
     >>> shaping.finish((x, y)).share_after <= 0.5
     True
     """
+    if torch.is_inference_mode_enabled():
+        raise BadInput("training needs gradients, which torch.inference_mode() forbids; call it outside of that")
     module = checks.module_of(model)
     several = processes.read(parallel)
     if several is not None:
