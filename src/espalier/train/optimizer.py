@@ -484,7 +484,7 @@ def shape(
     if optimizer is None:
         optimizer = recipes.usual_optimizer(own, module)
     rates = descent.read_schedule(schedule, own.schedule, optimizer)
-    inner = built(optimizer, module)
+    inner = built(own.optimizer if optimizer is None else optimizer, module)
     scheduler = None if rates == Constant() else descent.of_torch(rates, inner, phases.end)
     masks = own.samples if samples is None else samples
     how = checks.attaching(round_to, kinds, ignore, attached=model is not module)

@@ -79,7 +79,8 @@ class BatchEngine(Engine):
         self._how = dict(plan.how) | ({"round_to": self.blocks} if self.blocks else {})
         one = {name: tensor[0] for name, tensor in (params | fixed).items()}
         self._check_classes(one, targets)
-        optimizer = plan.optimizer or recipes.usual_optimizer(plan.recipe, self.gated.model, targets)
+        usual = recipes.usual_optimizer(plan.recipe, self.gated.model, targets)
+        optimizer = plan.optimizer or usual or plan.recipe.sgd
         plan = self.plan = replace(plan, optimizer=optimizer)
         dtype = next(iter(params.values())).dtype
         # The masks of a batch come from one generator: its seed is made of all that makes the batch.
