@@ -103,6 +103,15 @@ def test_an_own_loop_knows_the_network_alone() -> None:
     assert isinstance(shape(Normed("layer"), X[:4], target=0.9, updates=10, recipe=own).inner, torch.optim.SGD)
 
 
+def test_a_recipe_may_leave_the_weights_as_they_are() -> None:
+    model = networks.mlp()
+    before = [parameter.clone() for parameter in model.parameters()]
+    still = replace(PRESETS["default"], weights_learning_rate=0.0)
+    result = fit(model, (X, Y), target=0.9, epochs=1, recipe=still, quiet=True)
+    assert result.share_after <= 0.9
+    assert all(map(torch.equal, model.parameters(), before))
+
+
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_ordinary_regression_is_learned(scale: float) -> None:
     """Targets of large scale made the recipe's SGD diverge."""

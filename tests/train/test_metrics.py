@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,11 @@ class Counts:
 
 
 METRICS = {"f1": "f1", "mine": lambda out, y: float(out.shape[0] == len(y) == len(TEST[1])), "counted": Counts()}
+
+
+def test_no_class_to_compare_gives_no_number() -> None:
+    scores, ignored = torch.randn(4, 3), torch.full((4,), -100)
+    assert all(math.isnan(KNOWN[name](scores, ignored)) for name in ("accuracy", "f1"))
 
 
 @pytest.mark.parametrize("network", [networks.mlp, networks.mixed_network])
@@ -149,7 +155,7 @@ def test_the_best_settled_epoch_ships_also_of_a_run_that_was_stopped(
     monkeypatch.setattr(loops, "SAVING", 1e9)  # a checkpoint at every look
     with pytest.raises(ZeroDivisionError):
         fit(networks.mlp(), DATA, callbacks=[Told(values), Interrupts()], checkpoint=tmp_path, **settings)
-    again = fit(networks.mlp(), DATA, callbacks=[Told(values), Callback()], checkpoint=tmp_path, **settings)
+    again = fit(networks.mlp(), DATA, callbacks=[Told(values)], checkpoint=tmp_path, **settings)  # one is gone
     for ours, fourth in zip(again.model.parameters(), told.weights[4], strict=True):
         assert ours.equal(fourth)
 

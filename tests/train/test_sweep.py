@@ -84,6 +84,16 @@ def test_plain_bytes_are_refused_and_tokens_are_read_as_they_are() -> None:
     assert result.history[-1]["loss"] < result.history[0]["loss"]
 
 
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [(lambda: nn.Linear(64, 10, device="meta"), "'meta'"), (lambda: torch.jit.script(nn.ReLU()), "TorchScript")],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_factory_of_what_cannot_be_trained_is_refused_as_in_fit(factory: Any, said: str) -> None:
+    with pytest.raises(espalier.BadInput, match=said):
+        sweep(factory, SMALL, targets=[0.5])
+
+
 def test_frozen_batch_norm_is_refused() -> None:
     def frozen() -> nn.Module:
         model = images()

@@ -17,7 +17,7 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -155,11 +155,7 @@ class Checkpoint:
     def _check_settings(self, path: Path, theirs: Mapping[str, Any]) -> None:
         if theirs == self.settings:
             return
-        differ = [
-            f"{key}: {_shown(theirs, key)} there, {_shown(self.settings, key)} here"
-            for key in sorted(theirs.keys() | self.settings.keys())
-            if theirs.get(key, ...) != self.settings.get(key, ...)
-        ]
+        differ = differences(theirs, self.settings)
         if self.anyway:
             self.forced = [*self.forced, *differ]
             return
@@ -233,8 +229,16 @@ def _content(path: Path) -> bytes:
         raise Damaged(str(error)) from None
 
 
-def _shown(settings: Mapping[str, Any], key: str) -> str:
-    return json.dumps(settings[key]) if key in settings else "not set"
+def differences(
+    theirs: Mapping[str, Any], ours: Mapping[str, Any], shown: Callable[[Any], str] = json.dumps
+) -> list[str]:
+    """In what two settings differ, with the values there and here."""
+
+    def said(one: Mapping[str, Any], name: str) -> str:
+        return shown(one[name]) if name in one else "not set"
+
+    names = [name for name in sorted(theirs.keys() | ours.keys()) if theirs.get(name, ...) != ours.get(name, ...)]
+    return [f"{name}: {said(theirs, name)} there, {said(ours, name)} here" for name in names]
 
 
 # ---- a nested state as JSON and tensors apart, and back: exactly, and without pickle ---------------------------------

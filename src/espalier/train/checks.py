@@ -157,8 +157,6 @@ def module_of(model: object) -> nn.Module:
         )
     if next(module.parameters(), None) is None:
         raise BadInput("the model has no parameters, so there is nothing to train")
-    if torch.is_inference_mode_enabled():
-        raise BadInput("training needs gradients, which torch.inference_mode() forbids; call it outside of that")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise BadInput("every parameter of the model is frozen (requires_grad is False); there is nothing to train")
     return module

@@ -334,8 +334,11 @@ class Loop:
             "stopped": self.stopped,
             "random": random_states(self.engine.device),
         }
-        kept = [callback.state_dict() for callback in self.callbacks]
-        return state | {"callbacks": kept} if any(kept) else state
+        kept = dict[str, list[dict[str, Any]]]()  # by class: the next call may have others beside them
+        for callback in self.callbacks:
+            kept.setdefault(type(callback).__qualname__, []).append(callback.state_dict())
+        kept = {kind: states for kind, states in kept.items() if any(states)}
+        return state | {"callbacks": kept} if kept else state
 
     def _resume(self) -> None:
         if self.checkpoint is None:
@@ -361,8 +364,11 @@ class Loop:
         self.measured, self._reading = int(state["measured"]), float(state["reading"])
         self.seconds, self.calls, self.stopped = dict(state["seconds"]), int(state["calls"]), str(state["stopped"])
         self._saved = self.engine.done + (0.5 if self.measured == self.engine.done else 0.0)
-        for callback, kept in zip(self.callbacks, state.get("callbacks", [])):
-            callback.load_state_dict(kept)
+        kept = state.get("callbacks", {})
+        for place, callback in enumerate(self.callbacks):
+            states = kept.get(type(callback).__qualname__, []) if isinstance(kept, dict) else kept[place : place + 1]
+            if states:
+                callback.load_state_dict(states.pop(0))
         restore_random(state["random"], self.engine.device)
 
     @contextmanager

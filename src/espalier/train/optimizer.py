@@ -486,6 +486,8 @@ def shape(
     >>> shaping.finish((x, y)).share_after <= 0.5
     True
     """
+    if torch.is_inference_mode_enabled():
+        raise BadInput("training needs gradients, which torch.inference_mode() forbids; call it outside of that")
     model = uncompiled(model)
     module = checks.module_of(model)
     several = processes.read(parallel)
@@ -496,7 +498,7 @@ def shape(
     if optimizer is None:
         optimizer = recipes.usual_optimizer(own, module)
     rates = descent.read_schedule(schedule, own.schedule, optimizer)
-    inner = built(optimizer, module)
+    inner = built(own.optimizer if optimizer is None else optimizer, module)
     scheduler = None if rates == Constant() else descent.of_torch(rates, inner, phases.end)
     masks = own.samples if samples is None else samples
     how = checks.attaching(round_to, kinds, ignore, attached=model is not module)

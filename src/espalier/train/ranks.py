@@ -31,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 
 from espalier.space import BadInput, BadType, EspalierError, RankLost, first_line
 from espalier.train import fingerprint, pytree
-from espalier.train.checkpoint import FORMAT, join_state, pack, split_state, unpack
+from espalier.train.checkpoint import FORMAT, differences, join_state, pack, split_state, unpack
 from espalier.train.pytree import Nested
 from espalier.train.setting import one_of
 
@@ -195,17 +195,13 @@ class Ranks:
                 raise BadInput(f"rank {rank} on {answer['host']}: {answer['error']}")
         ours = _flat(answers[0]["facts"])
         for rank, answer in enumerate(answers):
-            theirs = _flat(answer["facts"])
-            differ = [key for key in sorted(ours.keys() | theirs.keys()) if ours.get(key) != theirs.get(key)]
+            differ = differences(ours, _flat(answer["facts"]), _short)
             if differ:
                 self.agreed = True
-                shown = "; ".join(
-                    f"{key}: {_short(ours.get(key))} there, {_short(theirs.get(key))} here" for key in differ
-                )
                 raise BadInput(
                     f"the ranks disagree, so nothing was trained. Rank 0 on {answers[0]['host']}, there, and "
-                    f"rank {rank} on {answer['host']}, here: {shown}. Start all of them with the same code, data and "
-                    "settings"
+                    f"rank {rank} on {answer['host']}, here: {'; '.join(differ)}. Start all of them with the same "
+                    "code, data and settings"
                 )
 
     @contextmanager

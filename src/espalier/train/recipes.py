@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from espalier.space import BadInput, BadType, Space
 from espalier.train import pytree
-from espalier.train.descent import SGD, AdamW, Linear, Optimizer, Schedule, Steps
+from espalier.train.descent import SGD, Adam, AdamW, Linear, Schedule, Steps, fused
 from espalier.train.pytree import Nested
 from espalier.train.setting import near
 
@@ -146,7 +146,15 @@ class Recipe:
         return own if target is None else own | {"target": target, "horizon": horizon}
 
     def optimizer(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        return self.sgd.torch(parameters)
+        parameters = list(parameters)
+        return torch.optim.SGD(
+            parameters,
+            lr=self.weights_learning_rate,
+            momentum=self.momentum,
+            nesterov=self.momentum > 0,
+            weight_decay=self.weight_decay,
+            fused=fused(parameters),
+        )
 
     @property
     def sgd(self) -> SGD:
@@ -274,21 +282,21 @@ def ramped(recipe: Recipe, share: float) -> Recipe:
     return replace(changed, begin=max(min(recipe.begin, 1 - recipe.settle - share), 0.0))
 
 
-def usual_optimizer(recipe: Recipe, model: nn.Module, targets: Nested = None) -> Optimizer:
-    """The settings of what trains the weights of a run of these targets where no optimizer is given.
+def usual_optimizer(recipe: Recipe, model: nn.Module, targets: Nested = None) -> Adam | None:
+    """AdamW's settings for a run of these targets; None: the recipe's own SGD.
 
     SGD is for classes and networks without LayerNorm, attention or recurrent layers. A recipe with numbers of one's own
     for the weights, and the paper's, are taken as they are. targets: None where they are not known.
     """
     if not any(_numbers(recipe) == _numbers(known) for name, known in PRESETS.items() if name != "paper"):
-        return recipe.sgd
+        return None
     layers = list(model.modules())
     if any(any(word in type(layer).__name__ for word in WORDS) for layer in layers):
         return AdamW(round(NORMED * recipe.weights_learning_rate, 12))
     numbers = targets is not None and any(tensor.is_floating_point() for tensor in pytree.tensors(targets))
     if numbers or any(isinstance(layer, nn.RNNBase) for layer in layers):
         return AdamW(round(OTHERS * recipe.weights_learning_rate, 12))
-    return recipe.sgd
+    return None
 
 
 def _numbers(recipe: Recipe) -> tuple[object, ...]:

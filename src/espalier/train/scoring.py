@@ -285,6 +285,8 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float:
 def f1(outputs: Tensor, targets: Tensor) -> float:
     """Of two classes the F1 of the second one; of more, the mean over those that occur."""
     predicted, true = _classes(outputs, targets)
+    if not len(true):
+        return math.nan
     count = int(max(predicted.max(), true.max())) + 1
     both = torch.bincount(true[predicted == true], minlength=max(count, 2)).double()
     either = torch.bincount(predicted, minlength=len(both)) + torch.bincount(true, minlength=len(both))

@@ -79,7 +79,8 @@ class BatchEngine(Engine):
         self._how = dict(plan.how) | ({"round_to": self.blocks} if self.blocks else {})
         one = {name: tensor[0] for name, tensor in (params | fixed).items()}
         self._check_classes(one, targets)
-        optimizer = plan.optimizer or recipes.usual_optimizer(plan.recipe, self.gated.model, targets)
+        usual = recipes.usual_optimizer(plan.recipe, self.gated.model, targets)
+        optimizer = plan.optimizer or usual or plan.recipe.sgd
         plan = self.plan = replace(plan, optimizer=optimizer)
         dtype = next(iter(params.values())).dtype
         # The masks of a batch come from one generator: its seed is made of all that makes the batch.
@@ -435,9 +436,10 @@ def made(factory: Factory, run: Run) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
         found = factory(run) if takes_run(factory) else factory()
-    if isinstance(found, nn.Module) or (hasattr(found, "call") and isinstance(module(found), nn.Module)):
-        return found
-    raise BadType(f"factory() builds a module, or a gated model as espalier.attach gives it, not {found!r}")
+    if not isinstance(found, nn.Module) and not (hasattr(found, "call") and hasattr(found, "model")):
+        raise BadType(f"factory() builds a module, or a gated model as espalier.attach gives it, not {found!r}")
+    checks.module_of(found)
+    return found
 
 
 def takes_run(factory: Factory) -> bool:
@@ -446,10 +448,6 @@ def takes_run(factory: Factory) -> bool:
         return "run" in inspect.signature(factory).parameters
     except (TypeError, ValueError):
         return False
-
-
-def module(found: Any) -> nn.Module:
-    return found if isinstance(found, nn.Module) else getattr(found, "model", None)  # type: ignore[return-value]
 
 
 def attached(found: Any, example: Nested, how: Mapping[str, Any] = NOTHING) -> Gated:
@@ -491,13 +489,10 @@ def stacked(
         )
     strip(template.model)
     names = dict(template.model.named_parameters())
-    if not any(p.requires_grad for p in names.values()):
-        raise BadInput("the model has no parameter that requires a gradient; there is nothing to train")
     # A mask is no tensor of a run: the call brings its own.
     buffers = [n for n, _ in template.model.named_buffers() if not n.rpartition(".")[2].startswith("espalier_")]
-    states = {
-        key: dict(module(one).named_parameters()) | dict(module(one).named_buffers()) for key, one in each.items()
-    }
+    modules = {key: checks.module_of(one) for key, one in each.items()}
+    states = {key: dict(one.named_parameters()) | dict(one.named_buffers()) for key, one in modules.items()}
 
     def stack(name: str) -> Tensor:
         found = [states[key].get(name) for key in keys]
