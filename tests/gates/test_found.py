@@ -208,6 +208,22 @@ def test_layers_that_read_learned_queries_count(batch):
     assert gated.cost("macs")(mask).item() == 2 * (4 + 2) * 5 * batch
 
 
+def test_a_layer_that_reads_a_table_of_positions_counts():
+    class Biased(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("places", torch.randn(7, 3))
+            self.up, self.down, self.body = nn.Linear(3, 6), nn.Linear(6, 2), nn.Linear(2, 4)
+
+        def forward(self, x):
+            return self.body(x + self.down(F.relu(self.up(self.places)))[None])
+
+    gated = espalier.attach(Biased(), torch.randn(5, 7, 2))
+    mask = torch.tensor([1.0, 1, 1, 1, 0, 1, 0, 0, 0])  # the columns of the table are gates, too
+    assert gated.cost("weights")(mask).item() == 2 * (3 + 2) + 8
+    assert gated.cost("macs")(mask).item() == 7 * 2 * (3 + 2) + 5 * 7 * 8
+
+
 def test_a_tied_table_counts_once_and_a_plain_table_not_at_all():
     _, _, gated = subject("tied")
     assert gated.cost("weights")(torch.ones(gated.d)).item() == 11 * 6 + 6 * 7 + 7 * 6
