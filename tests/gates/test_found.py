@@ -208,6 +208,106 @@ def test_layers_that_read_learned_queries_count(batch):
     assert gated.cost("macs")(mask).item() == 2 * (4 + 2) * 5 * batch
 
 
+def test_a_layer_that_reads_a_table_of_positions_counts():
+    class Biased(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("places", torch.randn(7, 3))
+            self.up, self.down, self.body = nn.Linear(3, 6), nn.Linear(6, 2), nn.Linear(2, 4)
+
+        def forward(self, x):
+            return self.body(x + self.down(F.relu(self.up(self.places)))[None])
+
+    gated = espalier.attach(Biased(), torch.randn(5, 7, 2))
+    mask = torch.tensor([1.0, 1, 1, 1, 0, 1, 0, 0, 0])  # the columns of the table are gates, too
+    assert gated.cost("weights")(mask).item() == 2 * (3 + 2) + 8
+    assert gated.cost("macs")(mask).item() == 7 * 2 * (3 + 2) + 5 * 7 * 8
+
+
+class Messages(nn.Module):
+    """A graph whose edges carry messages: gathered at one end, collected at the other."""
+
+    def __init__(self, collect):
+        super().__init__()
+        self.collect, self.into, self.message, self.out = collect, nn.Linear(3, 5), nn.Linear(10, 6), nn.Linear(11, 2)
+
+    def forward(self, nodes, edges):
+        nodes, (start, end) = self.into(nodes).relu(), edges.T
+        from_ = nodes.gather(0, start[:, None].expand(-1, nodes.shape[1]))
+        messages = self.message(torch.cat([from_, nodes[end]], 1)).relu()
+        collected = self.collect(nodes.new_zeros(len(nodes), messages.shape[1]), end, messages)
+        return self.out(torch.cat([nodes, collected], 1))
+
+
+COLLECT = {
+    "index_add": lambda into, end, messages: into.index_add(0, end, messages),
+    "scatter_add": lambda into, end, messages: into.scatter_add(0, end[:, None].expand_as(messages), messages),
+    "amax": lambda into, end, messages: into.scatter_reduce(0, end[:, None].expand_as(messages), messages, "amax"),
+    "sparse": lambda into, end, messages: torch.sparse.mm(
+        torch.sparse_coo_tensor(
+            torch.stack([end, torch.arange(len(end))]),
+            torch.ones_like(end).to(messages),
+            (len(into), len(end)),
+            check_invariants=False,
+        ),
+        messages,
+    ),
+}
+
+
+@pytest.mark.parametrize("collect", COLLECT)
+def test_messages_along_edges(collect):
+    torch.manual_seed(4)
+    model = Messages(COLLECT[collect]).double().eval()
+    inputs = torch.randn(4, 3).double(), torch.randint(4, (7, 2))
+    gated = espalier.attach(model, inputs)
+    assert {group.name: group.size for group in gated.structure.groups} == {"into": 5, "message": 6}
+    for mask in masks_of(gated, 4):
+        with gated.masked(gated.canonical(mask)):
+            expected = model(*inputs)
+        assert torch.allclose(gated.compact(mask)(*inputs), expected, rtol=1e-9, atol=1e-12)
+
+
+class Shared(nn.Module):
+    """Heads of queries that meet one head of keys and values; then channels, each blurred by the same kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.kv, self.out, self.head = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 6), nn.Linear(6, 2)
+        self.register_buffer("kernel", torch.tensor([[[1.0, 2.0, 1.0]]]))
+
+    def forward(self, x):
+        q = self.q(x).unflatten(2, (-1, 2)).transpose(1, 2)
+        k, v = self.kv(x)[:, None].chunk(2, -1)
+        read = ((q @ k.transpose(2, 3)).softmax(3) @ v).transpose(1, 2).flatten(2)
+        channels = self.out(read).transpose(1, 2)
+        kernel = self.kernel.repeat(channels.shape[1], 1, 1)
+        return self.head(F.conv1d(channels, kernel, groups=channels.shape[1]).transpose(1, 2))
+
+
+def test_what_is_copied_for_every_head_or_channel_follows_them():
+    torch.manual_seed(5)
+    model, inputs = Shared().double(), torch.randn(3, 5, 8).double()
+    gated = espalier.attach(model, inputs)
+    assert {group.name: group.size for group in gated.structure.groups} == {"q": 4, "out": 6}
+    for mask in masks_of(gated, 4):
+        with gated.masked(gated.canonical(mask)):
+            expected = model(inputs)
+        assert torch.allclose(gated.compact(mask)(inputs), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_bags_of_a_table_are_as_wide_as_it():
+    model = nn.Sequential(nn.EmbeddingBag(9, 6, mode="mean"), nn.ReLU(), nn.Linear(6, 2)).double()
+    bags = torch.randint(9, (4, 3))
+    gated = espalier.attach(model, bags)
+    mask = torch.tensor([1.0, 0, 1, 1, 0, 0])
+    with gated.masked(mask):
+        expected = model(bags)
+    small = gated.compact(mask)
+    assert small[0].weight.shape == (9, 3)
+    assert torch.allclose(small(bags), expected, rtol=1e-9, atol=1e-12)
+
+
 def test_a_tied_table_counts_once_and_a_plain_table_not_at_all():
     _, _, gated = subject("tied")
     assert gated.cost("weights")(torch.ones(gated.d)).item() == 11 * 6 + 6 * 7 + 7 * 6

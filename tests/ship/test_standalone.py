@@ -204,6 +204,17 @@ def test_a_layer_is_written_as_it_was_made(tmp_path, layer, shape, text):
     assert f" = {text}\n" in (tmp_path / "network.py").read_text()
 
 
+class Frequencies(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x / 10.0 ** x.sigmoid())
+
+
+def test_a_number_to_the_power_of_a_tensor(tmp_path):
+    model, inputs = Frequencies(4, 2).eval(), torch.randn(3, 4)
+    export(model, inputs, tmp_path / "network.py")
+    assert "10.0 ** " in (tmp_path / "network.py").read_text()
+
+
 class CountsExamples(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) * len(list(x))

@@ -76,6 +76,7 @@ class _Watch(TorchDispatchMode):
 
     owners: dict[int, tuple[int, Tensor]]  # id of a tensor -> which weight it is; the tensor keeps its id taken
     sizes: list[int]
+    parameters: int  # numbers below are parameters themselves, others are computed
     read: set[int] = field(default_factory=set)
     macs: int = 0
     attention: int = 0
@@ -89,6 +90,10 @@ class _Watch(TorchDispatchMode):
 
     def multiply(self, left: Any, right: Any, count: int) -> None:
         weights = [which for which in (self.owner(left), self.owner(right)) if which not in (None, BUFFER)]
+        if len(weights) == 2:  # a layer reads what was computed from parameters; two factors of a weight are no layer
+            weights = [which for which in weights if which < self.parameters]
+            if len(weights) == 2:
+                return
         if len(weights) == 1:
             self.read.update(weights)
             self.macs += count
@@ -135,7 +140,7 @@ def by_operations(model: nn.Module, inputs: Inputs) -> Count:
     """
     named = list(model.parameters())
     owners = {id(b): (BUFFER, b) for b in model.buffers()} | {id(p): (i, p) for i, p in enumerate(named)}
-    watch = _Watch(owners, [p.numel() for p in named])
+    watch = _Watch(owners, [p.numel() for p in named], len(named))
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with torch.enable_grad(), watch:
         call(model, inputs)

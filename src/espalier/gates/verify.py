@@ -272,7 +272,10 @@ def approved(trial: Trial, groups: Sequence[GateGroup], build: Build) -> tuple[l
             group = _first_wrong(trial, left, build, rng)
             problem = f"together with others: {problem}"
         refused[group.name] = problem
-        left = [other for other in left if other is not group]
+        for other in _likewise(structure, group) if group.name in searched else ():  # at once: each search is long
+            problem = trial.disagreement(structure, random_masks(structure, {other.name}, rng, 2))
+            refused |= {other.name: problem} if problem else {}
+        left = [other for other in left if other.name not in refused]
     return (_emptiable(trial, left, build) if left else []), refused
 
 
@@ -353,6 +356,14 @@ def _alike(structure: Structure, chosen: Sequence[Adapted], group: GateGroup) ->
         matches = [c for c in free if _pattern(c) in wanted]
         if {_pattern(c) for c in matches} == wanted:
             yield from matches
+
+
+def _likewise(structure: Structure, group: GateGroup) -> list[GateGroup]:
+    """The groups of layers that look alike, with the same integers around them and none known to follow."""
+    known = {a.group for a in structure.learned.adapted}
+    wanted = [_pattern(c) for c in _candidates(structure, group)]
+    alike = [g for g in structure.groups if g.name not in known and _shape(g.name) == _shape(group.name)]
+    return [g for g in alike if g is not group and [_pattern(c) for c in _candidates(structure, g)] == wanted]
 
 
 def _pattern(item: Adapted) -> tuple[str, str, int, bool]:

@@ -47,7 +47,7 @@ FUNCTIONAL = {
 }  # fmt: skip
 INFIX = {
     "add.Tensor": "+", "sub.Tensor": "-", "mul.Tensor": "*", "div.Tensor": "/", "matmul.default": "@",
-    "pow.Tensor_Scalar": "**", "__and__.Tensor": "&", "__or__.Tensor": "|",
+    "pow.Tensor_Scalar": "**", "pow.Scalar": "**", "__and__.Tensor": "&", "__or__.Tensor": "|",
     **{f"{name}.{kind}": sign for kind in ("Tensor", "Scalar") for name, sign in
        (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="))},
 }  # fmt: skip

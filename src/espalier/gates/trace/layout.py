@@ -145,6 +145,7 @@ class Propagation:
         self.heads: set[str] = set()  # torch's own attention modules, which a cut replaces by one that knows its heads
         self.fused: set[str] = set()  # torch's own encoder layers, one kernel while nothing in them has hooks
         self.where = "the model"  # the module now running, for reasons
+        self.examples = 0  # the length of the batch
 
     def clean(self, shape: Sequence[int], blocks: Iterable[Block], weight: int = -1) -> Layout:
         """A layout without axes of length one, and without axes along which a block does not change."""

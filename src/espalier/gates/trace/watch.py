@@ -192,11 +192,11 @@ def trace(
     be masked, so that the axis they are of may be cut.
     """
     p = Propagation()
-    p.even = set(even)
+    p.even, p.examples = set(even), example.examples
     p.heads = {path for path, module in model.named_modules() if is_attention(module)}
     p.fused = {path for path, module in model.named_modules() if isinstance(module, nn.TransformerEncoderLayer)}
     record = Trace(p, collect(model, p))
-    watcher = Watcher(record, placed, norms, example.examples)
+    watcher = Watcher(record, placed, norms)
     if inputs:
         for tensor in example.tensors:
             if tensor.is_floating_point() and tensor.ndim > 1:
@@ -306,9 +306,9 @@ def _is_leaf(module: nn.Module) -> bool:
 class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Applies the rule of each operation to the layouts of its operands, and knows which module runs."""
 
-    def __init__(self, trace: Trace, placed: bool, norms: Collection[str], examples: int) -> None:
+    def __init__(self, trace: Trace, placed: bool, norms: Collection[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.trace, self.placed, self.examples = trace, placed, examples
+        self.trace, self.placed = trace, placed
         self.norms = set(norms)  # modules whose statistics can be masked
         self.layouts: dict[int, Layout] = {}
         self.alive: list[Tensor] = []  # ids stay unique only while their tensors live
@@ -465,7 +465,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.set(tensor, layout)
         else:
             self._freeze_all(call)
-        if not self._note_computed(call):  # a computation on parameters is no layer
+        if not self._note_computed(call) or _is_layer(call):
             self.trace.note(call.events)
         return out
 
@@ -482,7 +482,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = [self.of_parameters.get(id(t)) for t in (*tensors_in(call.args), *tensors_in(call.kwargs))]
         if not given or None in given:
             return False
-        spread = call.name in ("aten::expand", "aten::repeat") and call.shape()[:1] == (self.examples,)
+        spread = call.name in ("aten::expand", "aten::repeat") and call.shape()[:1] == (call.p.examples,)
         if spread and (len(call.shape()) > len(call.x.shape) or call.x.shape[0] == 1):
             return True  # given to every example, as learned queries are: what reads it is a layer
         for tensor in tensors_in(call.out):
@@ -529,6 +529,13 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors_in(call.args):  # it may have been written in place
             if id(tensor) not in self.numbers:
                 self.set(tensor, Layout(tuple(tensor.shape)))
+
+
+def _is_layer(call: Call) -> bool:
+    """Whether a product of parameters and buffers alone is a layer: one matrix, and what is fed to it, as a table of
+    positions that becomes a bias of attention. Factors of a weight, and vectors that take its norm, are none."""
+    bare = [x for x in call.tensors if x.weight >= 0 and len(x.shape) > 1]
+    return len(bare) == 1 and call.events != [] and call.events[0].weight >= 0 and "mv" not in call.name
 
 
 class Leaks(TorchFunctionMode):

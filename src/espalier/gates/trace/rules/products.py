@@ -58,7 +58,7 @@ def is_weight(layout: Layout) -> bool:
     return layout.weight >= 0 or layout.computed
 
 
-@rule("mm", "bmm", "mv", "addmm", "baddbmm", "addmv")
+@rule("mm", "bmm", "mv", "addmm", "baddbmm", "addmv", "_sparse_mm", "_sparse_addmm")
 def product(call: Call) -> Result:
     """The product of two operands, or that added to the first of three."""
     added = int("add" in call.name)

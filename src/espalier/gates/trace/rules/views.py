@@ -64,12 +64,7 @@ def squeeze(call: Call) -> Result:
 def expand(call: Call) -> Result:
     x, shape = call.x, call.shape()
     shift = len(shape) - len(x.shape)
-    wide = call.p.renumbered(x, shape, {d: d + shift for d in range(len(x.shape))})
-    if call.module not in call.p.heads:
-        return wide
-    # torch's attention repeats a mask for every head: however many are left
-    free = [d for d in range(shift, len(shape)) if x.shape[d - shift] == 1 < shape[d]]
-    return call.p.clean(shape, (*wide.blocks, *(Block((d,), call.p.atoms.new(shape[d])) for d in free)))
+    return _copied(call, call.p.renumbered(x, shape, {d: d + shift for d in range(len(x.shape))}))
 
 
 @rule("repeat")
@@ -80,7 +75,18 @@ def repeat(call: Call) -> Result:
     x = call.p.renumbered(call.x.activation(), (1,) * shift + call.x.shape, {d: d + shift for d in range(n)})
     for dim, size in enumerate(shape):
         x = call.p.taken(x, dim, np.arange(size) % max(x.shape[dim], 1))
-    return x
+    return _copied(call, x)
+
+
+def _copied(call: Call, x: Layout) -> Layout:
+    """Along an axis that was one index, all are alike: as many may be left as there are heads or channels to meet.
+
+    If their number does not follow a cut, the check at attach time finds out. The batch is no such axis.
+    """
+    p, shape = call.p, call.shape()
+    old = (1,) * (len(shape) - len(call.x.shape)) + call.x.shape
+    free = [d for d, n in enumerate(shape) if old[d] == 1 < n <= 100_000 and (d > 0 or n != p.examples)]
+    return p.clean(shape, (*x.blocks, *(Block((d,), p.atoms.new(shape[d])) for d in free)), x.weight)
 
 
 @rule("select")
@@ -207,18 +213,38 @@ def index_select(call: Call) -> Result:
     return call.in_shape(call.p.mixed(x, dim, "looked up by index"))
 
 
-@rule("index_add", "index_add_", "index_copy", "index_copy_", "index_reduce")
-@rule("scatter_add", "scatter_add_", "scatter_reduce")
-def index_add(call: Call) -> Result:
-    """Put or added up where an index says, as messages at the nodes of a graph: what lies beside it goes together."""
-    p, dim, why = call.p, wrap(call.args[1], len(call.x.shape)), "placed by index"
-    p.freeze(call.of(call.args[2]), "used as an index")
-    both = [p.mixed(layout, dim, why) for layout in (call.x.activation(), call.of(call.args[3]))]
-    return p.merged([p.clean(call.shape(), layout.blocks) for layout in both], call.shape(), why)
+@rule("gather")
+def gather(call: Call) -> Result:
+    """Along one axis each element says where to look; along the others the two go together."""
+    return _looked_up(call, call.args[1], [call.x, call.of(call.args[2])])
 
 
-@rule("embedding", "embedding_renorm_")
+@rule("scatter_add", "scatter_add_", "scatter", "scatter_", "scatter_reduce", "scatter_reduce_")
+@rule("index_add", "index_add_", "index_copy", "index_copy_", "index_reduce", "index_reduce_")
+def scatter(call: Call) -> Result:
+    """Messages put or added into places along one axis, each row as a whole or each element by an index of its own."""
+    given = call.layouts(call.args[2:4])
+    if call.name.startswith("aten::index"):
+        call.p.freeze(given.pop(0), "used as an index")
+    return _looked_up(call, call.args[1], [call.x.activation(), *given])
+
+
+def _looked_up(call: Call, dim: int, operands: list[Layout]) -> Layout:
+    """Operands that share every axis but one, which holds the places that are read or written."""
+    shape = call.shape()
+    dim = wrap(dim, len(shape))
+    narrow = (*shape[:dim], 1, *shape[dim + 1 :])
+    if any((*x.shape[:dim], 1, *x.shape[dim + 1 :]) != narrow for x in operands):
+        for x in operands:
+            call.p.freeze(x, "looked up by index, in part")
+        return Layout(shape)
+    rows = [Layout(narrow, call.p.mixed(x, dim, "looked up by index").blocks) for x in operands]
+    return call.p.clean(shape, call.p.merged(rows, narrow, "looked up by index").blocks)
+
+
+@rule("embedding", "embedding_renorm_", "_embedding_bag", "_embedding_bag_forward_only")
 def embedding(call: Call) -> Result:
+    """Rows of a table, or what bags of them add up to; the first result alone has its columns."""
     w = call.p.mixed(call.of(call.args[0]), 0, "a table looked up by index")
     shape = call.shape()
-    return call.p.clean(shape, [Block((len(shape) - 1,), b.atoms) for b in w.blocks])
+    return [call.p.clean(shape, [Block((len(shape) - 1,), b.atoms) for b in w.blocks])]
