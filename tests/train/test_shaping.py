@@ -193,6 +193,9 @@ def test_layers_are_unfrozen_before_and_after_it_settles() -> None:
             shaping.step(closure, *DATA)
         shaping.finish(DATA)
         assert not model[0].weight.equal(before)
+        sgd.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})  # as those of the whole network, once settled
+        with pytest.raises(espalier.BadInput, match="1 of 7 parameters that are not the model's"):
+            shaping.step(closure, *DATA)
 
 
 def test_a_network_that_ran_before_the_step_is_named() -> None:

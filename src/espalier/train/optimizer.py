@@ -106,6 +106,7 @@ class StructureOptimizer(torch.optim.Optimizer):
 
     def _share(self) -> None:
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
+        self._groups = len(self.param_groups)  # those that were looked at
 
     @cached_property
     def shares(self) -> Shares:
@@ -166,6 +167,9 @@ class StructureOptimizer(torch.optim.Optimizer):
                 way = "give as many as you make, or an optimizer with a rate of its own"
                 warnings.warn(f"the schedule has ended, after updates={self.update}: {way}", stacklevel=3)
             under = self.search.whole() if self.phase == "whole" else None
+        if len(self.param_groups) != self._groups:  # some were added to the inner optimiser
+            check_parameters(self.inner, self.network)
+            self._groups = len(self.param_groups)
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         rests = under is not None or self.search.settled
         if self.settled is not None and under is not None:
