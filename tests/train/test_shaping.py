@@ -198,6 +198,23 @@ def test_layers_are_unfrozen_before_and_after_it_settles() -> None:
             shaping.step(closure, *DATA)
 
 
+def test_a_step_that_was_left_in_the_loop_is_named() -> None:
+    """The weights would move twice by one gradient."""
+    model = networks.mlp()
+    sgd = torch.optim.SGD(model.parameters(), 0.05)
+    shaping = shape(model, DATA[0][:4], sgd, updates=8, target=0.5)
+
+    def closure(inputs: Tensor, targets: Tensor) -> Tensor:
+        loss = F.cross_entropy(shaping.network(inputs), targets)
+        loss.backward()
+        return loss
+
+    shaping.step(closure, *DATA)
+    sgd.step()
+    with pytest.raises(espalier.BadInput, match="stepped on its own: leave its step"):
+        shaping.step(closure, *DATA)
+
+
 def test_a_network_that_ran_before_the_step_is_named() -> None:
     """As where log-probabilities are kept while an agent acts: no mask was on it."""
     model = networks.mlp()
