@@ -172,8 +172,10 @@ class StructureOptimizer(torch.optim.Optimizer):
                 way = "give as many as you make, or an optimizer with a rate of its own"
                 warnings.warn(f"the schedule has ended, after updates={self.update}: {way}", stacklevel=3)
             under = self.search.whole() if self.phase == "whole" else None
-        if self._stepped != self._counted:
-            raise BadInput("the inner optimiser was stepped on its own: leave its step() out, step(closure) does both")
+        if self._stepped != self._counted and self._counted >= 0:
+            self._counted = -1  # it is said once
+            said = "the inner optimiser is stepped on its own, too: leave that out, step(closure) moves the weights"
+            warnings.warn(said, stacklevel=3)
         if len(self.param_groups) != self._groups:  # some were added to the inner optimiser
             check_parameters(self.inner, self.network)
             self._groups = len(self.param_groups)
@@ -223,7 +225,7 @@ class StructureOptimizer(torch.optim.Optimizer):
             step_if_finite(self.inner, losses)
         else:
             self.inner.step()
-        self._counted = self._stepped
+        self._counted = self._stepped if self._counted >= 0 else -1
         # Inside an autocast region torch keeps the weights it has cast; they have just changed.
         torch.clear_autocast_cache()
         self.update += 1
