@@ -238,7 +238,9 @@ def blocks() -> dict[str, Any]:
                 loss.backward()  # type: ignore[no-untyped-call]
                 return loss
 
-            def plain(inner: Any = shaping.inner, run: Any = closure, inputs: Tensor = x) -> None:
+            alike = type(shaping.inner)(model.parameters(), **shaping.inner.defaults)
+
+            def plain(inner: Any = alike, run: Any = closure, inputs: Tensor = x) -> None:
                 inner.zero_grad()
                 run(inputs)
                 inner.step()

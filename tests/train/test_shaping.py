@@ -193,6 +193,28 @@ def test_layers_are_unfrozen_before_and_after_it_settles() -> None:
             shaping.step(closure, *DATA)
         shaping.finish(DATA)
         assert not model[0].weight.equal(before)
+        sgd.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})  # as those of the whole network, once settled
+        with pytest.raises(espalier.BadInput, match="1 of 7 parameters that are not the model's"):
+            shaping.step(closure, *DATA)
+
+
+def test_a_step_that_was_left_in_the_loop_is_named() -> None:
+    """The weights move twice by one gradient."""
+    model = networks.mlp()
+    sgd = torch.optim.SGD(model.parameters(), 0.05)
+    shaping = shape(model, DATA[0][:4], sgd, updates=8, target=0.5)
+
+    def closure(inputs: Tensor, targets: Tensor) -> Tensor:
+        loss = F.cross_entropy(shaping.network(inputs), targets)
+        loss.backward()
+        return loss
+
+    shaping.step(closure, *DATA)
+    sgd.step()
+    with pytest.warns(UserWarning, match="the inner optimiser is stepped on its own, too"):
+        shaping.step(closure, *DATA)
+    sgd.step()
+    shaping.step(closure, *DATA)  # it is said once
 
 
 def test_a_network_that_ran_before_the_step_is_named() -> None:

@@ -101,11 +101,17 @@ class StructureOptimizer(torch.optim.Optimizer):
         # The mean over processes that train the same model.
         self.across: Callable[[Tensor], Tensor] | None = None if ranks is None else ranks.mean
         self._lost: Tensor | None = None  # the first update since the last check that had no finite loss, or 0
+        self._stepped = self._counted = 0  # steps of the inner optimiser, and those of them that were updates
+        optimizer.register_step_post_hook(self._count)
         search.record()
         self._share()
 
+    def _count(self, *_: Any) -> None:
+        self._stepped += 1
+
     def _share(self) -> None:
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
+        self._groups = len(self.param_groups)  # those that were looked at
 
     @cached_property
     def shares(self) -> Shares:
@@ -166,6 +172,13 @@ class StructureOptimizer(torch.optim.Optimizer):
                 way = "give as many as you make, or an optimizer with a rate of its own"
                 warnings.warn(f"the schedule has ended, after updates={self.update}: {way}", stacklevel=3)
             under = self.search.whole() if self.phase == "whole" else None
+        if self._stepped != self._counted and self._counted >= 0:
+            self._counted = -1  # it is said once
+            said = "the inner optimiser is stepped on its own, too: leave that out, step(closure) moves the weights"
+            warnings.warn(said, stacklevel=3)
+        if len(self.param_groups) != self._groups:  # some were added to the inner optimiser
+            check_parameters(self.inner, self.network)
+            self._groups = len(self.param_groups)
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         rests = under is not None or self.search.settled
         if self.settled is not None and under is not None:
@@ -212,6 +225,7 @@ class StructureOptimizer(torch.optim.Optimizer):
             step_if_finite(self.inner, losses)
         else:
             self.inner.step()
+        self._counted = self._stepped if self._counted >= 0 else -1
         # Inside an autocast region torch keeps the weights it has cast; they have just changed.
         torch.clear_autocast_cache()
         self.update += 1
@@ -319,7 +333,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         """
         search, gated = self.search, self.gated
         if self.phases is not None:
-            if not search.settled and "finished" not in about:
+            if self.update < self.phases.settle and not search.settled and "finished" not in about:
                 warnings.warn(
                     f"the structure has not settled after {self.update} of {self.phases.end} updates: these weights "
                     "were never trained under it alone; make all of them, or say that there will be fewer",

@@ -109,6 +109,7 @@ class Result:
         else:
             said = f"its loss of {score.loss:.4g} is no better than that of a constant guess, {score.guess:.4g}"
         way = "train longer" if self.target is None else f"use a larger target than {self.target:.2%}, or train longer"
+        way += "; divide the targets of a regression by their deviation" if score.error is None else ""
         return f"the network has not learned: on the validation data {said}; {way}"
 
     def summary(self) -> dict[str, Any]:
