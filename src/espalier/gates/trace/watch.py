@@ -192,6 +192,7 @@ def trace(
     p.fused = {path for path, module in model.named_modules() if isinstance(module, nn.TransformerEncoderLayer)}
     record = Trace(p, collect(model, p))
     watcher = Watcher(record, placed, norms)
+    watcher.examples = next((len(tensor) for tensor in example.tensors if tensor.ndim), 1)
     if inputs:
         for tensor in example.tensors:
             if tensor.is_floating_point() and tensor.ndim > 1:
@@ -308,7 +309,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.layouts: dict[int, Layout] = {}
         self.alive: list[Tensor] = []  # ids stay unique only while their tensors live
         self.stack: list[str] = []
-        self.time = 0
+        self.time = self.examples = 0
         self.times: dict[int, int] = {}  # tensor -> when it was made
         self.results: dict[int, list[tuple[str, int]]] = {}  # tensor -> modules that returned it, and when they began
         self.began: list[int] = []
@@ -442,6 +443,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.time += 1
         self._note_origin(args, kwargs, out)
         if self.paused:
+            self._note_computed(func, args, kwargs, out)
             return out
         if func._schema.name in ("aten::add", "aten::add_"):
             self._note_addition(args)
@@ -460,7 +462,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.set(tensor, layout)
         else:
             self._freeze_all(call)
-        if not self._note_computed(args, kwargs, out):  # a computation on parameters is no layer
+        if not self._note_computed(func, args, kwargs, out):  # a computation on parameters is no layer
             self.trace.note(call.events)
         return out
 
@@ -472,11 +474,18 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.parents[id(tensor)] = (*self.parents.get(id(tensor), ()), *parents)
             self.times[id(tensor)] = self.time
 
-    def _note_computed(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
-        """What depends on parameters (and buffers) alone is as much a weight as they are; whether this does."""
+    def _note_computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
+        """What depends on parameters (and buffers) alone is as much a weight as they are; whether this does.
+
+        Given to every example, as learned queries are, it is an activation: layers read it.
+        """
         given = [self.of_parameters.get(id(t)) for t in (*tensors_in(args), *tensors_in(kwargs))]
         if not given or None in given:
             return False
+        if func._schema.name in ("aten::expand", "aten::repeat"):
+            before = (1,) * (out.ndim - args[0].ndim) + tuple(args[0].shape)
+            if any(old < new == self.examples for old, new in zip(before, out.shape)):
+                return False
         for tensor in tensors_in(out):
             if id(tensor) not in self.numbers:
                 self.of_parameters[id(tensor)] = any(given)
