@@ -369,6 +369,16 @@ def test_lazy_layers_are_named_before_their_first_call():
     assert espalier.attach(model, x).d == 6
 
 
+def test_a_grouped_convolution_whose_weight_is_computed():
+    """As in Wav2Vec2; its groups stay, and what reads them is gated."""
+    torch.manual_seed(0)
+    grouped = nn.utils.parametrizations.weight_norm(nn.Conv1d(8, 8, 3, groups=2), dim=2)
+    model = nn.Sequential(nn.Conv1d(3, 8, 1), grouped, nn.ReLU(), nn.Flatten(), nn.Linear(24, 6), nn.Linear(6, 2))
+    gated = espalier.attach(model, torch.randn(2, 3, 5))
+    assert [group.name for group in gated.structure.groups] == ["4"]
+    assert "grouped convolution" in gated.explain()
+
+
 class Queries(nn.Module):
     """Learned queries that layers read before they meet the input, as in DETR."""
 
