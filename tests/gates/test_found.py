@@ -491,3 +491,40 @@ def test_lazy_layers_are_named_before_their_first_call():
         espalier.attach(model, x)
     model(x)
     assert espalier.attach(model, x).d == 6
+
+
+def test_a_grouped_convolution_whose_weight_is_computed():
+    """As in Wav2Vec2; its groups stay, and what reads them is gated."""
+    torch.manual_seed(0)
+    grouped = nn.utils.parametrizations.weight_norm(nn.Conv1d(8, 8, 3, groups=2), dim=2)
+    model = nn.Sequential(nn.Conv1d(3, 8, 1), grouped, nn.ReLU(), nn.Flatten(), nn.Linear(24, 6), nn.Linear(6, 2))
+    gated = espalier.attach(model, torch.randn(2, 3, 5))
+    assert [group.name for group in gated.structure.groups] == ["4"]
+    assert "grouped convolution" in gated.explain()
+
+
+class Queries(nn.Module):
+    """Learned queries that layers read before they meet the input, as in DETR."""
+
+    def __init__(self):
+        super().__init__()
+        self.queries, self.norm = nn.Parameter(torch.randn(3, 8)), nn.LayerNorm(8)
+        self.up, self.down, self.into, self.head = (nn.Linear(*n) for n in ((8, 6), (6, 8), (5, 8), (8, 2)))
+
+    def forward(self, x):
+        queries = self.queries.unsqueeze(0).repeat(len(x), 1, 1)
+        queries = self.norm(queries + self.down(torch.relu(self.up(queries))))
+        return self.head(queries + self.into(x).unsqueeze(1))
+
+
+@pytest.mark.parametrize("kinds", [("units",), ("units", "width")])
+def test_layers_that_read_learned_queries_are_counted(kinds):
+    torch.manual_seed(0)
+    model = Queries()
+    gated = espalier.attach(model, torch.randn(4, 5), kinds=kinds)
+    for mask in masks_of(gated, 4):
+        small = gated.compact(mask)
+        left = [layer for layer in small.modules() if isinstance(layer, nn.Linear)]
+        assert float(gated.cost("weights")(gated.canonical(mask))) == sum(layer.weight.numel() for layer in left)
+    products = 4 * 3 * (2 * 8 * 6 + 8 * 2) + 4 * 5 * 8
+    assert float(gated.cost("macs")(torch.ones(gated.d))) == products

@@ -105,8 +105,8 @@ class _Watch(TorchDispatchMode):
         owned = [self.owner(value) for value in tree_leaves(args) if isinstance(value, Tensor)]
         if not owned or None in owned:
             return
-        if packet is aten.expand and out.numel() > args[0].numel():
-            return  # a bias given to every example, where a layer has lost all it read: an activation
+        if packet in (aten.expand, aten.repeat) and out.numel() > args[0].numel():
+            return  # given to every example, as learned queries, or a bias where a layer has lost all it read
         for tensor in tree_leaves(out):
             which = owned[0]
             if packet not in SAME_ELEMENTS and any(of != BUFFER for of in owned):

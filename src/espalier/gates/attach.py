@@ -149,7 +149,9 @@ def _stuck(modules: Mapping[str, nn.Module], seen: Trace) -> list[str]:
             continue
         if module.groups == module.in_channels or path not in seen.calls:
             continue
-        info = next(t for t in seen.tensors if (path, "weight") in t.places)
+        info = next((t for t in seen.tensors if (path, "weight") in t.places), None)
+        if info is None:  # its weight is computed, as by weight normalisation
+            continue
         roots = seen.atoms.roots(info.atoms[0])
         if len(set(roots.tolist())) == 1 or bool(seen.atoms.frozen(info.atoms[0]).all()):
             paths.append(path)

@@ -447,6 +447,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.time += 1
         self._note_origin(args, kwargs, out)
         if self.paused:
+            self._note_computed(func, args, kwargs, out)
             return out
         if func._schema.name in ("aten::add", "aten::add_"):
             self._note_addition(args)
@@ -478,13 +479,17 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.times[id(tensor)] = self.time
 
     def _note_computed(self, call: Call) -> bool:
-        """What depends on parameters (and buffers) alone is as much a weight as they are; whether this does."""
+        """What depends on parameters (and buffers) alone is as much a weight as they are; whether this does.
+
+        Given to every example, as learned queries are, it is an activation: layers read it.
+        """
         given = [self.of_parameters.get(id(t)) for t in (*tensors_in(call.args), *tensors_in(call.kwargs))]
         if not given or None in given:
             return False
-        spread = call.name in ("aten::expand", "aten::repeat") and call.shape()[:1] == (call.p.examples,)
-        if spread and (len(call.shape()) > len(call.x.shape) or call.x.shape[0] == 1):
-            return True  # given to every example, as learned queries are: what reads it is a layer
+        if call.name in ("aten::expand", "aten::repeat"):
+            before = (1,) * (len(call.shape()) - len(call.x.shape)) + call.x.shape
+            if any(old < new == call.p.examples for old, new in zip(before, call.shape(), strict=True)):
+                return False
         for tensor in tensors_in(call.out):
             if id(tensor) not in self.numbers:
                 self.of_parameters[id(tensor)] = any(given)
