@@ -466,7 +466,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.set(tensor, layout)
         else:
             self._freeze_all(call)
-        if not self._note_computed(call) or _is_layer(call):
+        if not self._note_computed(func, args, kwargs, out) or _is_layer(call):
             self.trace.note(call.events)
         return out
 
@@ -478,19 +478,20 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.parents[id(tensor)] = (*self.parents.get(id(tensor), ()), *parents)
             self.times[id(tensor)] = self.time
 
-    def _note_computed(self, call: Call) -> bool:
+    def _note_computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
         """What depends on parameters (and buffers) alone is as much a weight as they are; whether this does.
 
         Given to every example, as learned queries are, it is an activation: layers read it.
         """
-        given = [self.of_parameters.get(id(t)) for t in (*tensors_in(call.args), *tensors_in(call.kwargs))]
+        given = [self.of_parameters.get(id(t)) for t in (*tensors_in(args), *tensors_in(kwargs))]
         if not given or None in given:
             return False
-        if call.name in ("aten::expand", "aten::repeat"):
-            before = (1,) * (len(call.shape()) - len(call.x.shape)) + call.x.shape
-            if any(old < new == call.p.examples for old, new in zip(before, call.shape(), strict=True)):
+        if func._schema.name in ("aten::expand", "aten::repeat"):
+            before = (0,) * (out.ndim - args[0].ndim) + tuple(args[0].shape)
+            spread = [n for d, n in enumerate(out.shape) if before[d] < n or (d == 0 and before[d] == 1)]
+            if self.trace.p.examples in spread:
                 return False
-        for tensor in tensors_in(call.out):
+        for tensor in tensors_in(out):
             if id(tensor) not in self.numbers:
                 self.of_parameters[id(tensor)] = any(given)
                 layout = self.of(tensor)
