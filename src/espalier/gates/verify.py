@@ -230,12 +230,18 @@ def short(error: Exception) -> str:
 def random_masks(
     structure: Structure, names: set[str] | None, rng: np.random.Generator, count: int, empty: bool = False
 ) -> list[Array]:
-    """Masks that close about half, or nearly all, of the gates of the named groups (None: of all), or every one."""
-    masks = []
+    """Masks that close about half, or nearly all, of the gates of the named groups (None: of all), or every one.
+
+    The first leaves blocks and branches open, for the sake of what is inside them.
+    """
+    masks, whole = [], ("blocks", "branches")
+    inside = any(group.kind not in whole and (names is None or group.name in names) for group in structure.groups)
     for i in range(count):
         mask, share = structure.whole(), (0.5, 0.85, 0.2)[i % 3]
         for group in structure.groups:
             if names is not None and group.name not in names:
+                continue
+            if inside and i == 0 and not empty and group.kind in whole:
                 continue
             own, branch = mask[structure.where(group)], group.kind == "branches"
             if group.kind == "choices":
