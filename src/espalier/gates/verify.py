@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.torch_version import TorchVersion
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -83,8 +84,18 @@ class Trial:
             return {}
         if not distance(first, second) < TOLERANCE:
             return {False: True, True: False}
-        same = distance(self.run(self.model, False), self.run(self.model, True)) == 0.0
+        (whole, called), (again, called_again) = (self._called(training) for training in (False, True))
+        same = distance(whole, again) == 0.0 and called == called_again  # hooks act only where modules are called
         return {False: True} if same else {False: True, True: True}
+
+    def _called(self, training: bool) -> tuple[list[Tensor], list[nn.Module]]:
+        """The output's tensors, and the modules that ran for them."""
+        called: list[nn.Module] = []
+        hook = register_module_forward_pre_hook(lambda module, _: called.append(module))
+        try:
+            return self.run(self.model, training), called
+        finally:
+            hook.remove()
 
     def disagreement(self, structure: Structure, masks: Sequence[Array], adapted: Sequence[Adapted] = ()) -> str:
         """What goes wrong between masked and cut under these masks; empty when nothing does."""
