@@ -1,11 +1,13 @@
 """Whole blocks as gates: a closed one hands its input on, costs nothing, and is gone from what ships."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import espalier
 from espalier.compact.layers import Pass
+from espalier.gates.verify import random_masks
 
 
 class Block(nn.Module):
@@ -99,6 +101,19 @@ def test_slopes_compare_a_block_with_its_input():
         step[i] = 1e-6
         difference = (loss(mask + step) - loss(mask - step)).item() / 2e-6
         assert found[i].item() == pytest.approx(difference, rel=1e-6)
+
+
+def test_what_is_inside_a_block_is_tried_while_it_is_open():
+    """A trial has few masks, and one of two blocks may be closed in all of them."""
+    gated = espalier.attach(prepared(), X, kinds=("units", "blocks"))
+    structure, blocks = gated.structure, gated.space.slices["layers"]
+    for seed in range(20):
+        first, *others = random_masks(structure, None, np.random.default_rng(seed), 3)
+        assert first[blocks].all()
+        assert not first[: blocks.start].all()
+        assert not all(mask[blocks].all() for mask in others)
+        (alone,) = random_masks(structure, {"layers"}, np.random.default_rng(seed), 1)
+        assert not alone[blocks].all()
 
 
 def test_layers_of_torchs_encoder_are_taken_out():

@@ -503,6 +503,19 @@ def test_a_grouped_convolution_whose_weight_is_computed():
     assert "grouped convolution" in gated.explain()
 
 
+class Around(nn.Sequential):
+    """In train mode the last layer's weight is read by a function, where no hook of the layer acts."""
+
+    def forward(self, x):
+        x = self[1](self[0](x))
+        return F.linear(x, self[2].weight, self[2].bias) if self.training else self[2](x)
+
+
+def test_a_mask_that_would_not_act_in_train_mode_is_refused():
+    with pytest.raises(espalier.NoGates, match="train mode"):
+        espalier.attach(Around(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), torch.randn(3, 4))
+
+
 class Queries(nn.Module):
     """Learned queries that layers read before they meet the input, as in DETR."""
 

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.torch_version import TorchVersion
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -84,8 +85,18 @@ class Trial:
             return {}
         if not distance(first, second) < TOLERANCE:
             return {False: True, True: False}
-        same = distance(self.run(self.model, False), self.run(self.model, True)) == 0.0
+        (whole, called), (again, called_again) = (self._called(training) for training in (False, True))
+        same = distance(whole, again) == 0.0 and called == called_again  # hooks act only where modules are called
         return {False: True} if same else {False: True, True: True}
+
+    def _called(self, training: bool) -> tuple[list[Tensor], list[nn.Module]]:
+        """The output's tensors, and the modules that ran for them."""
+        called: list[nn.Module] = []
+        hook = register_module_forward_pre_hook(lambda module, _: called.append(module))
+        try:
+            return self.run(self.model, training), called
+        finally:
+            hook.remove()
 
     def disagreement(self, structure: Structure, masks: Sequence[Array], adapted: Sequence[Adapted] = ()) -> str:
         """What goes wrong between masked and cut under these masks; empty when nothing does."""
@@ -231,12 +242,18 @@ def short(error: Exception) -> str:
 def random_masks(
     structure: Structure, names: set[str] | None, rng: np.random.Generator, count: int, empty: bool = False
 ) -> list[Array]:
-    """Masks that close about half, or nearly all, of the gates of the named groups (None: of all), or every one."""
-    masks = []
+    """Masks that close about half, or nearly all, of the gates of the named groups (None: of all), or every one.
+
+    The first leaves blocks and branches open, for the sake of what is inside them.
+    """
+    masks, whole = [], ("blocks", "branches")
+    inside = any(group.kind not in whole and (names is None or group.name in names) for group in structure.groups)
     for i in range(count):
         mask, share = structure.whole(), (0.5, 0.85, 0.2)[i % 3]
         for group in structure.groups:
             if names is not None and group.name not in names:
+                continue
+            if inside and i == 0 and not empty and group.kind in whole:
                 continue
             own, branch = mask[structure.where(group)], group.kind == "branches"
             if group.kind == "choices":
