@@ -160,6 +160,10 @@ def _layer(module: nn.Module, change: Mapping[str, Any]) -> nn.Module:
         layer = select if alone else nn.Sequential(select, module)
     elif kind == "fill":
         layer = Fill(change["index"], change["dim"])
+    elif kind == "padded":
+        before = [Select(change["select"], change["dim"])] if "select" in change else []
+        behind = [Fill(change["fill"], change["dim"])] if "fill" in change else []
+        layer = nn.Sequential(*before, module, *behind)
     elif kind in ("zeros", "bias"):
         bias, lookup = (None, change["lookup"]) if kind == "zeros" else (module._parameters.get("bias"), False)
         layer = Constant(bias, change["width"], change["dim"], change["reach"], lookup)

@@ -30,6 +30,9 @@ LAYER = record(
         "lookup": flag,
         "heads": integer(0, 1 << 16),
         "option": integer(0, 1 << 16),
+        "length": integer(0, 1 << 16),
+        "select": each(integer(0, WIDEST)),
+        "fill": each(integer(0, WIDEST)),
     },
 )
 SCHEMA = record(
@@ -66,7 +69,7 @@ class Plan:
     ``tensors``: name -> dimension -> runs of indices that stay, in their new order; ``shapes``: name -> shape before.
     ``attributes``: "module.attribute" -> value. ``layers``: module -> the change of the layer itself, ``{"kind": ..}``
     with what that kind needs: ``select`` before it; ``identity``, ``fill``, ``zeros``, ``bias``, ``attention`` or
-    ``pass`` in its place; one ``option`` of a choice.
+    ``pass`` in its place; one ``option`` of a choice; ``padded``: a selection before it, zeros behind it, or both.
     ``earlier``: of a model that was cut before, the plan of that cut; names are then those of the model after it.
     """
 

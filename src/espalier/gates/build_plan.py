@@ -11,7 +11,7 @@ from torch import nn
 from espalier.compact.plan import Plan, Runs, to_runs
 from espalier.gates.norms import norm_of
 from espalier.gates.order import Order
-from espalier.gates.structure import Adapted, GateGroup, Layer, Structure, all_closed, is_inside, join
+from espalier.gates.structure import Adapted, Axis, GateGroup, Layer, Structure, all_closed, is_inside, join
 from espalier.gates.trace import Array
 
 ZERO_WIDE_FAILS = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
@@ -106,9 +106,10 @@ def build_plan(structure: Structure, mask: Array, adapted: Sequence[Adapted] = (
             stand_in = branch_layer(modules[path], shapes.get(path, {}), layers.get(path))
             assert stand_in is not None, path
             layers[path] = stand_in
+    _pad(structure, keep, order, layers)
     attributes: dict[str, int] = {}
     for path, changed in shapes.items():
-        if path not in layers or layers[path]["kind"] == "select":
+        if path not in layers or layers[path]["kind"] in ("select", "padded"):
             for name, value in known_attributes(modules[path], changed, path in structure.trace.p.even).items():
                 attributes[join(path, name)] = value
     for path, entries in structure.norms.items():
@@ -171,6 +172,53 @@ def _boundaries(
             layers[use.module] = {"kind": "select", **alone, "dim": use.dim, "index": index.tolist()}
         elif is_gate:
             layers[use.module] = {"kind": "identity"}
+
+
+def padded_axes(structure: Structure, group: GateGroup) -> tuple[list[Axis], list[Axis]] | None:
+    """The axes behind which zeros can stand in for what is closed, and those before which it can be left out again, so
+    that the code between them has its whole width. None: more than these layers depends on the group."""
+    written, normed, read = list[Axis](), dict[str, Axis](), list[Axis]()
+    for axis, _ in structure.along(group):
+        path, name = axis.info.places[0]
+        module = structure.modules[path]
+        if len(axis.info.places) > 1:
+            return None
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            normed[path] = axis
+        elif not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)) or getattr(module, "groups", 1) > 1:
+            return None
+        elif name == "weight":
+            (read if axis.dim else written).append(axis)
+    where = structure.where(group)
+    for event in (*structure.trace.events, *structure.trace.computed):  # layers between, run once for each that is open
+        entries = np.concatenate([np.zeros(0, dtype=np.int64), *(structure.follow(row).ravel() for row in event.rows)])
+        if ((entries >= where.start) & (entries < where.stop)).any():
+            return None
+    return (list(normed.values()) or written), read
+
+
+def _pad(
+    structure: Structure, keep: Keeping, order: Callable[[Array], Array], layers: dict[str, Mapping[str, Any]]
+) -> None:
+    """Layers around code that insists on a width are cut; zeros stand in between them."""
+    groups = [group for group in structure.groups if group.name in structure.learned.padded]
+    padded = np.zeros(structure.space.d + 1, dtype=bool)  # the last: what no gate closes
+    for group in groups:
+        padded[structure.where(group)] = True
+    for group in groups:
+        written, read = padded_axes(structure, group) or ([], [])
+        for axis in (*written, *read):
+            row, path = order(axis.atoms), axis.info.places[0][0]
+            stay = keep(axis.atoms)[row]
+            wide = stay | padded[axis.entries][row]
+            change = layers.get(path, {"kind": "padded", "dim": -1 if axis.info.tensor.ndim == 2 else 1})
+            if change["kind"] != "padded" or stay.all():
+                continue
+            if axis in read:
+                layers[path] = {**change, "select": np.flatnonzero(stay[wide]).tolist()}
+            else:
+                index = np.where(stay, np.cumsum(stay) - 1, int(stay.sum()))
+                layers[path] = {**change, "fill": index[wide].tolist()}
 
 
 def _attention(

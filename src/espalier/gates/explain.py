@@ -33,6 +33,8 @@ def explain(gated: Gated, mask: Array | None) -> str:
             last = f", one of {group.blocks[-1]}" if group.blocks[-1] != group.blocks[0] else ""
             whole = group.size - bool(last)
             lines.append(f"  {whole} gates open {group.blocks[0]} of these each{last}, alike in importance")
+        if group.name in structure.learned.padded:
+            lines.append("  its layers are cut; the code between them keeps its width, with zeros")
     lines += ["", "coupled: what is written and read together"]
     for group in structure.groups:
         lines.append(f"  {_fit(group.name, 76)}")
@@ -68,7 +70,9 @@ def _row(name: str, full: float, now: float) -> str:
 
 def _products(gated: Gated, opened: Array) -> float:
     """Multiplications between activations, which are in no cost: stated apart."""
-    total = 0.0
+    total, opened = 0.0, opened.copy()
+    for name in gated.structure.learned.padded:  # zeros are multiplied, too
+        opened[gated.space.slices[name]] = 1.0
     for event in gated.structure.trace.products:
         lengths = [np.where(e < 0, True, opened[e] != 0).sum() for e in map(gated.structure.follow, event.rows)]
         total += event.uses * float(np.prod(lengths))

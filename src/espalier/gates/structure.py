@@ -86,10 +86,12 @@ class Adapted:
 
 @dataclass(eq=False)
 class Learned:
-    """What a trial found out: integers that follow a cut, and groups for which, emptied, a unit of zeros stands in."""
+    """What a trial found out: integers that follow a cut, groups for which, emptied, a unit of zeros stands in, and
+    groups on whose width the code between their layers insists."""
 
     adapted: list[Adapted] = field(default_factory=list)
     phantoms: list[str] = field(default_factory=list)
+    padded: list[str] = field(default_factory=list)
 
 
 @dataclass(eq=False)

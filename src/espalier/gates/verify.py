@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from espalier.compact.apply import apply_plan, without_graphs
 from espalier.compact.plan import Plan
-from espalier.gates.build_plan import SIZES, build_plan, phantom_layers
+from espalier.gates.build_plan import SIZES, build_plan, padded_axes, phantom_layers
 from espalier.gates.gate import MIXED
 from espalier.gates.masking import PASS, Spot, install, is_mask, set_mask, strip
 from espalier.gates.norms import NORM, norm_of
@@ -283,7 +283,9 @@ def approved(trial: Trial, groups: Sequence[GateGroup], build: Build) -> tuple[l
             searched.add(group.name)
             learned = structure.learned
             learned.adapted = [a for a in learned.adapted if a.group != group.name]
-            if _adapt(trial, structure, group, random_masks(structure, {group.name}, rng, 2)):
+            learned.padded = [name for name in learned.padded if name != group.name]
+            masks = random_masks(structure, {group.name}, rng, 2)
+            if _adapt(trial, structure, group, masks) or _pad(trial, structure, group, masks):
                 continue
         if group is None:
             group = _first_wrong(trial, left, build, rng)
@@ -343,6 +345,25 @@ def _adapt(trial: Trial, structure: Structure, group: GateGroup, masks: Sequence
                 learned.adapted += [*chosen, *_alike(structure, chosen, group)]
                 return True
     return False
+
+
+def _pad(trial: Trial, structure: Structure, group: GateGroup, masks: Sequence[Array]) -> bool:
+    """Where no integer helps, as with sizes written out: let zeros stand between the layers that are cut.
+
+    Layers that look alike are padded at once where they disagree, too.
+    """
+    learned, before = structure.learned, structure.learned.padded
+    if group.kind not in ("units", "channels", "heads") or padded_axes(structure, group) is None:
+        return False
+    learned.padded = [*before, group.name]
+    if trial.disagreement(structure, masks):
+        learned.padded = before
+        return False
+    rng = np.random.default_rng(19)
+    for other in _likewise(structure, group):
+        if trial.disagreement(structure, random_masks(structure, {other.name}, rng, 1)):
+            learned.padded += [other.name]
+    return True
 
 
 def _integers(module: nn.Module) -> dict[str, int]:
