@@ -36,11 +36,11 @@ class Experts(nn.Module):
 
 def build(by_kernel: bool) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(3)
-    return Experts(12, by_kernel).eval(), torch.randn(12, 6)
+    return Experts(16, by_kernel).eval(), torch.randn(12, 6)
 
 
-# The kernel takes rows of 16 bytes, which are four numbers: its units go by fours. Of the stem they do so, too.
-@pytest.mark.parametrize(("by_kernel", "gates"), [(False, [8, 12]), (True, [2, 3])])
+# The kernel takes rows of 16 bytes, eight numbers in half precision: its units go by eights. The stem's would be one gate.
+@pytest.mark.parametrize(("by_kernel", "gates"), [(False, [8, 16]), (True, [2])])
 def test_units_of_experts_are_gated(by_kernel, gates):
     model, x = build(by_kernel)
     gated = espalier.attach(model, x)
@@ -52,6 +52,8 @@ def test_units_of_experts_are_gated(by_kernel, gates):
         small = gated.compact(mask)
         with gated.masked(mask), torch.no_grad():
             torch.testing.assert_close(small(x), model(x))
+        if by_kernel:
+            small.to(torch.bfloat16)(x.bfloat16())
         kept = small.up.numel() + small.down.numel() + sum(m.weight.numel() for m in (small.stem, small.head))
         assert float(gated.cost("weights")(mask)) == kept + small.router.weight.numel()
 
@@ -59,5 +61,5 @@ def test_units_of_experts_are_gated(by_kernel, gates):
 @pytest.mark.parametrize("by_kernel", [False, True])
 def test_rows_are_counted_once_for_all_experts(by_kernel):
     gated = espalier.attach(*build(by_kernel))
-    counted = 12 * (6 * 8 + 8 * 3 + 8 * 5 + 2 * 8 * 12)
+    counted = 12 * (6 * 8 + 8 * 3 + 8 * 5 + 2 * 8 * 16)
     assert float(gated.cost("macs")(torch.ones(gated.d))) == pytest.approx(counted, rel=1e-12)

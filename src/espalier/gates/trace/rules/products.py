@@ -86,19 +86,18 @@ def dot(call: Call) -> Result:
 @rule("_grouped_mm")
 def grouped(call: Call) -> Result:
     """Runs of rows with a matrix for each, such as experts have. The kernel takes rows of multiples of 16 bytes, so
-    channels go by so many."""
+    channels go by eight: the small network may be cast to half precision."""
     p, rows, weights = call.p, call.x, call.of(call.args[1])
     if (len(rows.shape), len(weights.shape)) != (2, 3):
         for layout in call.tensors:
             p.freeze(layout, "multiplied in runs of another kind")
         return Layout(call.shape())
     weights = p.mixed(weights, 0, "one of several matrices for each row")
-    together = 16 // call.args[0].element_size()
     for block in weights.blocks:
-        if block.atoms.size % together:
+        if block.atoms.size % 8:
             weights = p.mixed(weights, block.dims[0], "multiplied by a kernel that takes multiples of 16 bytes")
         else:
-            runs = block.atoms.reshape(-1, together)
+            runs = block.atoms.reshape(-1, 8)
             p.atoms.tie(runs[:, :1], runs)
             p.atoms.joined[block.atoms] = True
     out = _multiplied(call, rows, weights, "mk,ekn->mn")
