@@ -39,7 +39,7 @@ def build(by_kernel: bool) -> tuple[nn.Module, Tensor]:
     return Experts(16, by_kernel).eval(), torch.randn(12, 6)
 
 
-# The kernel takes rows of 16 bytes, eight numbers in half precision: its units go by eights. The stem's would be one gate.
+# The kernel takes rows of 16 bytes, eight numbers in half precision: units go by eights. The stem's would be one gate.
 @pytest.mark.parametrize(("by_kernel", "gates"), [(False, [8, 16]), (True, [2])])
 def test_units_of_experts_are_gated(by_kernel, gates):
     model, x = build(by_kernel)
