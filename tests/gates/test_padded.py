@@ -105,9 +105,11 @@ def test_what_zeros_would_not_save_is_refused():
     assert "the cut model does not run" in gated.refused["stem"]
 
 
-def test_a_network_that_writes_sizes_out_is_trained_to_a_small_target():
+def test_a_network_that_writes_sizes_out_is_trained_to_a_small_target_and_ships(tmp_path):
     torch.manual_seed(0)
     x = torch.randn(64, 5, 16)
     result = espalier.fit(Heads(), (x, x[..., :3]), loss=F.mse_loss, epochs=4, target=0.3, quiet=True)
     assert sum(m.weight.numel() for m in result.model.modules() if isinstance(m, nn.Linear)) <= 0.3 * (16 * 67)
     assert result.shares["weight_share"] <= 0.3
+    shipped = espalier.ship(result, tmp_path, formats=("torch", "python"), inputs=x[:8])
+    assert shipped.checks["python"]["difference"] < 1e-6
