@@ -70,9 +70,9 @@ class Case:
     def slopes(self) -> Tensor:
         """By the gates, of the readable network."""
         differential = Differential(template(self.shape["depth"], self.device).call, cross_entropy)
-        slopes = differential(self.params, {}, self.masks, *self.apart(), each=False, slopes=True)[2]
-        assert slopes is not None
-        return slopes
+        sized = differential(self.params, {}, self.masks, *self.apart(), each=False, slopes=True)[2]
+        assert sized is not None
+        return sized[0]
 
     def readable(self, dtype: torch.dtype | None = None) -> Callable[[], tuple[dict[str, Tensor], Tensor]]:
         differential = Differential(template(self.shape["depth"], self.device).call, cross_entropy, dtype)

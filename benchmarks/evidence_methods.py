@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import espalier
 from espalier.gates.recalibrate import recalibrate
 from espalier.train import PRESETS, Recipe
-from espalier.train.compiling import Recording
+from espalier.train.compiling import Compiling, Recording, as_it_is
 from espalier.train.gradients import Update
 from evidence_data import Images, Loader
 from evidence_networks import build, count, count_widths, uniform, whole_widths, widths_of
@@ -224,13 +224,15 @@ def train(
 
     On a GPU updates are recorded as those of ours are, so that seconds can be compared."""
     model.train()
+    on_gpu = case.device.type == "cuda"
+    network = Compiling(backend=as_it_is).form(model) if on_gpu else model  # what is not traced is not recorded
     total, last = torch.zeros((), device=case.device), min(updates, len(loader))
     parameters, no_mask = list(model.parameters()), torch.ones(1, 1, device=case.device)
-    recording = Recording() if case.device.type == "cuda" else Update.one_at_a_time
+    recording = Recording() if on_gpu else Update.one_at_a_time
 
     def closure(images: Tensor, labels: Tensor) -> Tensor:
         with case.autocast():
-            loss = F.cross_entropy(model(images), labels)
+            loss = F.cross_entropy(network(images), labels)
         loss.backward()
         return loss
 

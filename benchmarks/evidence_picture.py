@@ -3,7 +3,8 @@
     python benchmarks/evidence_picture.py FILE.jsonl ... --out PICTURE.svg
 
 A mark is the mean over the seeds of one target, at least three where there are so many; its arms are one standard
-deviation. A dashed line is the whole network, where the files hold runs of it.
+deviation. A network is left out if it has fewer where others have so many. A dashed line is the whole network, where
+the files hold runs of it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,8 @@ from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
 from espalier import files
 from espalier.report.figures import COLOURS, RULES
 from evidence import lines_of
-from evidence_table import COSTS, NETWORKS, deviation, mean, shown
+from evidence_table import COSTS, NETWORKS, RUNS, deviation, mean, shown
 
-RUNS = 3  # of a method at a size, to be drawn
 # What is drawn, and how it is called: ours, the same network narrowed from scratch, pruning.
 METHODS = {"ours": "Espalier", "uniform": "narrower, from scratch", "Torch-Pruning": "Torch-Pruning"}
 
@@ -58,7 +58,8 @@ def panel(axes: Axes, lines: Sequence[dict[str, Any]], cost: str) -> None:
 
 def picture(lines: Sequence[dict[str, Any]]) -> Figure:
     """A panel for each network and cost, panels of one network on one scale of errors."""
-    networks = sorted({line["network"] for line in lines})
+    runs = Counter((line["network"], line["cost"], line["target"], shown(line)) for line in lines)
+    networks = sorted({cell[0] for cell, count in runs.items() if count >= RUNS} or {cell[0] for cell in runs})
     costs = sorted({line["cost"] for line in lines if line["cost"] is not None})
     with matplotlib.rc_context(RULES):
         figure = Figure(figsize=(2.4 * len(networks) * len(costs), 3.3), layout="constrained")

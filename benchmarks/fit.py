@@ -7,12 +7,13 @@ Each network in one process: a plain update of the whole network; a search that 
 that ranks losses (two masks of half the batch), one mask at a time and, as ``fit`` does it, both in one pass; the same
 for slopes of two masks; settled, which trains the compact network through our optimiser; and a plain loop on that
 compact network. ``--compile`` adds plain, search, settled and compact with the network compiled, and on a GPU with the
-gradient recorded as a CUDA graph, for plain updates too. Rounds of all take turns, and medians are compared. Then whole
-runs, a slice of each in turn: the whole network trained; shaped by the default recipe, with settling and the cut; and
-trained whole for half of the updates, pruned by Torch-Pruning to the same share of the MACs, and trained on. A network
-that Torch-Pruning refuses has none. ``--round-to 8`` adds a run in blocks of eight units with a limit on latency, that
-of a uniform network; what the limit takes to measure is not counted. On a CPU some networks are narrow (``ON_CPU``); on
-a GPU they run under bfloat16 autocast. ViT, GPT and ResNet-18 are those of Transformers.
+gradient recorded as a CUDA graph, for plain updates too, with theta's update compiled beside compiled networks. Rounds
+of all take turns, and medians are compared. Then whole runs, a slice of each in turn: the whole network trained; shaped
+by the default recipe, with settling and the cut; and trained whole for half of the updates, pruned by Torch-Pruning to
+the same share of the MACs, and trained on. A network that Torch-Pruning refuses has none. With recorded updates there
+are recorded ones. ``--round-to 8`` adds a run in blocks of eight units, ``--limit`` a limit on its latency: that of
+a uniform network; what the limit takes to measure is not counted. On a CPU some networks are narrow (``ON_CPU``); on a
+GPU they run under bfloat16 autocast. ViT, GPT and ResNet-18 are those of Transformers.
 """
 
 from __future__ import annotations
@@ -219,6 +220,8 @@ class Bench:
         settings: of ``Compiling``."""
         network = structure.network
         closure = self.closure(Compiling(**settings).form(network) if compile else network)
+        if compile and not settings and self.device.type == "cuda":  # as `fit` does
+            structure.search.compile()
         ranked = not structure.search.reads_slopes and not structure.search.settled
         examples = self.batch // structure.search.samples if ranked else self.batch
         batch, recording = (self.x[:examples], self.y[:examples]), Recording() if record else None
@@ -252,32 +255,45 @@ class Bench:
         structure.compact()
         return structure, structure.gated.compact(structure.search.select())
 
-    def run_shaped(self, updates: int, settling: Callable[[Update], None], round_to: int | None = None) -> Update:
-        """The updates of a run by the default recipe, all of its phases; in blocks with a limit on latency.
+    def run_shaped(
+        self, updates: int, settling: Callable[[Update], None], round_to: int | None, limit: bool, record: bool
+    ) -> Update:
+        """The updates of a run by the default recipe, all of its phases; in blocks, and with a limit on latency.
         settling: called with what settles the structure and cuts the network."""
         model = self.build()
         gated = espalier.attach(model, self.x[:4], round_to=round_to)
         target: dict[Any, Any] = {"macs": self.target}
-        if round_to is not None:
+        if limit:
             target[gated.cost("latency", device=self.device, batch=self.batch)] = "uniform"
         structure = espalier.shape(gated, None, self.sgd(model), updates=updates, target=target)
+        compiling, recording = Compiling(backend=as_it_is), Recording() if record else None
 
         def update() -> None:
             if structure.update == structure.phases.settle:  # as `fit` does, so that the closure has the network
                 settling(structure.settle)
-            structure.step(self.closure(structure.network), self.x, self.y)
+            network = compiling.form(structure.network) if record else structure.network
+            structure.step(self.closure(network), self.x, self.y, together=recording)
 
         return update
 
-    def run_pruned(self, updates: int) -> Update:
+    def run_plain(self, record: bool) -> Update:
+        return self.plain_recorded(self.build(), backend=as_it_is) if record else self.plain(self.build())
+
+    def run_pruned(self, updates: int, record: bool) -> Update:
         """Trained whole, pruned by Torch-Pruning after half of the updates, trained on."""
         model = self.build()
-        self.pruned(copy.deepcopy(model))  # what it refuses, it refuses here
-        state = {"left": updates // 2, "update": self.plain(model)}
+        # What it refuses, it refuses here: on the CPU, since an index that is out of bounds ends the work of a GPU.
+        self.pruned(copy.deepcopy(model).cpu())
+
+        def trained() -> Update:
+            return self.plain_recorded(model, backend=as_it_is) if record else self.plain(model)
+
+        state = {"left": updates // 2, "update": trained()}
 
         def update() -> None:
             if state["left"] == 0:
-                state["update"] = self.plain(self.pruned(model))
+                self.pruned(model)
+                state["update"] = trained()
             state["left"] -= 1
             state["update"]()
 
@@ -288,33 +304,36 @@ class Bench:
         import torch_pruning as tp
 
         heads = [module for module in model.modules() if isinstance(module, nn.Linear)][-1:]
+        x = self.x[:2].to(next(model.parameters()).device)
         pruner = tp.pruner.MagnitudePruner(
-            model, self.x[:2], importance=tp.importance.MagnitudeImportance(p=2), iterative_steps=40,
+            model, x, importance=tp.importance.MagnitudeImportance(p=2), iterative_steps=40,
             pruning_ratio=0.95, global_pruning=False, ignored_layers=heads,
         )  # fmt: skip
-        full = tp.utils.count_ops_and_params(model, self.x[:2])[0]
+        full = tp.utils.count_ops_and_params(model, x)[0]
         for _ in range(40):
             pruner.step()
-            if tp.utils.count_ops_and_params(model, self.x[:2])[0] <= self.target * full:
+            if tp.utils.count_ops_and_params(model, x)[0] <= self.target * full:
                 return model
         raise ValueError("Torch-Pruning does not make it so small")
 
-    def whole_runs(self, updates: int, clock: Callable[[], float], round_to: int | None) -> dict[str, Any]:
+    def whole_runs(
+        self, updates: int, clock: Callable[[], float], round_to: int | None, limit: bool, record: bool
+    ) -> dict[str, Any]:
         """Seconds of whole runs of so many updates, in slices that take turns, and over those of the plain one."""
         settling: dict[str, float] = {}  # seconds of it, which a run of any length takes once
 
-        def shaped(name: str, round_to: int | None) -> Update:
+        def shaped(name: str, round_to: int | None, limit: bool) -> Update:
             def settle(update: Update) -> None:
                 settling[name] = round(timed(update, 1, self.device, clock), 3)
 
-            return self.run_shaped(updates, settle, round_to)
+            return self.run_shaped(updates, settle, round_to, limit, record)
 
-        runs = {"plain": self.plain(self.build()), "shaped": shaped("shaped", None)}
+        runs = {"plain": self.run_plain(record), "shaped": shaped("shaped", None, False)}
         if round_to is not None:
-            runs["shaped in blocks"] = shaped("shaped in blocks", round_to)
+            runs["shaped in blocks"] = shaped("shaped in blocks", round_to, limit)
         told: dict[str, Any] = {"updates": updates, "seconds to settle": settling}
         try:
-            runs["pruned"] = self.run_pruned(updates)
+            runs["pruned"] = self.run_pruned(updates, record)
         except Exception as error:  # a network that it refuses
             told["pruned"] = f"-: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         seconds = dict.fromkeys(runs, 0.0)
@@ -442,9 +461,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5, help="of each round of each update")
     parser.add_argument("--run", type=float, default=10.0, help="seconds of a plain run beside whole runs; 0: none")
-    parser.add_argument(
-        "--round-to", type=int, help="and a whole run in blocks of so many units, with a limit on latency"
-    )
+    parser.add_argument("--round-to", type=int, help="and a whole run in blocks of so many units")
+    parser.add_argument("--limit", action="store_true", help="on the latency of that run: a uniform network's")
     parser.add_argument("--one-pass", action=argparse.BooleanOptionalAction, default=True, help="and two masks")
     parser.add_argument("--compile", action="store_true", help="and compiled; on a GPU recorded, too")
     parser.add_argument(
@@ -466,13 +484,15 @@ def main() -> None:
             rows[name] = {"failed": f"{type(error).__name__}: {error}"}
             continue
         rows[name] = {"narrow": narrow, "ms": {key: round(value, 3) for key, value in times.items()}, **ratios(times)}
-        if given.run:
-            updates_of_run = max(FEWEST, round(1e3 * given.run / times["plain"]))
+        for kind in ("", ", recorded") if given.run else ():
+            if f"plain{kind}" not in times:
+                continue
+            updates_of_run, key = max(FEWEST, round(1e3 * given.run / times[f"plain{kind}"])), f"whole run{kind}"
             try:
-                rows[name]["whole run"] = bench.whole_runs(updates_of_run, clock, given.round_to)
+                rows[name][key] = bench.whole_runs(updates_of_run, clock, given.round_to, given.limit, bool(kind))
             except Exception as error:  # what was measured before is kept
-                rows[name]["whole run"] = {"failed": f"{type(error).__name__}: {error}"}
-            print(name, json.dumps(rows[name]["whole run"]), file=sys.stderr, flush=True)
+                rows[name][key] = {"failed": f"{type(error).__name__}: {error}"}
+            print(name, key, json.dumps(rows[name][key]), file=sys.stderr, flush=True)
         if given.one_pass:
             rows[name]["one mask at a time, because"] = bench.one_at_a_time
         print(name, json.dumps(ratios(times)), file=sys.stderr, flush=True)

@@ -1,5 +1,6 @@
 """Learning from slopes: exact where it should be, blind to scale, runs apart, and what is not finite left out."""
 
+import copy
 import math
 
 import numpy as np
@@ -377,3 +378,29 @@ def test_a_compiled_update_is_the_eager_one():
         eager.tell(*values)
         compiled.tell(*values)
         torch.testing.assert_close(compiled.theta, eager.theta, rtol=0, atol=1e-5)
+
+
+def test_a_copy_of_a_compiled_search_moves_its_own_theta():
+    search = Search(MIXED, cost=[1.0] * D, signal="slopes", penalty=0.1, batch=2)
+    search.compile()
+    twin, before = copy.deepcopy(search), search.theta
+    twin.tell(*told(twin, 0))
+    assert search.theta.equal(before)
+    assert not twin.theta.equal(before)
+
+
+def test_what_torch_cannot_compile_stays_as_it_is(monkeypatch):
+    def refusing(function, **settings):
+        def form(*given):
+            raise torch._dynamo.exc.Unsupported("no such operation\nand more of it")
+
+        return form
+
+    monkeypatch.setattr(torch, "compile", refusing)
+    plain, refused = (Search(MIXED, cost=[1.0] * D, signal="slopes", penalty=0.1, batch=2) for _ in range(2))
+    refused.compile()
+    values = told(plain, 0)
+    plain.tell(*values)
+    with pytest.warns(UserWarning, match="theta is updated uncompiled: torch.compile says no such operation"):
+        refused.tell(*values)
+    assert refused.theta.equal(plain.theta)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,18 @@ from espalier.search.one_run import OneRun
 from espalier.search.penalty import FLATTEST, Penalty
 from espalier.search.recorded import Recorded
 from espalier.search.signal import Adaptation, Signal, of_losses
-from espalier.space import BadInput, BadMask, BadMaskType, BadType, Corrupt, Diverged, Space, Unreachable, whole_number
+from espalier.space import (
+    BadInput,
+    BadMask,
+    BadMaskType,
+    BadType,
+    Corrupt,
+    Diverged,
+    Space,
+    Unreachable,
+    first_line,
+    whole_number,
+)
 
 CACHED = 1 << 18  # entries handled at a time on a CPU, so that what a step needs between passes stays in its cache
 
@@ -308,10 +320,10 @@ class Search:
 
     def compile(self) -> None:
         """Compile :meth:`draw` and :meth:`learn`. It takes seconds, once. On a GPU a search over many gates then takes
-        one pass over theta instead of many. Not needed inside a step that is compiled as a whole."""
+        one pass over theta instead of many. Not needed inside a step that is compiled as a whole. What torch cannot
+        compile stays as it is, with a warning. A copy of the search is not compiled."""
         self._one_run = None
-        self._draw = torch.compile(self._distribution.draw, fullgraph=True, dynamic=False)
-        self._learn = torch.compile(self._update, fullgraph=True, dynamic=False)
+        self._draw, self._learn = _compiled(self._distribution.draw), _compiled(self._update)
 
     def _update(self, masks: Tensor, losses: Tensor, slopes: Tensor | None, spreads: Tensor | None) -> Tensor:
         losses = losses.detach().to(self.device)
@@ -426,13 +438,15 @@ class Search:
         return state
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the memory of what was asked last and what was recorded, which cannot be copied, and without what
-        holds the tensors of this search."""
+        """Without the memory of what was asked last and what was recorded or compiled, which cannot be copied, and
+        without what holds the tensors of this search."""
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_draw", "_learn")}
         recorded = None if self._recorded is None else Recorded()
-        return self.__dict__ | {"_asked": None, "_recorded": recorded, "_one_run": self._one_run is not None}
+        return state | {"_asked": None, "_recorded": recorded, "_one_run": self._one_run is not None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._draw, self._learn = self._distribution.draw, self._update
         self._one_run = OneRun.of(self) if state["_one_run"] else None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -555,3 +569,20 @@ class Search:
                 self._check_given(given, name, masks.shape, "entry")
                 if given.device != self.device:
                     raise BadInput(f"{name} are on {given.device}, the search is on {self.device}; use {name}.to(...)")
+
+
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function compiled for fixed shapes; as it is where torch says, in its first call, that it cannot."""
+    form = torch.compile(function, fullgraph=True, dynamic=False)
+
+    def call(*given: Any) -> Tensor:
+        nonlocal form
+        try:
+            return form(*given)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = first_line(getattr(error, "inner_exception", error))
+            warnings.warn(f"theta is updated uncompiled: torch.compile says {reason}", stacklevel=2)
+            form = function
+            return form(*given)
+
+    return call

@@ -172,7 +172,9 @@ class Training(Task):
     )
     seed: int = setting(0, "Of the weights, the masks and the order of the examples.", least=0, after="scale")
     channels_last: bool = setting(False, "Images and weights lie in memory channels last.", after="precision")
-    compile: bool = setting(False, "Train the network as torch.compile makes it; earns itself back in long runs.")
+    compile: bool | None = setting(
+        None, "Train the network as torch.compile makes it; default: long runs on cuda are recorded as they are."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

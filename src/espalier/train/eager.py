@@ -60,6 +60,8 @@ class EagerEngine(Engine):
         if self.compile or (self.compile is None and long):  # by itself only what runs the same kernels
             self.compiling = Compiling() if self.compile else Compiling(asked=False, backend=as_it_is)
             self.recording = Recording(asked=bool(self.compile)) if on_gpu else None
+        if self.compile and on_gpu:  # on a CPU theta's update of one run is not torch's
+            self.search.compile()
         # Of an epoch: loss, updates, wrong classes, predictions. On the device: reading one would wait for a GPU.
         self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
         self._batches: Iterator[Batch] | None = None  # of the rest of the epoch

@@ -68,7 +68,7 @@ def fit(
     device: str | torch.device | None = None,
     precision: Precision | None = None,
     channels_last: bool = False,
-    compile: bool | None = False,
+    compile: bool | None = None,
     validation: Any = None,
     metrics: scoring.Metrics = None,
     monitor: str | None = None,
@@ -117,10 +117,10 @@ def fit(
     seed: of the masks, of the order of the examples, and of everything random inside the call.
     precision: of matrix products while training: "float32", "tf32" (on a GPU), or "bf16" (autocast; weights stay as
         they are). None leaves torch's own switches alone. channels_last: images and weights lie so in memory.
-    compile: True: the network and the loss by ``torch.compile``, once for each phase of the run, and on a GPU updates
-        are recorded as a CUDA graph. It takes from seconds to a minute, which a long run earns back; what cannot be
-        compiled is trained as it is, and a warning says so. None: on a GPU, in a run of 5,000 updates or more, updates
-        are recorded as they are: the same kernels, without the time that it takes to launch them.
+    compile: None: on a GPU, in a run of 5,000 updates or more, updates are recorded as a CUDA graph: the same kernels,
+        without the time that it takes to launch them. What cannot be recorded is trained as it is. True: the network,
+        the loss and theta's update by ``torch.compile``, once for each phase of the run, and on a GPU recorded, too. It
+        takes from seconds to a minute, which a long run earns back; a warning says what does not work. False: neither.
     validation: data as above, of a Dataset its test part, which is the default where ``data`` is one; or a share of
         the data to hold out, such as 0.1, each class in proportion. Evaluated after every epoch under the mask that
         would ship.
