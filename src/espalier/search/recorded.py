@@ -34,8 +34,7 @@ class Recorded:
             return function(*given)
         if self.graph is None:
             self._record(function, given)
-        for mine, theirs in zip(self.tensors, _tensors(given), strict=True):
-            mine.copy_(theirs)
+        torch._foreach_copy_(self.tensors, _tensors(given))
         assert self.graph is not None
         self.graph.replay()
         return self.outputs

@@ -127,7 +127,8 @@ def skips(optimizer: torch.optim.Optimizer) -> bool:
 
 def step_if_finite(optimizer: torch.optim.Optimizer, losses: Tensor) -> None:
     """One step of an optimiser that skips; none where a loss is not finite, and nobody waits to know."""
-    optimizer.found_inf = (~losses.isfinite().all()).float()  # type: ignore[attr-defined]
+    finite = losses[0].isfinite() if len(losses) == 1 else losses.isfinite().all()
+    optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
     try:
         optimizer.step()
     finally:

@@ -260,15 +260,16 @@ class StructureOptimizer(torch.optim.Optimizer):
 
     def _noted(self, losses: Tensor) -> Tensor:
         """The mean of the finite losses; where there is none, this update is noted for :meth:`check`."""
-        if not losses.is_cuda and len(losses) == 1:
+        alone = len(losses) == 1
+        if alone and not losses.is_cuda:
             if not math.isfinite(losses.item()):
                 self._lost = torch.tensor(self.update + 1)
             return losses[0].clone()  # the closure may write over its own
         finite = losses.isfinite()
-        alive = finite.any()
+        alive = finite[0] if alone else finite.any()
         lost = torch.zeros((), dtype=torch.int64, device=alive.device) if self._lost is None else self._lost
         self._lost = torch.where(alive | (lost > 0), lost, self.update + 1)
-        return torch.where(finite, losses, 0.0).sum() / finite.sum()
+        return losses[0].clone() if alone else torch.where(finite, losses, 0.0).sum() / finite.sum()
 
     def check(self, batch: Any = ()) -> None:
         """Raise :class:`Diverged` if no loss of an update was finite. ``step`` does so by itself: on the CPU at once,
