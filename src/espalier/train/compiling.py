@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
@@ -105,21 +105,22 @@ class Recording:
     def __init__(self, asked: bool = True) -> None:
         self.asked, self.on, self.looking = asked, True, False
         self.graphs = _graphs()
-        self.parameters: Sequence[Tensor] = ()
+        self.first: Tensor | None = None  # parameter
+        self.slopes = False
         self.known: dict[object, tuple[Recorded, list[Tensor | None]]] = {}
 
     def __call__(self, update: Update) -> Gradient:
         if not self.on or update.across is not None:  # what waits for other processes is not recorded
             return update.one_at_a_time()
         masks, parts, parameters = update.masks, update.parts, update.parameters
-        if not self.parameters or self.parameters[0] is not parameters[0]:  # another network: the phase has changed
-            self.parameters, self.known = list(parameters), {}
+        if parameters[0] is not self.first or update.slopes != self.slopes:  # a new phase: what is known is of no use
+            self.first, self.slopes, self.known = parameters[0], update.slopes, {}
         shapes = tuple((tensor.shape, tensor.dtype) for tensor in (masks, *pytree.tensors(list(parts))))
-        if (shapes, update.slopes) not in self.known:
+        if shapes not in self.known:
             if len(self.known) == SHAPES:
                 return update.one_at_a_time()
-            self.known[shapes, update.slopes] = Recorded(), []
-        recorded, gradients = self.known[shapes, update.slopes]
+            self.known[shapes] = Recorded(), []
+        recorded, gradients = self.known[shapes]
         if self.looking or recorded.calls == WARM - 1:
             return self._looked(update, recorded)
         recording = recorded.graph is None
