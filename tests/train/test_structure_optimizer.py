@@ -125,6 +125,22 @@ def test_once_settled_the_closure_is_called_once_and_divergence_is_still_seen() 
         structure.step(lambda: torch.tensor(float("inf")))
 
 
+def test_what_is_noted_on_a_device_is_found_at_the_next_look() -> None:
+    """As on a GPU, which is not asked in every update: the first update without a finite loss is named."""
+    _, gated, inner, search = parts()
+    structure = StructureOptimizer(inner, search, gated)
+    state = structure.state_dict()
+    for update, lost in enumerate([0.0, 0.0, 1.0, 0.0, 1.0], start=7):
+        structure.update = update
+        structure._noted(torch.tensor([0.5]), torch.tensor(lost))
+    with pytest.raises(espalier.Diverged, match="update 10: every loss"):
+        structure.check()
+    structure.check()  # it is said once
+    structure._noted(torch.tensor([0.5]), torch.tensor(1.0))
+    structure.load_state_dict(state)  # of before
+    structure.check()
+
+
 @pytest.mark.parametrize("on_inner", [True, False])
 def test_learning_rate_schedulers_work_on_either(on_inner: bool) -> None:
     model, gated, inner, search = parts()

@@ -50,7 +50,7 @@ class Update:
     closure: given a part, computes the loss of the masked model, goes backwards through it, and returns it. What the
     gradients held before is lost. gated: None where it needs no mask, as that of a compact network.
     across: the mean of losses and slopes over processes, where each computes a part: then all of them know the same.
-    skips: the optimiser leaves the weights alone by itself where a loss is not finite, see :func:`step_if_finite`.
+    skips: the optimiser leaves the weights alone by itself where a loss is not finite, see :func:`step_unless`.
     even: of the search, by which sizes of gates on many channels are made.
     """
 
@@ -125,10 +125,18 @@ def skips(optimizer: torch.optim.Optimizer) -> bool:
     return getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
-def step_if_finite(optimizer: torch.optim.Optimizer, losses: Tensor) -> None:
-    """One step of an optimiser that skips; none where a loss is not finite, and nobody waits to know."""
-    finite = losses[0].isfinite() if len(losses) == 1 else losses.isfinite().all()
-    optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+def not_finite(losses: Tensor) -> tuple[Tensor | float, Tensor | float]:
+    """Whether none of the losses ``(samples)`` is finite, and whether some are not: 1.0 or 0.0, on a GPU as tensors."""
+    if not losses.is_cuda:
+        finite = [math.isfinite(loss) for loss in losses.tolist()]
+        return float(not any(finite)), float(not all(finite))
+    each = torch.ne(losses - losses, 0, out=torch.empty_like(losses, dtype=torch.float32))
+    return (each[0], each[0]) if len(each) == 1 else (each.amin(), each.amax())
+
+
+def step_unless(spoilt: Tensor | float, optimizer: torch.optim.Optimizer) -> None:
+    """One step of an optimiser that skips; none where this is 1.0, and nobody waits to know."""
+    optimizer.found_inf = torch.as_tensor(spoilt, dtype=torch.float32)  # type: ignore[attr-defined]
     try:
         optimizer.step()
     finally:

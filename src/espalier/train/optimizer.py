@@ -3,7 +3,6 @@ recipe, ``espalier.shape``; and what comes out."""
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -28,7 +27,7 @@ from espalier.space import whole_number as whole
 from espalier.train import checks, descent, feed, pytree, recipes, scoring, targets
 from espalier.train import ranks as processes
 from espalier.train.descent import Constant, Optimizer, Schedule
-from espalier.train.gradients import Gated, Gradient, Update, only_finite, skips, step_if_finite
+from espalier.train.gradients import Gated, Gradient, Update, not_finite, only_finite, skips, step_unless
 from espalier.train.ranks import Ranks, WholeBatch
 from espalier.train.recipes import OptimizerFactory, Phases, Recipe
 from espalier.train.result import Result, Row, Shares, rows
@@ -100,7 +99,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         self.ranks = ranks
         # The mean over processes that train the same model.
         self.across: Callable[[Tensor], Tensor] | None = None if ranks is None else ranks.mean
-        self._lost: Tensor | None = None  # the first update since the last check that had no finite loss, or 0
+        self._lost: Tensor | None = None  # of the updates since the last check: 1 for one that had no finite loss
         self._stepped = self._counted = 0  # steps of the inner optimiser, and those of them that were updates
         optimizer.register_step_post_hook(self._count)
         search.record()
@@ -209,7 +208,8 @@ class StructureOptimizer(torch.optim.Optimizer):
             told = [one if one is None else self.ranks.placed(one, apart, len(masks)) for one in told]
             if not skipping:
                 only_finite(parameters, losses)  # also where the masks of another rank are the cause
-        mean = self._noted(losses)
+        none_finite, some_not = not_finite(losses)
+        mean = self._noted(losses, none_finite)
         if not rests:
             try:
                 self.search.tell(masks, losses, *(one if one is None else one.to(self.search.device) for one in told))
@@ -222,7 +222,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         if self.ranks is not None:
             self.ranks.add_up(parameters, 1 / self.ranks.count if apart is None else len(masks_now) / len(masks))
         if skipping:
-            step_if_finite(self.inner, losses)
+            step_unless(some_not, self.inner)
         else:
             self.inner.step()
         self._counted = self._stepped if self._counted >= 0 else -1
@@ -258,24 +258,25 @@ class StructureOptimizer(torch.optim.Optimizer):
         if self.settled is not None:
             self.settled.write_back()
 
-    def _noted(self, losses: Tensor) -> Tensor:
-        """The mean of the finite losses; where there is none, this update is noted for :meth:`check`."""
-        alone = len(losses) == 1
-        if alone and not losses.is_cuda:
-            if not math.isfinite(losses.item()):
-                self._lost = torch.tensor(self.update + 1)
+    def _noted(self, losses: Tensor, lost: Tensor | float) -> Tensor:
+        """The mean of the finite losses. lost: whether there is none, which is noted for :meth:`check`."""
+        if isinstance(lost, Tensor):
+            if self._lost is None:
+                self._lost, self._since = torch.zeros(LOOK, device=lost.device), self.update
+            self._lost[self.update - self._since] = lost
+        elif lost:
+            self._lost, self._since = torch.ones(1), self.update
+        if len(losses) == 1:
             return losses[0].clone()  # the closure may write over its own
         finite = losses.isfinite()
-        alive = finite[0] if alone else finite.any()
-        lost = torch.zeros((), dtype=torch.int64, device=alive.device) if self._lost is None else self._lost
-        self._lost = torch.where(alive | (lost > 0), lost, self.update + 1)
-        return losses[0].clone() if alone else torch.where(finite, losses, 0.0).sum() / finite.sum()
+        return torch.where(finite, losses, 0.0).sum() / finite.sum()
 
     def check(self, batch: Any = ()) -> None:
         """Raise :class:`Diverged` if no loss of an update was finite. ``step`` does so by itself: on the CPU at once,
         on a GPU, which it does not wait for, every hundred updates. batch: what was read last, to be looked at."""
-        update, self._lost = 0 if self._lost is None else int(self._lost), None
-        if update:
+        noted, self._lost = () if self._lost is None else self._lost.tolist(), None
+        if 1.0 in noted:
+            update = self._since + noted.index(1.0) + 1
             total = "" if self.phases is None else f" of {self.phases.end}"
             raise Diverged(
                 f"update {update}{total}: every loss of an update was infinite or not a number, after "
@@ -319,7 +320,7 @@ class StructureOptimizer(torch.optim.Optimizer):
             self.compact()
         self.inner.load_state_dict(state_dict["inner"])
         self._share()  # the inner one has made itself new groups
-        self.update = int(state_dict["update"])
+        self.update, self._lost = int(state_dict["update"]), None
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state_dict["scheduler"])
 
