@@ -235,6 +235,8 @@ def test_a_state_of_the_compact_network_is_whole_without_write_back(round_to: in
     if round_to is not None:
         with pytest.raises(espalier.BadInput, match=r'round_to=state\["blocks"\]'):
             begin(1)[1].load_state_dict(saved["shaping"])
+    with pytest.warns(UserWarning, match="load the model before the state"):
+        begin(1, saved["shaping"].get("blocks"))[1].load_state_dict(saved["shaping"])
     again, resumed = begin(1, saved["shaping"].get("blocks"))
     again.load_state_dict(saved["model"])
     resumed.load_state_dict(saved["shaping"])

@@ -25,7 +25,7 @@ from espalier.gates.recalibrate import recalibrate_under
 from espalier.search import Search
 from espalier.space import BadInput, BadType, Diverged
 from espalier.space import whole_number as whole
-from espalier.train import checks, descent, feed, pytree, recipes, scoring, targets
+from espalier.train import checks, descent, feed, fingerprint, pytree, recipes, scoring, targets
 from espalier.train import ranks as processes
 from espalier.train.descent import Constant, Optimizer, Schedule
 from espalier.train.gradients import Gated, Gradient, Update, only_finite, skips, step_if_finite
@@ -297,11 +297,12 @@ class StructureOptimizer(torch.optim.Optimizer):
             "update": self.update,
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             **({"blocks": blocks} if blocks else {}),
+            **({"weights": fingerprint.weights(self.settled.small.parameters())} if self.settled is not None else {}),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the model first: where the state is of a compact network, it is cut out of the model as it is now."""
-        if state_dict.keys() - {"blocks"} != {"inner", "search", "compact", "update", "scheduler"}:
+        if state_dict.keys() - {"blocks", "weights"} != {"inner", "search", "compact", "update", "scheduler"}:
             raise BadInput(
                 "the state of a StructureOptimizer holds inner, search, compact, update and scheduler, not "
                 f"{sorted(state_dict)}; a state of its inner optimiser alone goes into .inner"
@@ -315,7 +316,13 @@ class StructureOptimizer(torch.optim.Optimizer):
             )
         self.search.load_state_dict(state_dict["search"])
         if state_dict["compact"]:
-            self.compact()
+            weights = fingerprint.weights(self.compact().parameters())
+            if state_dict.get("weights", weights) != weights:
+                warnings.warn(
+                    "the model holds other weights than this state was kept with, and goes on from them: load the "
+                    "model before the state, and save it after state_dict() or write_back()",
+                    stacklevel=2,
+                )
         self.inner.load_state_dict(state_dict["inner"])
         self._share()  # the inner one has made itself new groups
         self.update = int(state_dict["update"])
