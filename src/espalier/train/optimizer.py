@@ -101,6 +101,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         # The mean over processes that train the same model.
         self.across: Callable[[Tensor], Tensor] | None = None if ranks is None else ranks.mean
         self._lost: Tensor | None = None  # the first update since the last check that had no finite loss, or 0
+        self._others: dict[str, int] | None = None  # versions of parameters that this optimiser does not hold
         self._stepped = self._counted = 0  # steps of the inner optimiser, and those of them that were updates
         optimizer.register_step_post_hook(self._count)
         search.record()
@@ -180,6 +181,8 @@ class StructureOptimizer(torch.optim.Optimizer):
             check_parameters(self.inner, self.network)
             self._groups = len(self.param_groups)
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        if self._others is None:
+            self._others = self._versions()
         rests = under is not None or self.search.settled
         if self.settled is not None and under is not None:
             raise BadInput("a compact network is trained now, which takes no mask: step(closure) without `under`")
@@ -249,9 +252,22 @@ class StructureOptimizer(torch.optim.Optimizer):
         if not self.search.settled:
             raise BadInput("compact() goes on with the structure that was settled on: call search.settle() first")
         if self.settled is None:
+            now, before = self._versions(), self._others or {}
+            if moved := [name for name, version in now.items() if before.get(name, version) != version]:
+                warnings.warn(
+                    f"{moved[0]} is moved by something else than this optimiser, and stands still from here on: build "
+                    "an optimiser of its own anew, of the parameters of the compact network, .network",
+                    stacklevel=3,
+                )
             plan = self.gated.plan(self.search.select())  # type: ignore[attr-defined]
             self.settled = Settled(self.gated.model, plan, self.inner)
         return self.settled.small
+
+    def _versions(self) -> dict[str, int]:
+        """How often each parameter was changed in place that is trained, and that this optimiser does not hold."""
+        held = {id(parameter) for group in self.param_groups for parameter in group["params"]}
+        named = self.gated.model.named_parameters()
+        return {name: own._version for name, own in named if own.requires_grad and id(own) not in held}
 
     def write_back(self) -> None:
         """Write the weights of the compact network into the model; nothing to do before :meth:`compact`."""
