@@ -296,3 +296,12 @@ def test_another_optimiser_of_the_whole_network_is_named_when_it_settles(
     said = [str(warning.message) for warning in recwarn if "anew" in str(warning.message)]
     assert len(said) == steps
     assert all(word.startswith("2.weight is moved by something else") for word in said)
+
+
+def test_hooks_of_parameters_are_named_when_it_settles() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 5)).double()
+    x = X[:64].flatten(1)[:, :16]
+    model[2].weight.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    with pytest.warns(UserWarning, match=r"2\.weight has hooks.*register them anew"):
+        espalier.fit(model, (x, Y[:64]), epochs=4, batch_size=32, target=0.6, quiet=True)

@@ -259,6 +259,13 @@ class StructureOptimizer(torch.optim.Optimizer):
                     "an optimiser of its own anew, of the parameters of the compact network, .network",
                     stacklevel=3,
                 )
+            named = self.gated.model.named_parameters()
+            if hooked := [name for name, own in named if own._backward_hooks or own._post_accumulate_grad_hooks]:
+                warnings.warn(
+                    f"{hooked[0]} has hooks, which do not go over to the compact network: register them anew on the "
+                    "parameters of .network",
+                    stacklevel=3,
+                )
             plan = self.gated.plan(self.search.select())  # type: ignore[attr-defined]
             self.settled = Settled(self.gated.model, plan, self.inner)
         return self.settled.small
