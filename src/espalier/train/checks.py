@@ -222,9 +222,9 @@ def _way_out(model: nn.Module, inputs: Nested, error: Exception) -> str:
 
 
 def _shown(inputs: Nested) -> str:
-    return (
-        ", ".join(f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in pytree.tensors(inputs)) or "none"
-    )
+    given = [f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in pytree.tensors(inputs)]
+    more = f" and {len(given) - 4} more" if len(given) > 4 else ""
+    return ", ".join(given[:4]) + more or "none"
 
 
 @contextmanager
