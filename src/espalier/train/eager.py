@@ -260,6 +260,7 @@ class EagerEngine(Engine):
             "structure": self.structure.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "sums": self.sums.tolist(),
+            "generators": [generator.get_state() for generator in self.feed.generators],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -275,6 +276,8 @@ class EagerEngine(Engine):
         self.structure.load_state_dict(state["structure"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
+        for generator, drawn in zip(self.feed.generators, state.get("generators", ())):
+            generator.set_state(drawn)
         self.began_with = state["began_with"]
         self.sums.copy_(torch.tensor(state["sums"], dtype=torch.float64))
         if self.ranks is not None and not self.ranks.first:
