@@ -236,7 +236,8 @@ def unreachable(gated: Any, cost: Any) -> Iterator[None]:
         if not (isinstance(cost, str) and cost in ("weights", "macs", "parameters") and hasattr(gated, "held")):
             raise
         shown = [f"{name} ({count:,.0f})" for name, count in gated.held(cost)[:5]]
-        raise Unreachable(f"{error}. The {cost} that always stay are of {', '.join(shown)}") from None
+        why = "espalier.attach(model, inputs).explain() says why"
+        raise Unreachable(f"{error}. The {cost} that always stay are of {', '.join(shown)}; {why}") from None
 
 
 def attaching(
