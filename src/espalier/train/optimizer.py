@@ -419,6 +419,9 @@ class StructureOptimizer(torch.optim.Optimizer):
             self.inner.param_groups.pop()
             raise
 
+    def __getstate__(self) -> dict[str, Any]:  # torch's leaves out everything but the groups
+        raise BadType("a StructureOptimizer is neither copied nor pickled; keep its state_dict(), beside the model's")
+
     def __repr__(self) -> str:
         return f"StructureOptimizer({self.inner!r}, d={self.search.space.d})"
 
