@@ -1,6 +1,7 @@
 """Copies of a gated model, and modules that changed places since: neither is ever masked wrongly."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -138,3 +139,26 @@ def test_what_a_model_keeps_of_its_last_pass_is_no_obstacle():
     gated.detach()
     result = espalier.fit(model, (x, torch.arange(8) % 2), epochs=6, batch_size=4, target=0.5, quiet=True)
     assert result.model.last.in_features <= 3
+
+
+def test_a_function_that_holds_the_original_is_refused():
+    """A cut would run the whole model, or a dropout that no eval() reaches."""
+    model, wrapped = small_mlp(), small_mlp()
+    model.forward = functools.partial(model.forward)  # of a copy it is the copy's
+    assert espalier.attach(model, torch.randn(3, 4)).d > 0
+    own = wrapped.forward
+    wrapped.forward = lambda x: own(x)
+    with pytest.raises(espalier.BadInput, match=r"still runs 0 of this one.*torch\.compile\(model\.forward\)"):
+        espalier.attach(wrapped, torch.randn(3, 4))
+
+    class Dropped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.drop, self.last = nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)
+            self.noisy = lambda x: self.drop(x)
+
+        def forward(self, x):
+            return self.last(self.noisy(self.first(x).relu()))
+
+    with pytest.raises(espalier.BadInput, match="still runs drop of this one"):
+        espalier.attach(Dropped(), torch.randn(3, 4))

@@ -126,8 +126,10 @@ def loaders() -> dict[str, Tensor]:
     if dist.is_initialized():
         sampler: Any = DistributedSampler(TensorDataset(x, y), seed=1)
         own = DataLoader(TensorDataset(x, y), 8, sampler=sampler)
-        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10)).double()
-        found["sampler_theta"] = espalier.fit(model, own, epochs=2, target=0.5, quiet=True, **several).theta
+        layers = [nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 10)]
+        model = nn.Sequential(*layers).double()
+        result = espalier.fit(model, own, epochs=2, target=0.5, validation=(x, y), quiet=True, **several)
+        found |= {"sampler_theta": result.theta, "sampler_loss": torch.tensor(result.validation_loss)}
     return found
 
 

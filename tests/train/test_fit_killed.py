@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import espalier
 from espalier import fit
@@ -106,16 +107,20 @@ def test_a_time_limit_without_a_checkpoint_ends_the_run_early(monkeypatch: pytes
     assert result.share_after <= 0.4
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["", "drawing from a generator of its own"])
 def test_somebody_else_s_loader_is_resumed_at_the_start_of_an_epoch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def read() -> DataLoader[tuple[Tensor, ...]]:
+        drawn = torch.Generator().manual_seed(3) if own else None
+        return DataLoader(TensorDataset(*DATA), 32, shuffle=True, drop_last=True, generator=drawn)
+
     clock = Slow(monkeypatch)
-    expected = call(networks.mixed_network(), networks.loader(DATA, 32), loss=clock)
+    expected = call(networks.mixed_network(), read(), loss=clock)
     parts = []
     while not parts or not parts[-1].finished:
         model = networks.mixed_network()
-        loader = networks.loader(DATA, 32)
-        parts.append(call(model, loader, loss=clock, checkpoint=tmp_path, time_limit=25.0, quiet=False))
+        parts.append(call(model, read(), loss=clock, checkpoint=tmp_path, time_limit=25.0, quiet=False))
         assert len(parts) < 10
     assert "at the start of the epoch it was in" in capsys.readouterr().err
     assert len(parts) > 2

@@ -235,6 +235,8 @@ def test_a_state_of_the_compact_network_is_whole_without_write_back(round_to: in
     if round_to is not None:
         with pytest.raises(espalier.BadInput, match=r'round_to=state\["blocks"\]'):
             begin(1)[1].load_state_dict(saved["shaping"])
+    with pytest.warns(UserWarning, match="load the model before the state"):
+        begin(1, saved["shaping"].get("blocks"))[1].load_state_dict(saved["shaping"])
     again, resumed = begin(1, saved["shaping"].get("blocks"))
     again.load_state_dict(saved["model"])
     resumed.load_state_dict(saved["shaping"])
@@ -270,3 +272,36 @@ def test_a_state_that_cannot_be_cut_is_begun_anew() -> None:
     structure.step(closure)
     assert structure.state[small[0].weight]["rows"].shape == (small[0].out_features,)
     assert 0 < small[0].out_features < 6
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_another_optimiser_of_the_whole_network_is_named_when_it_settles(
+    steps: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 5)).double()
+    other = torch.optim.SGD(model[2].parameters(), 0.1)
+    x = X[:64].flatten(1)[:, :16]
+    shaping = espalier.shape(model, x[:4], torch.optim.SGD(model[0].parameters(), 0.1), target=0.6, updates=10)
+
+    def closure() -> Tensor:
+        loss = F.cross_entropy(shaping.network(x), Y[:64])
+        loss.backward()
+        return loss
+
+    for _ in range(10):
+        shaping.step(closure)
+        if steps:
+            other.step()
+    said = [str(warning.message) for warning in recwarn if "anew" in str(warning.message)]
+    assert len(said) == steps
+    assert all(word.startswith("2.weight is moved by something else") for word in said)
+
+
+def test_hooks_of_parameters_are_named_when_it_settles() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 5)).double()
+    x = X[:64].flatten(1)[:, :16]
+    model[2].weight.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    with pytest.warns(UserWarning, match=r"2\.weight has hooks.*register them anew"):
+        espalier.fit(model, (x, Y[:64]), epochs=4, batch_size=32, target=0.6, quiet=True)

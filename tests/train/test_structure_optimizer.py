@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import networks
@@ -272,6 +273,8 @@ def test_bad_input_is_named() -> None:
     structure = StructureOptimizer(inner, search, gated)
     with pytest.raises(espalier.BadInput, match="needs a closure"):
         structure.step()
+    with pytest.raises(espalier.BadInput, match=r"keep its state_dict\(\)"):
+        copy.deepcopy(structure)
     with pytest.raises(espalier.BadInput, match="does the closure return it"):
         structure.step(lambda: None)
     with pytest.raises(espalier.BadInput, match=r"shape \(32,\).*take its mean"):

@@ -137,6 +137,7 @@ def test_the_smallest_share_that_is_named_can_be_met() -> None:
     with pytest.raises(Unreachable) as error:
         fit(networks.mlp(8, 1), DATA, loss=F.cross_entropy, epochs=1, cost="parameters", target=0.01, quiet=True)
     assert "The parameters that always stay are of 0.weight (64), 2.weight (10)," in str(error.value)
+    assert str(error.value).endswith("espalier.attach(model, inputs).explain() says why")
     named = float(str(error.value).split("share ")[1].split(";")[0])
     assert named == pytest.approx(smallest_share(), rel=1e-5)
     result = fit(networks.mlp(8, 1), DATA, loss=F.cross_entropy, epochs=1, cost="parameters", target=named, quiet=True)

@@ -61,6 +61,7 @@ class Trial:
             self.tolerance, self.dtype, self.model = ROUNDED, torch.float32, self.model.float()
             self.args, self.kwargs = tree_map_only(Tensor, to_float32, (self.args, self.kwargs))
             self.modes = self._modes() or {False: True}
+        self._refuse_original(model)
 
     def run(self, model: nn.Module, training: bool, seed: int = 7) -> list[Tensor]:
         """The output's tensors; buffers are put back afterwards."""
@@ -97,6 +98,18 @@ class Trial:
             return self.run(self.model, training), called
         finally:
             hook.remove()
+
+    def _refuse_original(self, model: nn.Module) -> None:
+        """Refuse a model whose copies run parts of the model itself, which no cut, mode or weight of theirs reaches."""
+        own = {module: path for path, module in model.named_modules()}
+        called = list[nn.Module]()
+        with contextlib.suppress(Exception):  # what does not run is said where it is tried out
+            _, called = self._called(False)
+        if found := [own[module] for module in called if module in own]:
+            raise BadInput(
+                f"a copy of this model still runs {found[0]} of this one: a function that it keeps, such as a lambda "
+                "or torch.compile(model.forward), holds that; make it a method of the class, and compile what comes out"
+            )
 
     def disagreement(self, structure: Structure, masks: Sequence[Array], adapted: Sequence[Adapted] = ()) -> str:
         """What goes wrong between masked and cut under these masks; empty when nothing does."""

@@ -222,9 +222,9 @@ def _way_out(model: nn.Module, inputs: Nested, error: Exception) -> str:
 
 
 def _shown(inputs: Nested) -> str:
-    return (
-        ", ".join(f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in pytree.tensors(inputs)) or "none"
-    )
+    given = [f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in pytree.tensors(inputs)]
+    more = f" and {len(given) - 4} more" if len(given) > 4 else ""
+    return ", ".join(given[:4]) + more or "none"
 
 
 @contextmanager
@@ -236,7 +236,8 @@ def unreachable(gated: Any, cost: Any) -> Iterator[None]:
         if not (isinstance(cost, str) and cost in ("weights", "macs", "parameters") and hasattr(gated, "held")):
             raise
         shown = [f"{name} ({count:,.0f})" for name, count in gated.held(cost)[:5]]
-        raise Unreachable(f"{error}. The {cost} that always stay are of {', '.join(shown)}") from None
+        why = "espalier.attach(model, inputs).explain() says why"
+        raise Unreachable(f"{error}. The {cost} that always stay are of {', '.join(shown)}; {why}") from None
 
 
 def attaching(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from espalier.train.gradients import OnePass, scalar
 from espalier.train.loop import Engine, Loop, Stop
 from espalier.train.optimizer import StructureOptimizer
 from espalier.train.result import Result, Row
-from espalier.train.scoring import Loss
+from espalier.train.scoring import Loss, Score
 
 Scheduler = torch.optim.lr_scheduler.LRScheduler
 LONG = 5000  # updates of a run on a GPU that are worth being recorded
@@ -244,6 +244,9 @@ class EagerEngine(Engine):
         result = self.structure.finish(self.feed, loss=self.loss, validation=self.validation, **about)
         if self.ranks is not None:
             self.ranks.same(list(result.model.state_dict().values()))
+            # Scored with statistics of BatchNorm of what a rank has read, which may be a share of its own.
+            score = self.ranks.from_first(lambda: {} if result.validation is None else asdict(result.validation))
+            result = replace(result, validation=Score(**score) if score else None)
         return [result]
 
     def close(self) -> None:
@@ -257,6 +260,7 @@ class EagerEngine(Engine):
             "structure": self.structure.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "sums": self.sums.tolist(),
+            "generators": [generator.get_state() for generator in self.feed.generators],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -272,6 +276,8 @@ class EagerEngine(Engine):
         self.structure.load_state_dict(state["structure"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
+        for generator, drawn in zip(self.feed.generators, state.get("generators", ())):
+            generator.set_state(drawn)
         self.began_with = state["began_with"]
         self.sums.copy_(torch.tensor(state["sums"], dtype=torch.float64))
         if self.ranks is not None and not self.ranks.first:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,11 +34,12 @@ LABELS = "labels"  # what a batch that is a dict calls its targets
 class Feed:
     """What the loop reads. ``updates``: in one epoch. ``exact``: whether a run may be resumed inside an epoch.
     ``shared``: whether every rank is given a share of its own. ``prepared``: what is done to stored inputs before the
-    network reads them, in words, where that is known."""
+    network reads them, in words, where that is known. ``generators``: what it draws from beside torch's global one."""
 
     updates: int
     exact = shared = False
     prepared = ""
+    generators: Sequence[torch.Generator] = ()
 
     def epoch(self, start: int, stop: int, compared: range, samples: int) -> Iterator[Batch]:
         """One batch for each update from start to stop, counted from the start of the run, all of one epoch.
@@ -141,7 +142,8 @@ class Tensors(Feed):
 class Batches(Feed):
     """An iterable of batches that can be gone through again, such as a DataLoader; resumed at an epoch's start.
 
-    Its random draws are its own: they come from torch's global generator, which a run seeds and a checkpoint stores.
+    Its random draws are its own: they come from torch's global generator, which a run seeds and a checkpoint stores, or
+    from one that a loader or its sampler was given, which a checkpoint stores, too.
     """
 
     def __init__(self, source: Any, adapt: Adapter | None = None) -> None:
@@ -162,7 +164,10 @@ class Batches(Feed):
                 self.updates = _counted(source)
         if not self.updates:
             raise BadInput("the data are empty: the iterable gives no batch")
-        sampler = getattr(source, "sampler", None)
+        sampler, batches = getattr(source, "sampler", None), getattr(source, "batch_sampler", None)
+        drawing = (source, sampler, batches, getattr(batches, "sampler", None))
+        found = dict.fromkeys(getattr(holder, "generator", None) for holder in drawing)
+        self.generators = [one for one in found if isinstance(one, torch.Generator)]
         if isinstance(sampler, torch.utils.data.DistributedSampler):
             self.shared, self.sampler = True, sampler
 
@@ -186,13 +191,17 @@ class Batches(Feed):
             yield pytree.join(inputs), pytree.join(targets)
 
     def once(self, limit: int | None = None) -> Generator[Batch, None, None]:
-        with torch.random.fork_rng(devices=[]):  # looking at the data leaves the run's random numbers as they were
-            seen = 0
-            for batch in islice(self._pass(), self.updates):  # a stream with a length need not have an end
-                yield batch
-                seen += examples(batch)
-                if limit is not None and seen >= limit:
-                    return
+        seen, states = 0, [generator.get_state() for generator in self.generators]
+        try:
+            with torch.random.fork_rng(devices=[]):  # looking at the data leaves the run's random numbers as they were
+                for batch in islice(self._pass(), self.updates):  # a stream with a length need not have an end
+                    yield batch
+                    seen += examples(batch)
+                    if limit is not None and seen >= limit:
+                        return
+        finally:
+            for generator, state in zip(self.generators, states):
+                generator.set_state(state)
 
     def describe(self, hashes: Hashes) -> dict[str, Any]:
         about: dict[str, Any] = {"batches": self.updates}

@@ -24,7 +24,7 @@ from espalier.gates.recalibrate import recalibrate_under
 from espalier.search import Search
 from espalier.space import BadInput, BadType, Diverged
 from espalier.space import whole_number as whole
-from espalier.train import checks, descent, feed, pytree, recipes, scoring, targets
+from espalier.train import checks, descent, feed, fingerprint, pytree, recipes, scoring, targets
 from espalier.train import ranks as processes
 from espalier.train.descent import Constant, Optimizer, Schedule
 from espalier.train.gradients import Gated, Gradient, Update, not_finite, only_finite, skips, step_unless
@@ -100,6 +100,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         # The mean over processes that train the same model.
         self.across: Callable[[Tensor], Tensor] | None = None if ranks is None else ranks.mean
         self._lost: Tensor | None = None  # of the updates since the last check: 1 for one that had no finite loss
+        self._others: dict[str, int] | None = None  # versions of parameters that this optimiser does not hold
         self._stepped = self._counted = 0  # steps of the inner optimiser, and those of them that were updates
         optimizer.register_step_post_hook(self._count)
         search.record()
@@ -179,6 +180,8 @@ class StructureOptimizer(torch.optim.Optimizer):
             check_parameters(self.inner, self.network)
             self._groups = len(self.param_groups)
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        if self._others is None:
+            self._others = self._versions()
         rests = under is not None or self.search.settled
         if self.settled is not None and under is not None:
             raise BadInput("a compact network is trained now, which takes no mask: step(closure) without `under`")
@@ -249,9 +252,29 @@ class StructureOptimizer(torch.optim.Optimizer):
         if not self.search.settled:
             raise BadInput("compact() goes on with the structure that was settled on: call search.settle() first")
         if self.settled is None:
+            now, before = self._versions(), self._others or {}
+            if moved := [name for name, version in now.items() if before.get(name, version) != version]:
+                warnings.warn(
+                    f"{moved[0]} is moved by something else than this optimiser, and stands still from here on: build "
+                    "an optimiser of its own anew, of the parameters of the compact network, .network",
+                    stacklevel=3,
+                )
+            named = self.gated.model.named_parameters()
+            if hooked := [name for name, own in named if own._backward_hooks or own._post_accumulate_grad_hooks]:
+                warnings.warn(
+                    f"{hooked[0]} has hooks, which do not go over to the compact network: register them anew on the "
+                    "parameters of .network",
+                    stacklevel=3,
+                )
             plan = self.gated.plan(self.search.select())  # type: ignore[attr-defined]
             self.settled = Settled(self.gated.model, plan, self.inner)
         return self.settled.small
+
+    def _versions(self) -> dict[str, int]:
+        """How often each parameter was changed in place that is trained, and that this optimiser does not hold."""
+        held = {id(parameter) for group in self.param_groups for parameter in group["params"]}
+        named = self.gated.model.named_parameters()
+        return {name: own._version for name, own in named if own.requires_grad and id(own) not in held}
 
     def write_back(self) -> None:
         """Write the weights of the compact network into the model; nothing to do before :meth:`compact`."""
@@ -299,11 +322,12 @@ class StructureOptimizer(torch.optim.Optimizer):
             "update": self.update,
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             **({"blocks": blocks} if blocks else {}),
+            **({"weights": fingerprint.weights(self.settled.small.parameters())} if self.settled is not None else {}),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the model first: where the state is of a compact network, it is cut out of the model as it is now."""
-        if state_dict.keys() - {"blocks"} != {"inner", "search", "compact", "update", "scheduler"}:
+        if state_dict.keys() - {"blocks", "weights"} != {"inner", "search", "compact", "update", "scheduler"}:
             raise BadInput(
                 "the state of a StructureOptimizer holds inner, search, compact, update and scheduler, not "
                 f"{sorted(state_dict)}; a state of its inner optimiser alone goes into .inner"
@@ -317,7 +341,13 @@ class StructureOptimizer(torch.optim.Optimizer):
             )
         self.search.load_state_dict(state_dict["search"])
         if state_dict["compact"]:
-            self.compact()
+            weights = fingerprint.weights(self.compact().parameters())
+            if state_dict.get("weights", weights) != weights:
+                warnings.warn(
+                    "the model holds other weights than this state was kept with, and goes on from them: load the "
+                    "model before the state, and save it after state_dict() or write_back()",
+                    stacklevel=2,
+                )
         self.inner.load_state_dict(state_dict["inner"])
         self._share()  # the inner one has made itself new groups
         self.update, self._lost = int(state_dict["update"]), None
@@ -390,6 +420,9 @@ class StructureOptimizer(torch.optim.Optimizer):
         except BadInput:
             self.inner.param_groups.pop()
             raise
+
+    def __getstate__(self) -> dict[str, Any]:  # torch's leaves out everything but the groups
+        raise BadType("a StructureOptimizer is neither copied nor pickled; keep its state_dict(), beside the model's")
 
     def __repr__(self) -> str:
         return f"StructureOptimizer({self.inner!r}, d={self.search.space.d})"

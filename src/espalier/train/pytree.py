@@ -23,7 +23,10 @@ def each(function: Callable[[Tensor], Any], value: Nested) -> Nested:
         return {key: each(function, item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return like(value, [each(function, item) for item in value])
-    raise BadType(f"inputs and targets are tensors, or tuples and dicts of them, not {type(value).__name__}")
+    raise BadType(
+        f"inputs and targets are tensors, or tuples and dicts of them, not {type(value).__name__}; leave it out, or "
+        "make it a tensor with examples first"
+    )
 
 
 def like(value: Nested, items: list[Nested]) -> Nested:
