@@ -131,6 +131,7 @@ class Insists(nn.Module):
 BRANCHES = {
     "torch's norm at the end": (lambda: Sandwich(nn.LayerNorm), 1),
     "a norm written out at the end": (lambda: Sandwich(ByHand), 1),
+    "a tuple with names": (AddsNamed, 1),
 }
 
 

@@ -464,6 +464,8 @@ def _mask_output(
         result = torch.nested.as_nested_tensor(parts)
     else:
         result = change(module, given, first, mask)
+    if hasattr(output, "_fields"):  # a tuple with names, by which the model's code reads it
+        return output._replace(**{output._fields[0]: result})
     return (result, *output[1:]) if isinstance(output, tuple) else result
 
 
