@@ -212,6 +212,7 @@ def trace(
     except Exception:
         _refuse_unless_it_runs(model, example)
         raise
+    record.branches = watcher.branches_alone()
     p.where = "the model"
     for tensor in tensors_in(output):
         p.freeze(watcher.of(tensor), "reaches the model's output")
@@ -317,6 +318,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.times: dict[int, int] = {}  # tensor -> when it was made
         self.results: dict[int, list[tuple[str, int]]] = {}  # tensor -> modules that returned it, and when they began
         self.began: list[int] = []
+        self.given: dict[str, list[int]] = {}  # leaf module -> the tensors it gave
+        self.added: list[int] = []  # the tensor that each branch gives
         self.parents: dict[int, tuple[int, ...]] = {}  # tensor -> the tensors it was made from
         self.paused = False  # inside a hand-placed gate, whose meaning is known
         self.awaited: dict[int, tuple[Tensor, Layout]] = {}  # averaged attention, and what is fixed if it is looked at
@@ -397,6 +400,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         first = output[0] if isinstance(output, tuple) and output else output
         if isinstance(first, Tensor):
             self.results.setdefault(id(first), []).append((path, began))
+        if _is_leaf(module):
+            self.given.setdefault(path, []).extend(id(tensor) for tensor in tensors_in(output))
         given = args[0] if args else next(iter(kwargs.values()), None)
         alone = not isinstance(output, tuple) or all(item is None for item in output[1:])
         is_block = alone and not _is_leaf(module)
@@ -509,6 +514,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             members = tuple(path for time, path in self.trace.order if since <= time < until)
             if since < until and ends and members and self.made(branch, skip):
                 self.trace.branches.append(Branch(ends[-1], members))
+                self.added.append(id(branch))
 
     def made(self, of: Tensor, source: Tensor) -> bool:
         """Whether one tensor was computed from another."""
@@ -522,6 +528,30 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     seen.add(parent)
                     todo.append(parent)
         return False
+
+    def branches_alone(self) -> list[Branch]:
+        """The branches, each with the leaf modules that ran for nothing else: a norm may feed two branches, and a table
+        of positions all attention."""
+        children: dict[int, list[int]] = {}
+        for tensor, parents in self.parents.items():
+            for parent in parents:
+                children.setdefault(parent, []).append(tensor)
+
+        def alone(path: str, end: int) -> bool:
+            seen = set(self.given.get(path, ())) | {end}
+            todo = list(seen - {end})
+            while todo:
+                further = set(children.get(todo.pop(), ())) - seen
+                if any(self.times[tensor] > self.times[end] for tensor in further):
+                    return False
+                seen |= further
+                todo += further
+            return True
+
+        return [
+            replace(branch, members=tuple(path for path in branch.members if alone(path, end)))
+            for branch, end in zip(self.trace.branches, self.added, strict=True)
+        ]
 
     def _freeze_all(self, call: Call) -> None:
         operation = call.name.removeprefix("aten::")
