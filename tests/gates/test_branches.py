@@ -131,9 +131,12 @@ class Insists(nn.Module):
 BRANCHES = {
     "torch's norm at the end": (lambda: Sandwich(nn.LayerNorm), 1),
     "a norm written out at the end": (lambda: Sandwich(ByHand), 1),
+    "a norm with a gate": (GatedBranch, 1),
     "a norm that both read": (Parallel, 1),
     "a table that both read": (Positions, 2),
     "a tuple with names": (AddsNamed, 1),
+    "code that looks at a weight": (Typed, 1),
+    "code that insists on a width": (Insists, 1),
 }
 
 
