@@ -156,3 +156,17 @@ def test_a_closed_branch_is_cut_exactly(name):
         with gated.masked(mask):
             expected, small = model(X), gated.compact(mask)
         torch.testing.assert_close(small(X), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_every_branch_is_tried_closed_while_blocks_are_open():
+    torch.manual_seed(4)
+    blocks = nn.Sequential(Typed(), Typed())
+    model = nn.Sequential(nn.Linear(5, 8), blocks, nn.Linear(8, 3)).double()
+    gated = espalier.attach(model, X, kinds=("units", "blocks", "branches"))
+    branches, (around,) = ([g for g in gated.structure.groups if g.kind == kind] for kind in ("branches", "blocks"))
+    assert len(branches) == around.size == 2
+    where = gated.structure.where
+    for seed in range(10):
+        masks = random_masks(gated.structure, None, np.random.default_rng(seed), 3)
+        tried = [mask for mask in masks if mask[where(around)].all()]
+        assert all(any(not mask[where(branch)].any() for mask in tried) for branch in branches)
