@@ -170,3 +170,25 @@ def test_every_branch_is_tried_closed_while_blocks_are_open():
         masks = random_masks(gated.structure, None, np.random.default_rng(seed), 3)
         tried = [mask for mask in masks if mask[where(around)].all()]
         assert all(any(not mask[where(branch)].any() for mask in tried) for branch in branches)
+
+
+def test_blocks_of_a_closed_branch_hand_nothing_on():
+    class Deep(nn.Module):
+        """A branch that is made of blocks, as the convolutions for positions in Data2Vec."""
+
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)) for _ in range(2)))
+
+        def forward(self, x):
+            return x + self.inner(x)
+
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(5, 8), Deep(), nn.Linear(8, 3)).double()
+    gated = espalier.attach(model, X, kinds=("blocks", "branches"))
+    assert sorted(group.kind for group in gated.structure.groups) == ["blocks", "branches"]
+    for bits in itertools.product((0.0, 1.0), repeat=3):
+        mask = torch.tensor(bits)
+        with gated.masked(gated.canonical(mask)):
+            expected = model(X)
+        torch.testing.assert_close(gated.compact(mask)(X), expected, rtol=1e-9, atol=1e-9)

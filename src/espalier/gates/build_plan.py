@@ -122,7 +122,11 @@ def build_plan(structure: Structure, mask: Array, adapted: Sequence[Adapted] = (
             attributes[join(item.path, item.attribute)] = int(keep(own).sum())
         elif item.group in sizes:
             attributes[join(item.path, item.attribute)] = item.per_unit * max(1, sizes[item.group])
+    gone = {path: entry for path, entry in structure.branches.items() if not keep.opened[entry]}
     for path, entry in (structure.blocks | structure.options).items():
+        around = {entry for branch, entry in gone.items() if not is_inside(branch, path)}
+        if any(own in around and is_inside(name, path) for name, own in structure.members.items()):
+            continue  # a block of a closed branch: nothing may pass
         if not keep.opened[entry]:  # nothing inside is left
             for part in (tensors, attributes, layers):
                 for name in [n for n in part if is_inside(n, path)]:
