@@ -310,6 +310,9 @@ class Propagation:
                             return True
                         if set(block.dims) < set(match.dims) and match.dims[0] in block.dims:
                             continue  # when it is the other's turn
+                        if match.dims[0] == block.dims[0]:  # heads, of other channels each
+                            layouts[i] = self.mixed(layout, next(d for d in block.dims if d not in match.dims), why)
+                            return True
                         layouts[i] = self.mixed(layout, dim, f"{why} with a tensor laid out otherwise")
                         layouts[j] = self.mixed(other, dim, f"{why} with a tensor laid out otherwise")
                         return True
