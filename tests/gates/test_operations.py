@@ -111,6 +111,8 @@ class Folded(Net):
 ROWS, IMAGE = (2, 6, 5), (2, 3, 6, 6)
 NETS = {
     LinearAttention: (ROWS, {"stem": 16, "qkv": 4, "out": 16}),
+    EinsumHeads: (ROWS, {"stem": 16, "query": 4, "out": 16}),
+    Splines: (ROWS, {"stem": 16, "curves": 12}),
 }
 
 

@@ -146,6 +146,7 @@ class Propagation:
         self.fused: set[str] = set()  # torch's own encoder layers, one kernel while nothing in them has hooks
         self.where = "the model"  # the module now running, for reasons
         self.examples = 0  # the length of the batch
+        self.idle = [-1]  # what no parameter is: numbers of buffers, and that of atoms of no tensor
 
     def clean(self, shape: Sequence[int], blocks: Iterable[Block], weight: int = -1) -> Layout:
         """A layout without axes of length one, and without axes along which a block does not change."""
@@ -259,7 +260,10 @@ class Propagation:
             blocks = [b for b in layout.blocks if set(dims) & set(b.dims)]
             if len(blocks) < 2:
                 return layout
-            blocks.sort(key=lambda b: (bool((self.atoms.tensor[b.atoms] < 0).all()), b.dims))
+            if layout.weight >= 0:  # in the order of the parameter, whose axis of heads is before those inside a head
+                blocks.sort(key=lambda b: int(self.atoms.dim[b.atoms].max()))
+            else:
+                blocks.sort(key=lambda b: (bool(np.isin(self.atoms.tensor[b.atoms], self.idle).all()), b.dims))
             victim = blocks[-1]
             dim = next(d for d in victim.dims if d in dims)
             layout = self.mixed(layout, dim, "merged with another axis by a reshape")

@@ -196,6 +196,7 @@ def trace(
     p.heads = {path for path, module in model.named_modules() if is_attention(module)}
     p.fused = {path for path, module in model.named_modules() if isinstance(module, nn.TransformerEncoderLayer)}
     record = Trace(p, collect(model, p))
+    p.idle += [info.number for info in record.tensors if not info.is_parameter]
     watcher = Watcher(record, placed, norms)
     if inputs:
         for tensor in example.tensors:
