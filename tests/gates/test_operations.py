@@ -113,6 +113,11 @@ NETS = {
     LinearAttention: (ROWS, {"stem": 16, "qkv": 4, "out": 16}),
     EinsumHeads: (ROWS, {"stem": 16, "query": 4, "out": 16}),
     Splines: (ROWS, {"stem": 16, "curves": 12}),
+    Rotary: (ROWS, {"stem": 16, "q": 4, "out": 16}),
+    Complex: (ROWS, {"stem": 16, "real": 12}),
+    Filter: (IMAGE, {"stem": 8}),
+    Windows: (IMAGE, {"stem": 8, "read": 12}),
+    Folded: (IMAGE, {"stem": 8}),
 }
 
 

@@ -276,6 +276,25 @@ def _shuffled(call: Call, shape: Sequence[int], order: Sequence[int]) -> Result:
     return call.p.reshaped(x, call.shape())
 
 
+@rule("im2col")
+def unfold(call: Call) -> Result:
+    """The windows of an image side by side: each channel gives a row for each place in the kernel."""
+    x = call.p.mixed_all(call.x.activation(), range(len(call.x.shape) - 2, len(call.x.shape)), "unfolded")
+    x = call.p.without(x, [len(x.shape) - 1])
+    places = call.shape()[-2] // x.shape[-2]
+    x = call.p.taken(x, len(x.shape) - 2, np.repeat(np.arange(x.shape[-2]), places))
+    return call.in_shape(x)
+
+
+@rule("col2im")
+def fold(call: Call) -> Result:
+    """Windows put back and added up: the rows of a channel go together."""
+    *lead, rows, _ = call.x.shape
+    x = call.p.mixed(call.x.activation(), len(lead) + 1, "folded")
+    x = call.p.reshaped(x, (*lead, call.shape()[-3], rows // call.shape()[-3], call.x.shape[-1]))
+    return call.in_shape(call.p.mixed(x, len(lead) + 1, "folded"))
+
+
 @rule("grid_sampler_2d", "grid_sampler_3d")
 def grid_sampler(call: Call) -> Result:
     """Sampled at places that another tensor gives: batch and channels pass."""
