@@ -133,3 +133,27 @@ def test_gates_are_found_and_exact(net):
         with gated.masked(mask):
             expected = model(x)
         torch.testing.assert_close(gated.compact(mask)(x), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_why_an_input_of_a_computed_weight_stays():
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return F.linear(x, self.weight * 0.5, self.bias)
+
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), Scaled(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    text = " ".join(espalier.attach(model, torch.randn(2, 5)).explain().split())
+    assert "read by a weight that is computed from parameters (in 2): 0.weight[0]" in text
+
+
+def test_why_a_third_axis_stays():
+    class Experts(Net):
+        """One matrix for each expert, whose hidden units einsum lays beside the experts."""
+
+        def __init__(self):
+            super().__init__(nn.Linear(5, 8), nn.Linear(8, 3))
+            self.up, self.down = nn.Parameter(torch.randn(4, 8, 6)), nn.Parameter(torch.randn(4, 6, 8))
+
+        def between(self, x):
+            return torch.einsum("ebto,eoc->btc", torch.einsum("btc,eco->ebto", x, self.up).relu(), self.down)
+
+    assert "up[2]" in espalier.attach(Experts(), torch.randn(2, 6, 5)).explain().partition("not gated")[2]

@@ -133,10 +133,10 @@ class Trace:
         reasons: dict[str, list[str]] = {}
         for number in dict.fromkeys(event.weight for event in self.events):
             info = self.tensors[number]
-            for dim, own in enumerate(info.atoms[:2]):
+            for dim, own in enumerate(info.atoms):
                 frozen = self.atoms.frozen(own) if len(own) > 1 else np.zeros(1, dtype=bool)
-                if frozen.any():
-                    why = self.atoms.why(int(own[int(np.flatnonzero(frozen)[0])]))
+                why = self.atoms.why(int(own[int(np.flatnonzero(frozen)[0])])) if frozen.any() else ""
+                if why and not why.startswith("a kernel's extent"):
                     reasons.setdefault(why, []).append(f"{info.name}[{dim}]")
         return reasons
 

@@ -17,6 +17,8 @@ def contract(call: Call, a: Layout, ka: int, b: Layout, kb: int) -> tuple[Layout
     p = call.p
     if a.weight < 0 and b.weight < 0:
         why = "two activations are multiplied and summed over the axis"
+        if a.computed or b.computed:
+            why = "read by a weight that is computed from parameters"
         return p.mixed(a, ka, why), p.mixed(b, kb, why)
     a, x = p.only(a, ka, "read by a product over one of its axes")
     b, y = p.only(b, kb, "read by a product over one of its axes")
