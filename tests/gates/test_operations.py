@@ -108,9 +108,26 @@ class Folded(Net):
         return F.fold(F.unfold(x, 3, padding=1).relu(), x.shape[-2:], 3, padding=1)
 
 
+class Latent(Net):
+    """Keys put together in an empty tensor, a part of them the same for all heads, as in DeepSeek."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(5, 16), nn.Linear(16, 3), shared=nn.Linear(16, 2), out=nn.Linear(16, 16), heads=4)
+        self.q, self.kv = nn.Linear(16, 24), nn.Linear(16, 32)
+
+    def between(self, x):
+        q = self.q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k, v = self.kv(x).unflatten(-1, (self.heads, -1)).transpose(1, 2).chunk(2, -1)
+        keys = k.new_empty(*k.shape[:-1], 6)
+        keys[..., :4].copy_(k)
+        keys[..., 4:].copy_(self.shared(x)[:, None].expand(-1, k.shape[1], -1, -1))
+        return self.out(F.scaled_dot_product_attention(q, keys, v).transpose(1, 2).flatten(2))
+
+
 ROWS, IMAGE = (2, 6, 5), (2, 3, 6, 6)
 NETS = {
     LinearAttention: (ROWS, {"stem": 16, "qkv": 4, "out": 16}),
+    Latent: (ROWS, {"stem": 16, "q": 4, "out": 16}),
     EinsumHeads: (ROWS, {"stem": 16, "query": 4, "out": 16}),
     Splines: (ROWS, {"stem": 16, "curves": 12}),
     Rotary: (ROWS, {"stem": 16, "q": 4, "out": 16}),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -260,13 +261,18 @@ class Propagation:
             blocks = [b for b in layout.blocks if set(dims) & set(b.dims)]
             if len(blocks) < 2:
                 return layout
-            if layout.weight >= 0:  # in the order of the parameter, whose axis of heads is before those inside a head
-                blocks.sort(key=lambda b: int(self.atoms.dim[b.atoms].max()))
-            else:
-                blocks.sort(key=lambda b: (bool(np.isin(self.atoms.tensor[b.atoms], self.idle).all()), b.dims))
+            blocks.sort(key=lambda b: self._worth(b, layout.weight >= 0))
             victim = blocks[-1]
             dim = next(d for d in victim.dims if d in dims)
             layout = self.mixed(layout, dim, "merged with another axis by a reshape")
+
+    def _worth(self, block: Block, of_parameter: bool) -> tuple[Any, ...]:
+        """Of several blocks about to be merged the last one in this order is given up: one that is frozen already, then
+        one of no parameter; of a parameter the axis inside a head, which comes after that of the heads."""
+        frozen = bool(self.atoms.frozen(block.atoms).all())
+        if of_parameter:
+            return (frozen, int(self.atoms.dim[block.atoms].max()))
+        return (frozen, bool(np.isin(self.atoms.tensor[block.atoms], self.idle).all()), block.dims)
 
     def merged(self, layouts: Sequence[Layout], shape: Sequence[int], why: str) -> Layout:
         """The layout of an elementwise operation with broadcasting: equal places are tied."""
