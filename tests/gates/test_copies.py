@@ -162,3 +162,33 @@ def test_a_function_that_holds_the_original_is_refused():
 
     with pytest.raises(espalier.BadInput, match="still runs drop of this one"):
         espalier.attach(Dropped(), torch.randn(3, 4))
+
+
+def test_what_a_module_keeps_of_its_parameters_for_eval_mode_is_made_anew():
+    """As the attention of LeViT keeps the biases of its heads, until it is put in train mode again."""
+
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 2)
+            self.scale, self.kept = nn.Parameter(torch.rand(6) + 1), None
+
+        def train(self, mode=True):
+            self.kept = None if mode else self.kept
+            return super().train(mode)
+
+        def forward(self, x):
+            scale = self.scale.exp()
+            if not self.training:
+                self.kept = scale = self.kept if self.kept is not None else scale.detach()
+            return self.second(torch.relu(self.first(x)) * scale)
+
+    torch.manual_seed(0)
+    model, x = Keeps().double().eval(), torch.randn(3, 4, dtype=torch.float64)
+    gated = espalier.attach(model, x)
+    mask = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0])
+    with gated.masked(mask):
+        expected = model(x)
+    small = gated.compact(mask)
+    torch.testing.assert_close(small(x), expected)
+    assert not any(module.training for module in small.modules())

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from espalier import BadInput, load, save, shape
+from espalier import BadInput, attach, load, save, shape
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -173,3 +173,19 @@ def test_the_snippet_of_the_page(tmp_path: Path) -> None:
     names: dict[str, Any] = {"model": model, "arguments": trainer(tmp_path, bert()).args, "data": DATA}
     exec(compile(code, "docs/frameworks.md", "exec"), names)
     assert names["trainer"].result.share_after <= 0.4
+
+
+SIZES = {"layers": 1, "attention_heads": 2, "ffn_dim": 24}
+ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def test_positions_that_the_model_makes_itself_are_not_stored(tmp_path):
+    sizes = {f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in SIZES.items()}
+    config = transformers.MarianConfig(
+        **sizes, vocab_size=30, d_model=16, max_position_embeddings=8, decoder_start_token_id=1, **ENDS, use_cache=False
+    )
+    inputs = {"input_ids": torch.randint(3, 30, (2, 5)), "decoder_input_ids": torch.randint(3, 30, (2, 4))}
+    gated = attach(transformers.MarianMTModel(config), inputs)
+    small = gated.compact((torch.rand(gated.d) < 0.5).float()).eval()
+    small.save_pretrained(tmp_path)
+    assert from_pretrained(tmp_path)(**inputs).logits.equal(small(**inputs).logits)

@@ -15,8 +15,6 @@ REFUSED = {
     "roll over channels",
     "flip of channels",
     "max over channels",
-    "spectrum of the image",
-    "hypernetwork",
     "LSTM with projection",
 }
 

@@ -92,6 +92,11 @@ def apply_plan(
         layers = getattr(module, "layers", None)
         if isinstance(module, TORCHS) and isinstance(layers, nn.ModuleList):  # they look into their first layer
             module.layers = nn.ModuleList(layer for layer in layers if not isinstance(layer, Pass))
+    modes = [(module, module.training) for module in small.modules()]
+    small.train(not model.training)  # what modules made of their parameters for eval mode, and keep, they make anew
+    small.train(model.training)
+    for module, training in modes:
+        module.training = training
     for module in list(small.modules()):
         if isinstance(module, nn.RNNBase):
             module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]

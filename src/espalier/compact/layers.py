@@ -81,6 +81,8 @@ class Constant(nn.Module):
     output's extent, see :func:`reached`. ``lookup``: of an embedding, which adds a dimension of floating-point numbers.
     """
 
+    weight = None  # code may look at the weight's type, as that of T5 does
+
     def __init__(
         self,
         bias: nn.Parameter | None,

@@ -101,12 +101,12 @@ def build_plan(structure: Structure, mask: Array, adapted: Sequence[Adapted] = (
     for group in structure.groups:
         if group.name in learned.phantoms and not keep.opened[structure.where(group)].any():
             layers.update(phantom_layers(structure, group, shapes) or {})
+    _pad(structure, keep, order, layers)
     for path, entry in structure.members.items():
         if not keep.opened[entry]:
             stand_in = branch_layer(modules[path], shapes.get(path, {}), layers.get(path))
             assert stand_in is not None, path
             layers[path] = stand_in
-    _pad(structure, keep, order, layers)
     attributes: dict[str, int] = {}
     for path, changed in shapes.items():
         if path not in layers or layers[path]["kind"] in ("select", "padded"):
@@ -122,7 +122,11 @@ def build_plan(structure: Structure, mask: Array, adapted: Sequence[Adapted] = (
             attributes[join(item.path, item.attribute)] = int(keep(own).sum())
         elif item.group in sizes:
             attributes[join(item.path, item.attribute)] = item.per_unit * max(1, sizes[item.group])
+    gone = {path: entry for path, entry in structure.branches.items() if not keep.opened[entry]}
     for path, entry in (structure.blocks | structure.options).items():
+        around = {entry for branch, entry in gone.items() if not is_inside(branch, path)}
+        if any(own in around and is_inside(name, path) for name, own in structure.members.items()):
+            continue  # a block of a closed branch: nothing may pass
         if not keep.opened[entry]:  # nothing inside is left
             for part in (tensors, attributes, layers):
                 for name in [n for n in part if is_inside(n, path)]:
@@ -313,9 +317,13 @@ def branch_layer(
     if planned is not None and planned["kind"] == "zeros":
         return planned
     weight = getattr(module, "weight", None)
-    if isinstance(module, (*SCALES, nn.RMSNorm)) or norm_of(module):
+    if isinstance(module, (*SCALES, nn.RMSNorm)):
         return {"kind": "identity"}
+    if norm_of(module):
+        return {"kind": "pass"}  # one written out may take more than a tensor, such as a gate
     shape = shapes.get("weight", () if weight is None else tuple(weight.shape))
+    if planned is not None and "fill" in planned:  # the code behind it insists on a width
+        shape = (len(planned["fill"]), *shape[1:])
     if isinstance(module, nn.modules.conv._ConvNd) and not module.transposed:
         reach = _reach(module)
         return _zeros(shape[0], -1 - len(reach), reach)

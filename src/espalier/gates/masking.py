@@ -260,6 +260,9 @@ def _spots(model: nn.Module, structure: Structure) -> Iterator[Spot]:
         yield Spot(model, path, BUFFER, (len(entries),), entries)
     if structure.placed:
         return
+    for path, entries in structure.norms.items():
+        if path in structure.trace.norms:  # first: it computes anew what a branch that ends in it then multiplies
+            yield Spot(model, path, NORM, (1, len(entries)), entries, structure.channels(structure.trace.norms[path]))
     for buffer, gates in ((BRANCH, structure.branches), (PASS, structure.blocks)):
         for path, entry in gates.items():
             shape = _output_channels(structure, path)
@@ -269,9 +272,6 @@ def _spots(model: nn.Module, structure: Structure) -> Iterator[Spot]:
         if group.kind == "choices":  # what is compared is one option with another, not its channels
             path = group.reads[0].rpartition("options.")[0].removesuffix(".")
             yield Spot(model, path, MIXED, (1, group.size), structure.numbers(group))
-    for path, entries in structure.norms.items():
-        if path in structure.trace.norms:
-            yield Spot(model, path, NORM, (1, len(entries)), entries, structure.channels(structure.trace.norms[path]))
     owners = [reader.info.places[0][0] for reader in structure.readers]
     raw = 0
     for reader in structure.readers:
@@ -464,6 +464,8 @@ def _mask_output(
         result = torch.nested.as_nested_tensor(parts)
     else:
         result = change(module, given, first, mask)
+    if hasattr(output, "_fields"):  # a tuple with names, by which the model's code reads it
+        return output._replace(**{output._fields[0]: result})
     return (result, *output[1:]) if isinstance(output, tuple) else result
 
 

@@ -6,6 +6,7 @@ by the gates see what leaving a channel out does to the statistics. With every g
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -44,12 +45,14 @@ def _by_hand(module: nn.Module) -> Norm | None:
         return None
     factors = 1.5 + torch.sin(torch.arange(len(weight), dtype=torch.float64))
     affine = {name: factors * (k + 1) for k, (name, own) in enumerate(module._parameters.items()) if own is not None}
+    bare = copy.copy(module)  # without the hooks of gates, which may be there already
+    bare.__dict__["_parameters"] = module._parameters | {n: own.to(weight.device) for n, own in affine.items()}
     for eps in (value for value in vars(module).values() if type(value) is float and 0 < value < 1):
         given = torch.cos(torch.arange(3.0 * len(weight), dtype=torch.float64) ** 1.5).reshape(3, -1)
         given = given * torch.tensor([[1.0], [10.0], [2 * eps**0.5]], dtype=torch.float64)
         try:
             with torch.no_grad():
-                outputs = torch.func.functional_call(module, affine, (given.to(weight.device),)).cpu()
+                outputs = bare.forward(given.to(weight.device)).cpu()
         except Exception:  # whatever it is, it is no norm of one tensor
             return None
         for centred, base in product((False, True), (0.0, 1.0)):

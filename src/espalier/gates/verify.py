@@ -257,7 +257,7 @@ def random_masks(
 ) -> list[Array]:
     """Masks that close about half, or nearly all, of the gates of the named groups (None: of all), or every one.
 
-    The first leaves blocks and branches open, for the sake of what is inside them.
+    The first leaves blocks and branches open, for the sake of what is inside them. One more closes every branch alone.
     """
     masks, whole = [], ("blocks", "branches")
     inside = any(group.kind not in whole and (names is None or group.name in names) for group in structure.groups)
@@ -278,6 +278,11 @@ def random_masks(
             if not own.any() and not branch and not empty:
                 own[rng.integers(group.size)] = 1.0
         masks.append(mask)
+    branches = [g for g in structure.groups if g.kind == "branches" and (names is None or g.name in names)]
+    if branches and not empty:
+        masks.append(structure.whole())
+        for group in branches:
+            masks[-1][structure.where(group)] = 0.0
     return masks
 
 

@@ -43,7 +43,8 @@ def from_pretrained(folder: str | Path) -> Any:
         raise Corrupt(f"{folder}: the weights do not fit the plan: {str(error).splitlines()[-1].strip()}") from None
     places = small.state_dict(keep_vars=True)
     loaded = {id(places[name]) for name in tensors if name in places}
-    lacking = [name for name in missing if id(places[name]) not in loaded]  # tied tensors are stored once
+    made: Any = getattr(small, "_keys_to_ignore_on_save", None) or ()  # by the model itself, as sinusoids of positions
+    lacking = [name for name in missing if name not in made and id(places[name]) not in loaded]  # tied: stored once
     if lacking or unknown:
         raise Corrupt(f"{folder} lacks {lacking[:3] or 'nothing'}, and holds {list(unknown)[:3] or 'nothing'} more")
     return small.eval()

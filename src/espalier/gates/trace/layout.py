@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -146,6 +147,7 @@ class Propagation:
         self.fused: set[str] = set()  # torch's own encoder layers, one kernel while nothing in them has hooks
         self.where = "the model"  # the module now running, for reasons
         self.examples = 0  # the length of the batch
+        self.idle = [-1]  # what no parameter is: numbers of buffers, and that of atoms of no tensor
 
     def clean(self, shape: Sequence[int], blocks: Iterable[Block], weight: int = -1) -> Layout:
         """A layout without axes of length one, and without axes along which a block does not change."""
@@ -259,10 +261,18 @@ class Propagation:
             blocks = [b for b in layout.blocks if set(dims) & set(b.dims)]
             if len(blocks) < 2:
                 return layout
-            blocks.sort(key=lambda b: (bool((self.atoms.tensor[b.atoms] < 0).all()), b.dims))
+            blocks.sort(key=lambda b: self._worth(b, layout.weight >= 0))
             victim = blocks[-1]
             dim = next(d for d in victim.dims if d in dims)
             layout = self.mixed(layout, dim, "merged with another axis by a reshape")
+
+    def _worth(self, block: Block, of_parameter: bool) -> tuple[Any, ...]:
+        """Of several blocks about to be merged the last one in this order is given up: one that is frozen already, then
+        one of no parameter; of a parameter the axis inside a head, which comes after that of the heads."""
+        frozen = bool(self.atoms.frozen(block.atoms).all())
+        if of_parameter:
+            return (frozen, int(self.atoms.dim[block.atoms].max()))
+        return (frozen, bool(np.isin(self.atoms.tensor[block.atoms], self.idle).all()), block.dims)
 
     def merged(self, layouts: Sequence[Layout], shape: Sequence[int], why: str) -> Layout:
         """The layout of an elementwise operation with broadcasting: equal places are tied."""
@@ -310,6 +320,9 @@ class Propagation:
                             return True
                         if set(block.dims) < set(match.dims) and match.dims[0] in block.dims:
                             continue  # when it is the other's turn
+                        if match.dims[0] == block.dims[0]:  # heads, of other channels each
+                            layouts[i] = self.mixed(layout, next(d for d in block.dims if d not in match.dims), why)
+                            return True
                         layouts[i] = self.mixed(layout, dim, f"{why} with a tensor laid out otherwise")
                         layouts[j] = self.mixed(other, dim, f"{why} with a tensor laid out otherwise")
                         return True

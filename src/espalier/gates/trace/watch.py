@@ -133,10 +133,10 @@ class Trace:
         reasons: dict[str, list[str]] = {}
         for number in dict.fromkeys(event.weight for event in self.events):
             info = self.tensors[number]
-            for dim, own in enumerate(info.atoms[:2]):
+            for dim, own in enumerate(info.atoms):
                 frozen = self.atoms.frozen(own) if len(own) > 1 else np.zeros(1, dtype=bool)
-                if frozen.any():
-                    why = self.atoms.why(int(own[int(np.flatnonzero(frozen)[0])]))
+                why = self.atoms.why(int(own[int(np.flatnonzero(frozen)[0])])) if frozen.any() else ""
+                if why and not why.startswith("a kernel's extent"):
                     reasons.setdefault(why, []).append(f"{info.name}[{dim}]")
         return reasons
 
@@ -196,6 +196,7 @@ def trace(
     p.heads = {path for path, module in model.named_modules() if is_attention(module)}
     p.fused = {path for path, module in model.named_modules() if isinstance(module, nn.TransformerEncoderLayer)}
     record = Trace(p, collect(model, p))
+    p.idle += [info.number for info in record.tensors if not info.is_parameter]
     watcher = Watcher(record, placed, norms)
     if inputs:
         for tensor in example.tensors:
@@ -212,6 +213,7 @@ def trace(
     except Exception:
         _refuse_unless_it_runs(model, example)
         raise
+    record.branches = watcher.branches_alone()
     p.where = "the model"
     for tensor in tensors_in(output):
         p.freeze(watcher.of(tensor), "reaches the model's output")
@@ -317,6 +319,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.times: dict[int, int] = {}  # tensor -> when it was made
         self.results: dict[int, list[tuple[str, int]]] = {}  # tensor -> modules that returned it, and when they began
         self.began: list[int] = []
+        self.given: dict[str, list[int]] = {}  # leaf module -> the tensors it gave
+        self.added: list[int] = []  # the tensor that each branch gives
         self.parents: dict[int, tuple[int, ...]] = {}  # tensor -> the tensors it was made from
         self.paused = False  # inside a hand-placed gate, whose meaning is known
         self.awaited: dict[int, tuple[Tensor, Layout]] = {}  # averaged attention, and what is fixed if it is looked at
@@ -397,6 +401,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         first = output[0] if isinstance(output, tuple) and output else output
         if isinstance(first, Tensor):
             self.results.setdefault(id(first), []).append((path, began))
+        if _is_leaf(module):
+            self.given.setdefault(path, []).extend(id(tensor) for tensor in tensors_in(output))
         given = args[0] if args else next(iter(kwargs.values()), None)
         alone = not isinstance(output, tuple) or all(item is None for item in output[1:])
         is_block = alone and not _is_leaf(module)
@@ -509,6 +515,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             members = tuple(path for time, path in self.trace.order if since <= time < until)
             if since < until and ends and members and self.made(branch, skip):
                 self.trace.branches.append(Branch(ends[-1], members))
+                self.added.append(id(branch))
 
     def made(self, of: Tensor, source: Tensor) -> bool:
         """Whether one tensor was computed from another."""
@@ -522,6 +529,30 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     seen.add(parent)
                     todo.append(parent)
         return False
+
+    def branches_alone(self) -> list[Branch]:
+        """The branches, each with the leaf modules that ran for nothing else: a norm may feed two branches, and a table
+        of positions all attention."""
+        children: dict[int, list[int]] = {}
+        for tensor, parents in self.parents.items():
+            for parent in parents:
+                children.setdefault(parent, []).append(tensor)
+
+        def alone(path: str, end: int) -> bool:
+            seen = set(self.given.get(path, ())) | {end}
+            todo = list(seen - {end})
+            while todo:
+                further = set(children.get(todo.pop(), ())) - seen
+                if any(self.times[tensor] > self.times[end] for tensor in further):
+                    return False
+                seen |= further
+                todo += further
+            return True
+
+        return [
+            replace(branch, members=tuple(path for path in branch.members if alone(path, end)))
+            for branch, end in zip(self.trace.branches, self.added, strict=True)
+        ]
 
     def _freeze_all(self, call: Call) -> None:
         operation = call.name.removeprefix("aten::")

@@ -11,6 +11,7 @@ from espalier.gates.trace.rules.call import Call, Result, dims_of, rule
 
 
 @rule("detach", "alias", "clone", "_to_copy", "contiguous", "lift_fresh", "lift_fresh_copy", "to", "positive")
+@rule("_conj", "_conj_physical", "resolve_conj", "_neg_view", "resolve_neg")
 def same(call: Call) -> Result:
     return call.x
 
@@ -34,6 +35,7 @@ def filled(call: Call) -> Result:
 @rule("copy_", "masked_fill", "masked_fill_", "where", "clamp", "dropout", "_fused_dropout", "relu_", "lerp", "prelu")
 @rule("_prelu_kernel", "addcmul", "addcdiv", "bitwise_not", "isin", "rrelu_with_noise", "floor_divide", "hardswish")
 @rule("hardswish_", "log_sigmoid_forward", "special_expit", "threshold_", "celu_", "selu_", "alpha_dropout")
+@rule("complex", "polar")
 def pointwise(call: Call) -> Result:
     """Elementwise with broadcasting: what is combined goes together."""
     layouts, verb = call.tensors, call.name.removeprefix("aten::").rstrip("_")
@@ -70,3 +72,10 @@ def along(call: Call) -> Result:
     """The shape stays, and every index of one axis meets every other."""
     verb, dims = call.name.removeprefix("aten::").lstrip("_"), dims_of(call.arg(1, "dim", -1), len(call.x.shape))
     return [call.p.mixed_all(call.x.activation(), dims, f"{verb} over the axis")] * len(call.outs)
+
+
+@rule("_fft_r2c", "_fft_c2c", "_fft_c2r")
+def spectrum(call: Call) -> Result:
+    """Every frequency is made of every place along the axes that are transformed; the others pass."""
+    dims = dims_of(call.args[1], len(call.x.shape))
+    return call.in_shape(call.p.mixed_all(call.x.activation(), dims, "transformed to frequencies, or back"))

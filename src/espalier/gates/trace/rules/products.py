@@ -17,6 +17,8 @@ def contract(call: Call, a: Layout, ka: int, b: Layout, kb: int) -> tuple[Layout
     p = call.p
     if a.weight < 0 and b.weight < 0:
         why = "two activations are multiplied and summed over the axis"
+        if a.computed or b.computed:
+            why = "read by a weight that is computed from parameters"
         return p.mixed(a, ka, why), p.mixed(b, kb, why)
     a, x = p.only(a, ka, "read by a product over one of its axes")
     b, y = p.only(b, kb, "read by a product over one of its axes")
@@ -274,6 +276,25 @@ def _shuffled(call: Call, shape: Sequence[int], order: Sequence[int]) -> Result:
     lead = len(shape) - len(order)
     x = call.p.permuted(call.p.reshaped(call.x, shape), [*range(lead), *(lead + dim for dim in order)])
     return call.p.reshaped(x, call.shape())
+
+
+@rule("im2col")
+def unfold(call: Call) -> Result:
+    """The windows of an image side by side: each channel gives a row for each place in the kernel."""
+    x = call.p.mixed_all(call.x.activation(), range(len(call.x.shape) - 2, len(call.x.shape)), "unfolded")
+    x = call.p.without(x, [len(x.shape) - 1])
+    places = call.shape()[-2] // x.shape[-2]
+    x = call.p.taken(x, len(x.shape) - 2, np.repeat(np.arange(x.shape[-2]), places))
+    return call.in_shape(x)
+
+
+@rule("col2im")
+def fold(call: Call) -> Result:
+    """Windows put back and added up: the rows of a channel go together."""
+    *lead, rows, _ = call.x.shape
+    x = call.p.mixed(call.x.activation(), len(lead) + 1, "folded")
+    x = call.p.reshaped(x, (*lead, call.shape()[-3], rows // call.shape()[-3], call.x.shape[-1]))
+    return call.in_shape(call.p.mixed(x, len(lead) + 1, "folded"))
 
 
 @rule("grid_sampler_2d", "grid_sampler_3d")

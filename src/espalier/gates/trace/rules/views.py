@@ -60,6 +60,18 @@ def squeeze(call: Call) -> Result:
     return call.p.without(x, [d for d in chosen if x.shape[d] == 1])
 
 
+@rule("view_as_complex")
+def complex_(call: Call) -> Result:
+    """The last axis holds the real and the imaginary part."""
+    last = len(call.x.shape) - 1
+    return call.p.without(call.p.mixed(call.x.activation(), last, "real and imaginary part"), [last])
+
+
+@rule("view_as_real")
+def real(call: Call) -> Result:
+    return call.in_shape(call.x.activation())
+
+
 @rule("expand", "broadcast_to", "expand_copy")
 def expand(call: Call) -> Result:
     x, shape = call.x, call.shape()

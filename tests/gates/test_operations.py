@@ -1,0 +1,176 @@
+"""Gates behind operations that papers' code uses: what is found, and that a cut there is exact."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import espalier
+
+
+class Net(nn.Module):
+    """A stem, what is tried, and a head."""
+
+    def __init__(self, stem, head, **parts):
+        super().__init__()
+        self.stem, self.head = stem, head
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x):
+        y = self.between(self.stem(x))
+        return self.head(y.flatten(2).mean(2) if y.ndim == 4 else y)
+
+
+class LinearAttention(Net):
+    def __init__(self):
+        super().__init__(nn.Linear(5, 16), nn.Linear(16, 3), qkv=nn.Linear(16, 48), out=nn.Linear(16, 16), heads=4)
+
+    def between(self, x):
+        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        return self.out((q.softmax(-1) @ (k.softmax(-2).transpose(-1, -2) @ v)).transpose(1, 2).flatten(2))
+
+
+class EinsumHeads(Net):
+    def __init__(self):
+        super().__init__(nn.Linear(5, 16), nn.Linear(16, 3))
+        self.query, self.key, self.value = (nn.Parameter(torch.randn(4, 16, 6)) for _ in range(3))
+        self.out = nn.Parameter(torch.randn(4, 6, 16))
+
+    def between(self, x):
+        q, k, v = (torch.einsum("btc,hcd->bthd", x, w) for w in (self.query, self.key, self.value))
+        weights = torch.einsum("bihd,bjhd->bhij", q, k).softmax(-1)
+        return torch.einsum("bihd,hdc->bic", torch.einsum("bhij,bjhd->bihd", weights, v), self.out)
+
+
+class Splines(Net):
+    """Curves of every input, as in a KAN: a hidden unit is read at each point of the grid."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(5, 16), nn.Linear(12, 3))
+        self.register_buffer("grid", torch.linspace(-1, 1, 4))
+        self.curves = nn.Parameter(torch.randn(12, 16, 4))
+
+    def between(self, x):
+        return torch.einsum("btig,oig->bto", torch.exp(-((x[..., None] - self.grid) ** 2)), self.curves)
+
+
+class Rotary(Net):
+    """Positions as complex numbers."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(5, 16), nn.Linear(16, 3), out=nn.Linear(16, 16), heads=4)
+        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+
+    def between(self, x):
+        q, k, v = (f(x).unflatten(-1, (self.heads, -1)) for f in (self.q, self.k, self.v))
+        angles = torch.outer(torch.arange(x.shape[1]), torch.tensor([1.0, 0.1])).to(x)
+        turn = torch.polar(torch.ones_like(angles), angles)[:, None]
+        q, k = (torch.view_as_real(torch.view_as_complex(y.unflatten(-1, (-1, 2))) * turn).flatten(3) for y in (q, k))
+        y = F.scaled_dot_product_attention(*(y.transpose(1, 2) for y in (q, k, v)))
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class Complex(Net):
+    def __init__(self):
+        super().__init__(nn.Linear(5, 16), nn.Linear(12, 3), real=nn.Linear(16, 12), imaginary=nn.Linear(16, 12))
+
+    def between(self, x):
+        y = torch.complex(self.real(x), self.imaginary(x))
+        return (y * y.conj()).real + y.angle()
+
+
+class Filter(Net):
+    """Frequencies weighted channel by channel."""
+
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 8, 1), nn.Linear(8, 3))
+        self.weight = nn.Parameter(torch.randn(8, 6, 4, 2))
+
+    def between(self, x):
+        y = torch.fft.rfft2(x) * torch.view_as_complex(self.weight)
+        return torch.fft.irfft2(y, s=x.shape[-2:])
+
+
+class Windows(Net):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 8, 1), nn.Linear(12, 3), read=nn.Linear(72, 12))
+
+    def between(self, x):
+        return self.read(F.unfold(x, 3, padding=1, stride=2).transpose(1, 2)).mean(1)
+
+
+class Folded(Net):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 8, 1), nn.Linear(8, 3))
+
+    def between(self, x):
+        return F.fold(F.unfold(x, 3, padding=1).relu(), x.shape[-2:], 3, padding=1)
+
+
+class Latent(Net):
+    """Keys put together in an empty tensor, a part of them the same for all heads, as in DeepSeek."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(5, 16), nn.Linear(16, 3), shared=nn.Linear(16, 2), out=nn.Linear(16, 16), heads=4)
+        self.q, self.kv = nn.Linear(16, 24), nn.Linear(16, 32)
+
+    def between(self, x):
+        q = self.q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k, v = self.kv(x).unflatten(-1, (self.heads, -1)).transpose(1, 2).chunk(2, -1)
+        keys = k.new_empty(*k.shape[:-1], 6)
+        keys[..., :4].copy_(k)
+        keys[..., 4:].copy_(self.shared(x)[:, None].expand(-1, k.shape[1], -1, -1))
+        return self.out(F.scaled_dot_product_attention(q, keys, v).transpose(1, 2).flatten(2))
+
+
+ROWS, IMAGE = (2, 6, 5), (2, 3, 6, 6)
+NETS = {
+    LinearAttention: (ROWS, {"stem": 16, "qkv": 4, "out": 16}),
+    Latent: (ROWS, {"stem": 16, "q": 4, "out": 16}),
+    EinsumHeads: (ROWS, {"stem": 16, "query": 4, "out": 16}),
+    Splines: (ROWS, {"stem": 16, "curves": 12}),
+    Rotary: (ROWS, {"stem": 16, "q": 4, "out": 16}),
+    Complex: (ROWS, {"stem": 16, "real": 12}),
+    Filter: (IMAGE, {"stem": 8}),
+    Windows: (IMAGE, {"stem": 8, "read": 12}),
+    Folded: (IMAGE, {"stem": 8}),
+}
+
+
+@pytest.mark.parametrize("net", NETS, ids=lambda net: net.__name__)
+def test_gates_are_found_and_exact(net):
+    shape, sizes = NETS[net]
+    torch.manual_seed(6)
+    model, x = net().double(), torch.randn(shape, dtype=torch.float64)
+    gated = espalier.attach(model, x)
+    assert {group.name: group.size for group in gated.structure.groups} == sizes, gated.explain()
+    for share in (0.7, 0.4, 0.0):
+        mask = gated.canonical((torch.rand(gated.d) < share).float())
+        with gated.masked(mask):
+            expected = model(x)
+        torch.testing.assert_close(gated.compact(mask)(x), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_why_an_input_of_a_computed_weight_stays():
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return F.linear(x, self.weight * 0.5, self.bias)
+
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), Scaled(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    text = " ".join(espalier.attach(model, torch.randn(2, 5)).explain().split())
+    assert "read by a weight that is computed from parameters (in 2): 0.weight[0]" in text
+
+
+def test_why_a_third_axis_stays():
+    class Experts(Net):
+        """One matrix for each expert, whose hidden units einsum lays beside the experts."""
+
+        def __init__(self):
+            super().__init__(nn.Linear(5, 8), nn.Linear(8, 3))
+            self.up, self.down = nn.Parameter(torch.randn(4, 8, 6)), nn.Parameter(torch.randn(4, 6, 8))
+
+        def between(self, x):
+            return torch.einsum("ebto,eoc->btc", torch.einsum("btc,eco->ebto", x, self.up).relu(), self.down)
+
+    assert "up[2]" in espalier.attach(Experts(), torch.randn(2, 6, 5)).explain().partition("not gated")[2]
