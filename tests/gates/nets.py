@@ -5,6 +5,18 @@ import torch.nn.functional as F
 from torch import nn
 
 
+class ByHand(nn.Module):
+    """A root-mean-square norm as Transformers write it; ``plus``: with a scale around zero."""
+
+    def __init__(self, width: int, plus: float = 0.0):
+        super().__init__()
+        self.weight, self.variance_epsilon, self.plus = nn.Parameter(torch.randn(width)), 1e-6, plus
+
+    def forward(self, x):
+        scaled = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return (self.plus + self.weight) * scaled
+
+
 class Residual(nn.Module):
     """Channels coupled by an addition, a depthwise convolution and squeeze-excite inside."""
 

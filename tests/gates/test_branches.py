@@ -6,11 +6,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from tests.gates.test_width import ByHand
 from torch import Tensor, nn
 
 import espalier
 from espalier.gates.verify import random_masks
+
+from .nets import ByHand
 
 KINDS = ("units", "width", "branches")
 X = torch.randn(4, 6, 5, dtype=torch.float64)

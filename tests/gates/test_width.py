@@ -10,19 +10,9 @@ from torch import nn
 import espalier
 from espalier.gates.norms import masked_norm, norm_of
 
+from .nets import ByHand
+
 WIDTH = ("units", "heads", "width")
-
-
-class ByHand(nn.Module):
-    """A root-mean-square norm as Transformers write it; ``plus``: with a scale around zero."""
-
-    def __init__(self, width: int, plus: float = 0.0):
-        super().__init__()
-        self.weight, self.variance_epsilon, self.plus = nn.Parameter(torch.randn(width)), 1e-6, plus
-
-    def forward(self, x):
-        scaled = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-        return (self.plus + self.weight) * scaled
 
 
 class Centred(ByHand):

@@ -33,7 +33,7 @@ from espalier.gates.masking import (
 from espalier.gates.one_pass import Together, Unfit, apart, examples_of
 from espalier.gates.structure import Structure, as_array, canonical, device_of, join
 from espalier.gates.trace import Example
-from espalier.gates.verify import Verdict, enlarged, forbidden, tried
+from espalier.gates.verify_one_pass import Verdict, enlarged, forbidden, tried
 from espalier.space import BadInput, BadMask, Space
 
 
