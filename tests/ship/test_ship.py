@@ -58,6 +58,16 @@ def test_without_examples_its_tensors_are_compared_and_without_a_factory_it_is_o
     assert espalier.ship(result, tmp_path / "b", model=lambda: Net()).files  # again, over what it wrote itself
 
 
+def test_a_file_of_another_network_is_not_left_beside_the_card(result, tmp_path):
+    inputs, folder = data()[0][:4], tmp_path / "small"
+    espalier.ship(result, folder, inputs=inputs, formats=["python"])
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(BadInput, match=r"small holds network.py from before; ask for the format python too"):
+        espalier.ship(result, folder, inputs=inputs, formats=["pt2"])
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert "model.pt2" in espalier.ship(result, folder, inputs=inputs, formats=["pt2", "python"]).files
+
+
 def test_a_factory_named_in_text_is_named_on_the_card(result, tmp_path):
     layers = "nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3)"
     (tmp_path / "net.py").write_text(f"from torch import nn\n\n\ndef build():\n    return nn.Sequential({layers})\n")
