@@ -68,6 +68,19 @@ def test_a_file_of_another_network_is_not_left_beside_the_card(result, tmp_path)
     assert "model.pt2" in espalier.ship(result, folder, inputs=inputs, formats=["pt2", "python"]).files
 
 
+def test_a_format_that_fails_leaves_no_card_and_no_file_of_the_network_before(result, tmp_path, monkeypatch):
+    inputs, folder = data()[0][:4], tmp_path / "small"
+    espalier.ship(result, folder, inputs=inputs, formats=["python"])
+
+    def fails(*_: Any) -> Any:
+        raise BadInput("no")
+
+    monkeypatch.setitem(FORMATS, "python", fails)
+    with pytest.raises(BadInput, match="no"):
+        espalier.ship(result, folder, inputs=inputs, formats=["python"])
+    assert {path.name for path in folder.iterdir()} == {"model.safetensors", "plan.json"}
+
+
 def test_a_factory_named_in_text_is_named_on_the_card(result, tmp_path):
     layers = "nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3)"
     (tmp_path / "net.py").write_text(f"from torch import nn\n\n\ndef build():\n    return nn.Sequential({layers})\n")

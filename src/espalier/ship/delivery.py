@@ -135,8 +135,12 @@ def ship(
     else:
         raise BadType(f"ship takes a result or a run directory, not a {type(result_or_run).__name__}")
     files, checks = list[str](), dict(parcel.checks)
+    older = [CARD, *chain.from_iterable(FILES.get(name, []) for name in names)]
     for name in names:
         written, compared = FORMATS[name](parcel.small, parcel.inputs, folder)
+        if name == "torch":  # the first: a format that fails leaves nothing that is of another network
+            for file in older:
+                (folder / file).unlink(missing_ok=True)
         files += written if name != "torch" else [*written, CARD]
         checks |= compared | (_loaded_again(parcel, folder) if name == "torch" else {})
     speed = _speed(parcel)
