@@ -125,6 +125,7 @@ def test_the_run_directory_of_fit_and_of_sweep_ships(how, tmp_path):
     card = (tmp_path / "small" / "README.md").read_text()
     for words in ("a target of 50.00% of the weights", "96 examples", "64 real examples", "How it was made", "torch 2"):
         assert words in card
+    assert '"space"' not in card  # nor every channel in blocks: settings.json of the run has them
 
     class Other(nn.Sequential):
         def __init__(self) -> None:
