@@ -327,6 +327,15 @@ def test_an_exported_densenet_gathers_nothing():
         assert torch.equal(program.module()(x), small(x))
 
 
+@pytest.mark.parametrize("name", ["ELU", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU", "Mish", "ReLU6", "SiLU"])
+def test_activations_in_place_are_functions_of_torch(name, tmp_path):
+    model, inputs = nn.Sequential(nn.Linear(3, 4), getattr(nn, name)(inplace=True), nn.Linear(4, 2)), torch.randn(4, 3)
+    FORMATS["python"](model, inputs, tmp_path)
+    text = (tmp_path / "network.py").read_text()
+    assert "inplace=True" in text
+    assert "torch.ops" not in text
+
+
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_layers_of_the_python_file_begin_in_the_type_of_their_inputs(kind, tmp_path):
     """A first state of zeros is left to the layer: written out, it would be float32, and its gates would be lost."""

@@ -295,6 +295,8 @@ class Writer:
         for key in ("pin_memory", "layout"):
             if keywords.get(key) in (False, None, torch.strided):
                 keywords.pop(key, None)
+        if name.endswith("_") and name[:-1] in FUNCTIONAL:
+            name, keywords = name[:-1], keywords | {"inplace": True}
         if name in FUNCTIONAL:
             return f"F.{name}({self._given(args, keywords)})"
         method = getattr(Tensor, name, None)
