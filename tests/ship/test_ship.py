@@ -58,6 +58,29 @@ def test_without_examples_its_tensors_are_compared_and_without_a_factory_it_is_o
     assert espalier.ship(result, tmp_path / "b", model=lambda: Net()).files  # again, over what it wrote itself
 
 
+def test_a_file_of_another_network_is_not_left_beside_the_card(result, tmp_path):
+    inputs, folder = data()[0][:4], tmp_path / "small"
+    espalier.ship(result, folder, inputs=inputs, formats=["python"])
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(BadInput, match=r"small holds network.py from before; ask for the format python too"):
+        espalier.ship(result, folder, inputs=inputs, formats=["pt2"])
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert "model.pt2" in espalier.ship(result, folder, inputs=inputs, formats=["pt2", "python"]).files
+
+
+def test_a_format_that_fails_leaves_no_card_and_no_file_of_the_network_before(result, tmp_path, monkeypatch):
+    inputs, folder = data()[0][:4], tmp_path / "small"
+    espalier.ship(result, folder, inputs=inputs, formats=["python"])
+
+    def fails(*_: Any) -> Any:
+        raise BadInput("no")
+
+    monkeypatch.setitem(FORMATS, "python", fails)
+    with pytest.raises(BadInput, match="no"):
+        espalier.ship(result, folder, inputs=inputs, formats=["python"])
+    assert {path.name for path in folder.iterdir()} == {"model.safetensors", "plan.json"}
+
+
 def test_a_factory_named_in_text_is_named_on_the_card(result, tmp_path):
     layers = "nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3)"
     (tmp_path / "net.py").write_text(f"from torch import nn\n\n\ndef build():\n    return nn.Sequential({layers})\n")
@@ -102,6 +125,7 @@ def test_the_run_directory_of_fit_and_of_sweep_ships(how, tmp_path):
     card = (tmp_path / "small" / "README.md").read_text()
     for words in ("a target of 50.00% of the weights", "96 examples", "64 real examples", "How it was made", "torch 2"):
         assert words in card
+    assert '"space"' not in card  # nor every channel in blocks: settings.json of the run has them
 
     class Other(nn.Sequential):
         def __init__(self) -> None:

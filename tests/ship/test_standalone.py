@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -324,6 +325,35 @@ def test_an_exported_densenet_gathers_nothing():
     assert "index_select" not in str(program.graph)
     with torch.no_grad():
         assert torch.equal(program.module()(x), small(x))
+
+
+@pytest.mark.parametrize("name", ["ELU", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU", "Mish", "ReLU6", "SiLU"])
+def test_activations_in_place_are_functions_of_torch(name, tmp_path):
+    model, inputs = nn.Sequential(nn.Linear(3, 4), getattr(nn, name)(inplace=True), nn.Linear(4, 2)), torch.randn(4, 3)
+    FORMATS["python"](model, inputs, tmp_path)
+    text = (tmp_path / "network.py").read_text()
+    assert "inplace=True" in text
+    assert "torch.ops" not in text
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_of_the_python_file_begin_in_the_type_of_their_inputs(kind, tmp_path):
+    """A first state of zeros is left to the layer: written out, it would be float32, and its gates would be lost."""
+
+    class Read(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = kind(3, 8, 2, batch_first=True, bidirectional=True), nn.Linear(16, 2)
+
+        def forward(self, x):
+            return self.head(self.rnn(x)[0].mean(1))
+
+    model, inputs = Read().eval(), torch.randn(4, 5, 3)
+    FORMATS["python"](model, inputs, tmp_path)
+    assert "zeros" not in (tmp_path / "network.py").read_text()
+    again = runpy.run_path(str(tmp_path / "network.py"))["load"]()
+    assert espalier.attach(again, inputs).d == espalier.attach(model, inputs).d > 0
+    assert torch.equal(again.double()(inputs.double()), model.double()(inputs.double()))
 
 
 def test_shrunk_twice_loads_from_the_uncut_network(tmp_path):

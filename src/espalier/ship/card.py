@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 UNSET = ("null", '""', "[]", "false")
+GATES = ("space", "blocks")  # of a run of ``fit``: every gate that there was, in its settings.json
 FORMER = {"preset": "recipe", "lr": "learning_rate"}  # as run directories name settings: as the flags do
 Speed = Mapping[int, Mapping[str, float]]  # by the examples at once: milliseconds of each network
 NAMES = {"units": "gates", "weights": "weights", "macs": "MACs per example", "parameters": "parameters"}
@@ -166,7 +167,8 @@ def _checks(checks: Mapping[str, Any]) -> str:
 
 def origin(command: str, asked: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """The command of a run, if one is known, what it was asked for, and what it ran on, by its settings.json."""
-    given = {FORMER.get(key, key): value for key, value in asked.items() if json.dumps(value) not in UNSET}
+    told = {key: value for key, value in asked.items() if json.dumps(value) not in UNSET and key not in GATES}
+    given = {FORMER.get(key, key): value for key, value in told.items()}
     shown = f"```console\n$ {command}\n```\n\n" if command else ""
     machine, versions = settings["hardware"], settings["versions"]
     device = machine.get("gpu") or machine.get("cpu", "unknown hardware")

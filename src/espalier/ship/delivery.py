@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ from espalier.train.run_directory import CALL, PROBE, SMALL, hardware
 from espalier.train.scoring import answers
 
 SAME = 1e-4  # of the largest output: what another machine's arithmetic may change
-CARD, TORCH, PYTHON = "README.md", ["model.safetensors", "plan.json"], ["network.py", "network.safetensors"]
-OURS = tuple(f"{name}." for name in (*TORCH, "model.onnx", "model.pt2", *PYTHON))  # and what is written beside them
+CARD, TORCH = "README.md", ["model.safetensors", "plan.json"]
+FILES = {"onnx": ["model.onnx"], "pt2": ["model.pt2"], "python": ["network.py", "network.safetensors"]}
+OURS = tuple(f"{name}." for name in chain(TORCH, *FILES.values()))  # and what is written beside them
 UNKNOWN = Loading("# factory: what builds the uncut network", "factory()")
 Factory = Callable[[], nn.Module]
 Format = Callable[[nn.Module, Any, Path], tuple[list[str], dict[str, Any]]]
@@ -66,23 +68,23 @@ def _as_torch(small: nn.Module, inputs: Any, folder: Path) -> tuple[list[str], d
     return list(TORCH), {}
 
 
-def _free(name: str, files: list[str], written: Callable[[nn.Module, Any, Path], Checked]) -> Format:
+def _free(name: str, written: Callable[[nn.Module, Any, Path], Checked]) -> Format:
     """A format that needs nothing of Espalier. written: from a network, real examples and the path of the first file;
     what was checked."""
 
     def write_it(small: nn.Module, inputs: Any, folder: Path) -> tuple[list[str], dict[str, Any]]:
         if inputs is None:
             raise BadInput(f"the format {name} needs some real examples, which the file is checked with: give inputs")
-        return list(files), {name: asdict(written(small, inputs, folder / files[0]))}
+        return list(FILES[name]), {name: asdict(written(small, inputs, folder / FILES[name][0]))}
 
     return write_it
 
 
 FORMATS: dict[str, Format] = {
     "torch": _as_torch,
-    "onnx": _free("onnx", ["model.onnx"], onnx.export),
-    "pt2": _free("pt2", ["model.pt2"], program.export),
-    "python": _free("python", PYTHON, standalone.export),
+    "onnx": _free("onnx", onnx.export),
+    "pt2": _free("pt2", program.export),
+    "python": _free("python", standalone.export),
 }
 """By name what writes a network to a folder, given real examples or None. It returns the names of its files, and what
 it checked. All but "torch" are read without Espalier. Your own can be added."""
@@ -101,7 +103,7 @@ def ship(
 
     result_or_run: what ``fit`` returned, or one result of ``sweep``; or the run directory of one of them, or of
         `espalier train`.
-    to: a new or empty folder, or one that an earlier call wrote.
+    to: a new or empty folder, or one that an earlier call wrote, in these formats or some of them.
     model: the factory of the uncut network, also as text such as ``file.py:function``. Of a run directory it is needed,
         unless the run is of a network known by name: code is run because you name it, not because a file does. Of a
         result it is needed for checks, times and sizes.
@@ -125,16 +127,20 @@ def ship(
     if isinstance(result_or_run, (str, os.PathLike)):
         run = Path(result_or_run)
         call = _call(run)
-        _check_free(folder, run)
+        _check_free(folder, run, names)
         parcel = _of_run(run, call, model, trust)
     elif isinstance(result_or_run, Result):
-        _check_free(folder, None)
+        _check_free(folder, None, names)
         parcel = _of_result(result_or_run, model, inputs)
     else:
         raise BadType(f"ship takes a result or a run directory, not a {type(result_or_run).__name__}")
     files, checks = list[str](), dict(parcel.checks)
+    older = [CARD, *chain.from_iterable(FILES.get(name, []) for name in names)]
     for name in names:
         written, compared = FORMATS[name](parcel.small, parcel.inputs, folder)
+        if name == "torch":  # the first: a format that fails leaves nothing that is of another network
+            for file in older:
+                (folder / file).unlink(missing_ok=True)
         files += written if name != "torch" else [*written, CARD]
         checks |= compared | (_loaded_again(parcel, folder) if name == "torch" else {})
     speed = _speed(parcel)
@@ -266,8 +272,9 @@ def _call(run: Path) -> dict[str, Any] | None:
     return call
 
 
-def _check_free(to: Path, run: Path | None) -> None:
-    """Only an empty folder, a new one, or what an earlier call wrote is written to."""
+def _check_free(to: Path, run: Path | None, names: Sequence[str]) -> None:
+    """Only an empty folder, a new one, or what an earlier call wrote is written to. names: of the formats. Files of
+    others would lie there beside another network's, on no card."""
     if run is not None and to.resolve() in (run.resolve(), (run / SMALL).resolve()):
         raise BadInput(f"{to} is the run itself; name another folder to write to")
     if to.exists() and not to.is_dir():
@@ -276,6 +283,12 @@ def _check_free(to: Path, run: Path | None) -> None:
     cut_short = all(f"{name}.".startswith(OURS) for name in left)  # a call that a full disk or a kill ended
     if left and not cut_short and not (to / "plan.json").exists():
         raise BadInput(f"{to} holds other files; name a new or empty folder to write to")
+    for name in [name for name in FILES if name not in names]:
+        if before := [file for file in FILES[name] if file in left]:
+            raise BadInput(
+                f"{to} holds {before[0]} from before; ask for the format {name} too, which makes it anew, or remove "
+                "it, or name another folder"
+            )
 
 
 def _loaded_again(parcel: Parcel, folder: Path) -> dict[str, Any]:

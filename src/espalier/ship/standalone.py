@@ -144,6 +144,10 @@ class Writer:
         self.names: dict[Node, str] = {}
         self.taken = set(TAKEN)
         self.layers = self._find_layers()
+        for node, (_, layer) in self.layers.items():
+            node.args, node.kwargs = (*layer.call, *layer.parts.values()), {}
+        graph.eliminate_dead_code()  # what no layer reads, as a first state of zeros
+        self.nodes = list(graph.nodes)
         self._name_tensors()
         self.names |= {node: self._fresh(node.name) for node in self.inputs}
         self._write_forward()
@@ -291,6 +295,8 @@ class Writer:
         for key in ("pin_memory", "layout"):
             if keywords.get(key) in (False, None, torch.strided):
                 keywords.pop(key, None)
+        if name.endswith("_") and name[:-1] in FUNCTIONAL:
+            name, keywords = name[:-1], keywords | {"inplace": True}
         if name in FUNCTIONAL:
             return f"F.{name}({self._given(args, keywords)})"
         method = getattr(Tensor, name, None)
@@ -447,8 +453,11 @@ def _made(name: str, sizes: Sequence[Any], tensor: Tensor, given: Given) -> Laye
     changed = [f"{key}={_literal(value)}" for key, value in options.items() if value != usual[key]]
     made = f"nn.{name}({', '.join([*map(_literal, sizes), *changed])})"
     if recurrent:
-        state = tuple(given["hx"]) if name == "LSTM" else given["hx"]
-        return Layer(made, given["params"], (given["input"], state), nested=name == "LSTM")
+        states = given["hx"] if name == "LSTM" else [given["hx"]]
+        call: tuple[Any, ...] = given["input"], tuple(states) if name == "LSTM" else states[0]
+        if all(str(state.target) == "aten.zeros.default" for state in states):
+            call = call[:1]  # the layer makes zeros of its own, in the type and on the device of its inputs
+        return Layer(made, given["params"], call, nested=name == "LSTM")
     parts = {key: given[key] for key in ("weight", "bias", "running_mean", "running_var") if given.get(key) is not None}
     return Layer(made, parts, (next(given[key] for key in ("input", "indices", "self") if key in given),))
 
