@@ -436,7 +436,7 @@ def _own_network(
             precision="" if one.precision == "float32" else one.precision,
             **{name: getattr(one, name) for name in names_of},
         )
-        by_method = run_many(
+        by_method = _many(
             task,
             below(out, out / f"{one.epochs}_epochs"),
             methods=methods,
@@ -460,9 +460,18 @@ def sweep(*, out: Out, task: Sweeping, running: Running, executing: Executing) -
 
     Example: espalier sweep --model net.py:build --data arrays.npz --targets 10%,30% --epochs 40 --out runs/own
     """
-    by_method = run_many(task, out, stop=Stop(running.time_limit), executor=executing.ray(), **running.batches())
+    by_method = _many(task, out, stop=Stop(running.time_limit), executor=executing.ray(), **running.batches())
     results = [result for some in by_method.values() for result in some]
     _end_of_sweep(results, bool(results) and all(result.finished for result in results), out, running)
+
+
+def _many(*given: Any, **more: Any) -> dict[str, list[Result]]:
+    """``run_many``, which says in any case when somebody pressed Ctrl-C: typer says nothing of it."""
+    try:
+        return run_many(*given, **more)
+    except KeyboardInterrupt:
+        typer.echo("espalier: stopped; the same command goes on", err=True)
+        raise typer.Exit(130) from None
 
 
 def _end_of_sweep(results: Sequence[Result], complete: bool, out: Path, running: Running) -> None:
