@@ -44,6 +44,7 @@ def test_the_command_runs_and_reports(tmp_path):
 def test_a_limit_of_time_stops_it_and_the_same_command_goes_on(tmp_path):
     stopped = invoke("--out", tmp_path, "--time-limit", "1e-6")
     assert stopped.exit_code == 0, stopped.output
+    assert stopped.stdout.endswith("stopped by its time limit; the same command goes on\n")
     assert not list(tmp_path.glob("runs/**/*.jsonl"))
     done = invoke("--out", tmp_path, "--no-report", "--json")
     assert done.exit_code == 0

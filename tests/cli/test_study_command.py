@@ -72,6 +72,7 @@ def test_fixed_penalties_alone_are_reported_beside_a_readme_of_one_s_own(tmp_pat
 def test_a_limit_of_time_stops_it_and_the_same_command_goes_on(tmp_path):
     stopped = invoke("--out", tmp_path, "--methods", "search", "--time-limit", "1e-6")
     assert stopped.exit_code == 0, stopped.output
+    assert stopped.stdout.endswith("stopped by its time limit; the same command goes on\n")
     assert not list(tmp_path.rglob("*.jsonl"))
     done = invoke("--out", tmp_path, "--methods", "search", "--no-report")
     assert done.exit_code == 0

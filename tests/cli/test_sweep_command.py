@@ -170,3 +170,13 @@ def test_changed_data_are_refused_by_sweeps_and_studies_and_gone_on_with_by_forc
         assert "there, " in line
         assert "--force" in line
         assert espal(*words, "--out", words[0], "--force").code == 0
+
+
+@pytest.mark.parametrize("command", ["sweep", "study"])
+def test_ctrl_c_is_said_also_when_quiet(espal, own, monkeypatch, command):
+    def interrupted(*given, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("espalier.cli.app.run_many", interrupted)
+    done = espal(command, *OWN, "--targets", "0.3", "--out", "runs", *FAST)
+    assert (done.code, done.err) == (130, "espalier: stopped; the same command goes on\n")

@@ -231,6 +231,27 @@ def test_a_diverged_run_that_ended_with_an_error_counts_with_it(tmp_path):
     assert (run.state, run.error) == ("diverged", 0.4)
 
 
+def test_a_diverged_run_of_a_regression_has_no_error(tmp_path):
+    def factory(run):
+        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
+        with torch.no_grad():
+            model[0].weight.mul_(1e30 if run.seed == 1 else 1)
+            model[2].weight.mul_(1e30 if run.seed == 1 else 1)
+        return model
+
+    x = data()[0]
+    pair = (x, x[:, :1])
+    common = {"loss": nn.functional.mse_loss, "epochs": 2, "batch_size": 32, "checkpoint": tmp_path, "quiet": True}
+    results = espalier.sweep(factory, pair, targets=[0.5], seeds=[0, 1, 2], validation=pair, **common)
+    (section,) = read(tmp_path).sections
+    assert [(run.state, run.error) for run in section.runs] == [
+        ("finished", None), ("diverged", None), ("finished", None)
+    ]  # fmt: skip
+    assert (section.measure, section.error_of) == ("loss", "validation data")
+    both = [results[0].validation.loss, results[2].validation.loss]
+    assert trade_off(section).rows[0][5] == pytest.approx(np.median(both))
+
+
 def test_sections_that_a_study_keeps_apart_have_titles_of_their_own(tmp_path):
     common = {"dataset": "digits", "epochs": 4}
     for part, rate, size in (("-rate_0.1", 0.1, 32), ("-held_out", 0.05, 32), ("-batch_8", 0.05, 8), ("", 0.05, 32)):

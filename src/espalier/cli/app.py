@@ -46,6 +46,7 @@ app = typer.Typer(
 paper = typer.Typer(help="The paper's studies.", **PLAIN)
 data = typer.Typer(help="The data sets known by name: list, get, verify.", **PLAIN)
 
+UNFINISHED = "stopped by its time limit; the same command goes on"
 FOLDER = typer.Option(None, "--data-dir", help="Where to look first; then ESPALIER_DATA and the cache folder.")
 
 
@@ -124,7 +125,7 @@ def _in_words(result: Result, ships: dict[str, Any], training: Training, out: Pa
         if loss is not None:
             lines[name] = (f"loss {loss:.4f}" if error is None else f"error {error:.2%}") + f" on {where}"
     if not result.finished:
-        lines["unfinished"] = "stopped by its time limit; the same command goes on"
+        lines["unfinished"] = UNFINISHED
     again = f" --model {shlex.quote(training.model)}" if ":" in training.model else ""  # code is named again
     lines["run"] = f"{out}; to ship it: espalier compact {shlex.quote(str(out))}{again} --to DIR --onnx"
     return "\n".join(f"{name:<11} {text}" for name, text in lines.items())
@@ -435,7 +436,7 @@ def _own_network(
             precision="" if one.precision == "float32" else one.precision,
             **{name: getattr(one, name) for name in names_of},
         )
-        by_method = run_many(
+        by_method = _many(
             task,
             below(out, out / f"{one.epochs}_epochs"),
             methods=methods,
@@ -459,9 +460,18 @@ def sweep(*, out: Out, task: Sweeping, running: Running, executing: Executing) -
 
     Example: espalier sweep --model net.py:build --data arrays.npz --targets 10%,30% --epochs 40 --out runs/own
     """
-    by_method = run_many(task, out, stop=Stop(running.time_limit), executor=executing.ray(), **running.batches())
+    by_method = _many(task, out, stop=Stop(running.time_limit), executor=executing.ray(), **running.batches())
     results = [result for some in by_method.values() for result in some]
     _end_of_sweep(results, bool(results) and all(result.finished for result in results), out, running)
+
+
+def _many(*given: Any, **more: Any) -> dict[str, list[Result]]:
+    """``run_many``, which says in any case when somebody pressed Ctrl-C: typer says nothing of it."""
+    try:
+        return run_many(*given, **more)
+    except KeyboardInterrupt:
+        typer.echo("espalier: stopped; the same command goes on", err=True)
+        raise typer.Exit(130) from None
 
 
 def _end_of_sweep(results: Sequence[Result], complete: bool, out: Path, running: Running) -> None:
@@ -469,7 +479,7 @@ def _end_of_sweep(results: Sequence[Result], complete: bool, out: Path, running:
     written, notes = write(out) if running.report and results else ([], [])
     page = "".join(f"; the page: {path}" for path in written if path.suffix == ".html")
     lines = [*map(_run_in_words, results), f"{len(results)} runs are in {out}{page}"]
-    lines += [] if complete else ["stopped by its time limit; the same command goes on"]
+    lines += [] if complete else [UNFINISHED]
     _say_outcome(lines, _outcome(out, complete, len(results), written, notes), running.as_json)
 
 
@@ -517,6 +527,8 @@ def _run(
         lines = said(runs, written)
     if complete:
         shown.say(f"every run is in {out}")
+    elif not stop.interrupted:
+        lines.append(UNFINISHED)
     count = sum(len(records.runs_of(path)) for path in files) if running.as_json else 0
     _say_outcome(lines, _outcome(out, complete, count, written, notes), running.as_json)
     if stop.interrupted:

@@ -85,7 +85,7 @@ class Theta:
 
 @dataclass(frozen=True)
 class Run:
-    """One run; error is 1 where training diverged and left none.
+    """One run; of a study error is 1 where training diverged and left none.
 
     place: what runs must share to stand in one chart. error_of: the examples that error and loss are of.
     shares: of the full network, by what is counted. kept: for each group of gates those that ship, and all.
@@ -223,6 +223,8 @@ def _run(record: dict[str, Any], outcome: object, curve: list[dict[str, float]],
     run, result, settings = (mapping(part) for part in (record["run"], outcome, record["settings"]))
     diverged = result.get("diverged_at") is not None or ("test_error" in result and result["test_error"] is None)
     error = number(result.get("test_error", result.get("validation_error")))
+    if "test_error" in result and error is None:  # of a study, all of which count errors: it diverged
+        error = 1.0
     seconds = record["seconds"]
     about = {
         "method": str(run.get("method") or ""),
@@ -230,7 +232,7 @@ def _run(record: dict[str, Any], outcome: object, curve: list[dict[str, float]],
         "setting": _setting(run),
         "finished": True,
         "diverged": diverged,
-        "error": 1.0 if diverged and error is None else error,
+        "error": error,
         "loss": number(result.get("test_loss", result.get("validation_loss"))),
         "shares": _shares(result, settings),
         "kept": _kept(result, settings),
@@ -269,6 +271,7 @@ def from_folder(folder: Path, root: Path) -> Run:
     if outcome.get("test_error") is None:  # `espalier train` writes None where the test part was the one to judge by
         outcome = {name: value for name, value in outcome.items() if name not in ("test_error", "test_loss")}
     scores = [outcome.get("validation_loss"), *(last.get(f"validation_{name}") for name in ("error", "loss"))]
+    scores.append(result.get("validation_examples"))  # of a run that diverged the only number
     scored = any(number(score) is not None for score in scores)
     if not scored:
         outcome |= {"validation_error": last.get("error"), "validation_loss": last.get("loss")}
