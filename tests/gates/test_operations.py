@@ -24,10 +24,11 @@ class Net(nn.Module):
 
 class LinearAttention(Net):
     def __init__(self):
-        super().__init__(nn.Linear(5, 16), nn.Linear(16, 3), qkv=nn.Linear(16, 48), out=nn.Linear(16, 16), heads=4)
+        super().__init__(nn.Linear(5, 16), nn.Linear(16, 3), out=nn.Linear(16, 16), heads=4)
+        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
 
     def between(self, x):
-        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
         return self.out((q.softmax(-1) @ (k.softmax(-2).transpose(-1, -2) @ v)).transpose(1, 2).flatten(2))
 
 
@@ -126,7 +127,7 @@ class Latent(Net):
 
 ROWS, IMAGE = (2, 6, 5), (2, 3, 6, 6)
 NETS = {
-    LinearAttention: (ROWS, {"stem": 16, "qkv": 4, "out": 16}),
+    LinearAttention: (ROWS, {"stem": 16, "q": 4, "out": 16}),
     Latent: (ROWS, {"stem": 16, "q": 4, "out": 16}),
     EinsumHeads: (ROWS, {"stem": 16, "query": 4, "out": 16}),
     Splines: (ROWS, {"stem": 16, "curves": 12}),
