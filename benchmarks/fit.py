@@ -10,10 +10,10 @@ compact network. ``--compile`` adds plain, search, settled and compact with the 
 gradient recorded as a CUDA graph, for plain updates too, with theta's update compiled beside compiled networks. Rounds
 of all take turns, and medians are compared. Then whole runs, a slice of each in turn: the whole network trained; shaped
 by the default recipe, with settling and the cut; and trained whole for half of the updates, pruned by Torch-Pruning to
-the same share of the MACs, and trained on. A network that Torch-Pruning refuses has none. With recorded updates there
-are recorded ones. ``--round-to 8`` adds a run in blocks of eight units, ``--limit`` a limit on its latency: that of
-a uniform network; what the limit takes to measure is not counted. On a CPU some networks are narrow (``ON_CPU``); on a
-GPU they run under bfloat16 autocast. ViT, GPT and ResNet-18 are those of Transformers.
+the same share of the MACs, and trained on. A network that Torch-Pruning refuses has none. On a GPU ``--compile`` adds
+whole runs of recorded updates. ``--round-to 8`` adds a run in blocks of eight units, ``--limit`` a limit on its
+latency, that of a uniform network; what the limit takes to measure is not counted. On a CPU some networks are narrow
+(``ON_CPU``); on a GPU they run under bfloat16 autocast. ViT, GPT and ResNet-18 are those of Transformers.
 """
 
 from __future__ import annotations

@@ -7,10 +7,11 @@ import torch
 
 import espalier
 from espalier.data import crop_flip, standardise
-from evidence import append, key_of, lines_of, main
+from espalier.train.compiling import Compiling, as_it_is
+from evidence import Book, append, key_of, lines_of, main, parsed, plan
 from evidence_data import PAD, Images, Loader, synthetic
 from evidence_methods import SETTINGS, Budget, permuted, rate, resolved
-from evidence_networks import build, count, count_widths, uniform, whole_widths, widths_of
+from evidence_networks import NAMES, build, count, count_widths, uniform, whole_widths, widths_of
 
 SHAPE = (3, 16, 16)
 PLAIN = ["ours", "ranked", "control", "control-group", "uniform", "uniform-macs", "found", "dense"]
@@ -90,6 +91,39 @@ def test_a_run_that_fails_is_noted_and_the_others_go_on(tmp_path, capsys):
     assert "no_such_field" in (tmp_path / "lines.jsonl.errors.txt").read_text()
     assert "1 failed" in capsys.readouterr().out
     assert len(command(tmp_path, "--time-limit", "0", methods="uniform", jobs="1")) == 1
+
+
+def test_a_run_is_begun_if_the_quickest_of_its_kind_would_end_in_time(tmp_path):
+    """The first ones ran beside many others; what is left runs beside fewer."""
+    given = parsed(
+        ["--out", str(tmp_path / "lines.jsonl"), "--networks", "resnet20", "--seeds", "0,1,2,3", "--jobs", "3"]
+    )
+    given.methods, given.costs, given.targets = ["uniform"], ["macs"], [0.3]
+    runs = plan(given, SETTINGS)
+    for run, seconds in zip(runs, (300.0, 100.0, 200.0)):
+        append(given.out, json.dumps(run | {"seconds": seconds, "jobs": 3}))
+    for left, begun in ((150, True), (90, False)):
+        given.time_limit = left
+        taken = Book(given, runs).take()
+        assert (taken is not None and taken[0] is runs[3]) == begun
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_networks_of_rivals_are_traced_whole_and_once(name):
+    """Else their updates would not be recorded on a GPU, where those of ours are."""
+    form = Compiling(backend=as_it_is).form(build(name, whole_widths(name, 8)))
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for _ in range(2):
+        form(torch.rand(2, *SHAPE)).sum().backward()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 1
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_updates_of_rivals_are_recorded_on_a_gpu(tmp_path):
+    """A warning, which is an error here, says where they are not."""
+    (line,) = command(tmp_path, "--device", "cuda", methods="uniform")
+    check(line)
 
 
 def test_a_line_cut_short_is_left_out_and_not_written_into(tmp_path):

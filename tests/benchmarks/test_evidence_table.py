@@ -128,6 +128,20 @@ def test_an_overview_across_is_the_same_table_turned_and_says_how_far_ahead_the_
         assert f"of {name} by {points.min():.1f} to {points.max():.1f}" in said
 
 
+def test_what_has_few_runs_is_shown_only_where_nothing_has_more():
+    """A cell, or a network, of one run of each method stands beside none of three and more."""
+    several = [line | {"held_out": 0} for line in lines() if line["method"] != "dense"]
+    few = [line | {"network": "resnet20", "target": 0.25} for line in several if line["seed"] == 0]
+    lacking = [line | {"target": 0.5} for line in several if line["method"] == "ours" or line["seed"] < 2]
+    assert overview([*several, *few, *lacking], across=True) == overview(several, across=True)
+    assert "ResNet-20, 25% of weights" in overview(few, across=True)
+    titles = [
+        [axes.get_title("left") for part in evidence_picture.picture(given).subfigs for axes in part.axes]
+        for given in ([*several, *few], few)
+    ]
+    assert titles == [["VGG-16"], ["ResNet-20"]]
+
+
 def test_the_picture_shows_the_means_of_the_lines(tmp_path):
     figure = evidence_picture.picture([line | {"held_out": 0} for line in lines()])
     (axes,) = figure.subfigs[0].axes
