@@ -483,3 +483,23 @@ def test_nothing_is_recorded_where_torch_compiles_nothing(monkeypatch):
         assert recording.on == (n < compiling.WARM)
         recording(Update(None, torch.ones(1, 0), [(torch.ones(3),)], [weight], closure))
     assert torch.equal(weight.grad, torch.ones(3))
+
+
+def test_what_was_recorded_is_let_go_with_its_phase(monkeypatch):
+    """Each recording keeps the memory of an update, and that of a phase is not replayed in the next."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+    class Known(Update):
+        def one_at_a_time(self, masks=None, parts=None):
+            return torch.zeros(1), None
+
+    def update(size, slopes):
+        return Known(None, torch.ones(1, 0), [(torch.ones(size),)], [weight], lambda part: part, slopes)
+
+    weight, recording = nn.Parameter(torch.ones(3)), compiling.Recording()
+    for phase, slopes in enumerate((False, True, False)):
+        kept = [(recording(update(size, slopes)), len(recording.known))[1] for size in (3, 3, 4)]
+        assert kept == [1, 1, 2], phase
+    weight = nn.Parameter(torch.ones(2))  # of the compact network
+    recording(update(3, False))
+    assert len(recording.known) == 1
