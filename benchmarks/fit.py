@@ -3,17 +3,18 @@
     PYTHONPATH=src python benchmarks/fit.py [--device cuda] [--networks vgg16,resnet20] [--batch 128] [--rounds 5]
     PYTHONPATH=src python benchmarks/fit.py --device cuda --compile --networks vgg16,resnet18,resnet56,vit,gpt,lstm
 
-Each network in one process: a plain update of the whole network; a search that learns from slopes (one mask) and one
-that ranks losses (two masks of half the batch), one mask at a time and, as ``fit`` does it, both in one pass; the same
-for slopes of two masks; settled, which trains the compact network through our optimiser; and a plain loop on that
-compact network. ``--compile`` adds plain, search, settled and compact with the network compiled, and on a GPU with the
-gradient recorded as a CUDA graph, for plain updates too, with theta's update compiled beside compiled networks. Rounds
-of all take turns, and medians are compared. Then whole runs, a slice of each in turn: the whole network trained; shaped
-by the default recipe, with settling and the cut; and trained whole for half of the updates, pruned by Torch-Pruning to
-the same share of the MACs, and trained on. A network that Torch-Pruning refuses has none. On a GPU ``--compile`` adds
-whole runs of recorded updates. ``--round-to 8`` adds a run in blocks of eight units, ``--limit`` a limit on its
-latency, that of a uniform network; what the limit takes to measure is not counted. On a CPU some networks are narrow
-(``ON_CPU``); on a GPU they run under bfloat16 autocast. ViT, GPT and ResNet-18 are those of Transformers.
+Each network in one process: a plain update of the whole network; a search that learns from slopes (one mask), the same
+without reading them, and one that ranks losses (two masks of half the batch), one mask at a time and, as ``fit`` does
+it, both in one pass; the same for slopes of two masks; settled, which trains the compact network through our optimiser;
+and a plain loop on that compact network. ``--compile`` adds plain, search, settled and compact with the network
+compiled, and on a GPU with the gradient recorded as a CUDA graph, for plain updates too, with theta's update compiled
+beside compiled networks. Rounds of all take turns, and medians are compared. Then whole runs, a slice of each in turn:
+the whole network trained; shaped by the default recipe, with settling and the cut; and trained whole for half of the
+updates, pruned by Torch-Pruning to the same share of the MACs, and trained on. A network that Torch-Pruning refuses has
+none. On a GPU ``--compile`` adds whole runs of recorded updates. ``--round-to 8`` adds a run in blocks of eight units,
+``--limit`` a limit on its latency, that of a uniform network; what the limit takes to measure is not counted. On a CPU
+some networks are narrow (``ON_CPU``); on a GPU they run under bfloat16 autocast. ViT, GPT and ResNet-18 are those of
+Transformers.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -214,10 +216,17 @@ class Bench:
         return espalier.StructureOptimizer(self.sgd(model), search, gated)
 
     def shaped(
-        self, structure: espalier.StructureOptimizer, *, compile: bool = False, record: bool = False, **settings: Any
+        self,
+        structure: espalier.StructureOptimizer,
+        *,
+        compile: bool = False,
+        record: bool = False,
+        reads: bool = True,
+        **settings: Any,
     ) -> Update:
         """Updates of a structure as it is now: searching, or settled. Ranked losses share one part of the batch.
-        settings: of ``Compiling``."""
+        reads: the slopes of every update; else the search is told those of its first again. settings: of
+        ``Compiling``."""
         network = structure.network
         closure = self.closure(Compiling(**settings).form(network) if compile else network)
         if compile and not settings and self.device.type == "cuda":  # as `fit` does
@@ -225,7 +234,16 @@ class Bench:
         ranked = not structure.search.reads_slopes and not structure.search.settled
         examples = self.batch // structure.search.samples if ranked else self.batch
         batch, recording = (self.x[:examples], self.y[:examples]), Recording() if record else None
-        return lambda: structure.step(closure, *batch, together=recording)
+        if reads:
+            return lambda: structure.step(closure, *batch, together=recording)
+        gradient, first = recording or UpdateOf.one_at_a_time, []
+
+        def together(update: UpdateOf) -> Gradient:
+            if not first:
+                first.append(update.one_at_a_time()[1])
+            return gradient(replace(update, slopes=False))[0], first[0]
+
+        return lambda: structure.step(closure, *batch, together=together)
 
     def in_one_pass(self, signal: str) -> tuple[Update, str]:
         """An update as ``fit`` makes it, with two masks; and why they run one at a time, if they do."""
@@ -350,6 +368,7 @@ class Bench:
         updates = {
             "plain": self.plain(self.build()),
             "search, slopes": self.shaped(self.structure("slopes", 1)),
+            "search, no slopes": self.shaped(self.structure("slopes", 1), reads=False),
             "settled": self.shaped(settled),
             "compact, plain": self.plain(alone),
         }
@@ -380,6 +399,9 @@ class Bench:
         return {
             f"plain{kind}": self.plain_recorded(self.build(), **settings),
             f"search, slopes{kind}": self.shaped(self.structure("slopes", 1), compile=True, record=True, **settings),
+            f"search, no slopes{kind}": self.shaped(
+                self.structure("slopes", 1), compile=True, record=True, reads=False, **settings
+            ),
             f"settled{kind}": self.shaped(settled, compile=True, record=True, **settings),
             f"compact, plain{kind}": self.plain_recorded(alone, **settings),
         }
@@ -407,6 +429,9 @@ def ratios(times: dict[str, float]) -> dict[str, float]:
         if ours in times and other in times
     }
     for kind in KINDS:
+        if f"search, no slopes{kind}" in times:
+            more = times[f"search, slopes{kind}"] - times[f"search, no slopes{kind}"]
+            found[f"price of slopes, share of plain{kind}"] = round(more / times[f"plain{kind}"], 3)
         if f"settled{kind}" in times:
             mean = (times[f"search, slopes{kind}"] + times[f"settled{kind}"]) / 2
             found[f"half searched, half settled, over plain{kind}"] = round(mean / times[f"plain{kind}"], 3)

@@ -56,10 +56,12 @@ def batch(
     samples: int = SAMPLES,
     kind: str = "search",
     by_hand: bool = True,
+    signal: str = "ranked",
 ) -> Batch:
     """R runs: "search"; "gated", under a given mask with as many examples; "plain", the same without gates.
 
     by_hand: on a GPU the gradient of this network is written out and applied in one kernel; else derived by torch.
+    signal: what the search learns from.
     """
     template, params, fixed = stacked(
         lambda: network(widths), [Run(seed) for seed in range(runs)], torch.rand(4, widths[0]), device
@@ -67,7 +69,9 @@ def batch(
     call: Callable[..., Tensor] = template.call
     gates, first = [where for _, where in template.space.bits], {name: p[0] for name, p in params.items()}
     chain = chain_of(template.model, gates, template.call, first, torch.rand(4, widths[0], device=device))
-    search = espalier.Search(template.space, penalty=[2.0**-7] * runs, batch=(runs,), samples=samples, device=device)
+    search = espalier.Search(
+        template.space, penalty=[2.0**-7] * runs, batch=(runs,), samples=samples, signal=signal, device=device
+    )
     source: Any = Searched(search)
     if kind != "search":
         source = Given(torch.ones(runs, template.space.d, device=device), torch.zeros(runs, device=device))
@@ -151,13 +155,14 @@ def fastest(
 def on_gpu(
     runs: list[int], derived: list[int], updates: int, device: torch.device, compute: Compute
 ) -> list[dict[str, Any]]:
-    """The paper's unit selection, for each number of runs; and for some with the gradient derived."""
+    """The paper's unit selection, for each number of runs, and with slopes; and for some with the gradient derived."""
     rows = []
     weights = sum(a * b for a, b in pairwise(PAPER))
-    for count, by_hand in [*((count, True) for count in runs), *((count, False) for count in derived)]:
+    by_hands = [(count, True, signal) for count in runs for signal in ("ranked", "slopes")]
+    for count, by_hand, signal in [*by_hands, *((count, False, "ranked") for count in derived)]:
         torch.cuda.reset_peak_memory_stats(device)
         begin = time.perf_counter()
-        engine = batch(PAPER, count, device, compute, by_hand=by_hand)
+        engine = batch(PAPER, count, device, compute, by_hand=by_hand, signal=signal)
         engine.advance(2 * compute.updates_at_once + 10)  # compiles, records, and fills the caches
         torch.cuda.synchronize(device)
         ready = time.perf_counter() - begin
@@ -167,6 +172,7 @@ def on_gpu(
             {
                 "runs": count,
                 "gradient": "by hand" if by_hand else "derived",
+                "signal": signal,
                 "us_per_update": took * 1e6,
                 "us_per_run_update": took * 1e6 / count,
                 "passes_over_the_weights": passes,
