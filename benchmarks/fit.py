@@ -12,7 +12,8 @@ beside compiled networks. Rounds of all take turns, and medians are compared. Th
 the whole network trained; shaped by the default recipe, with settling and the cut; and trained whole for half of the
 updates, pruned by Torch-Pruning to the same share of the MACs, and trained on. A network that Torch-Pruning refuses has
 none. On a GPU ``--compile`` adds whole runs of recorded updates. ``--round-to 8`` adds a run in blocks of eight units,
-``--limit`` a limit on its latency, that of a uniform network; what the limit takes to measure is not counted. On a CPU
+``--limit`` a limit on its latency, that of a uniform network; what the limit takes to measure is not counted. It also
+adds a plain loop on the compact network with each width rounded up to a multiple of eight ("widened"). On a CPU
 some networks are narrow (``ON_CPU``); on a GPU they run under bfloat16 autocast. ViT, GPT and ResNet-18 are those of
 Transformers.
 """
@@ -273,6 +274,16 @@ class Bench:
         structure.compact()
         return structure, structure.gated.compact(structure.search.select())
 
+    def widened(self, multiple: int) -> nn.Module:
+        """That network with each width rounded up to a multiple, as far as the whole one goes."""
+        structure = self.structure("slopes", 1)
+        mask = structure.search.select().clone()
+        for where in structure.gated.space.slices.values():
+            part = mask[where]
+            closed, more = (part == 0).nonzero().flatten(), -int(part.sum()) % multiple
+            part[closed[:more]] = 1.0
+        return structure.gated.compact(mask)
+
     def run_shaped(
         self, updates: int, settling: Callable[[Update], None], round_to: int | None, limit: bool, record: bool
     ) -> Update:
@@ -363,7 +374,7 @@ class Bench:
         told |= {f"{name} over plain": round(seconds[name] / seconds["plain"], 3) for name in list(runs)[1:]}
         return told
 
-    def updates(self, *, one_pass: bool, compile: bool) -> dict[str, Update]:
+    def updates(self, *, one_pass: bool, compile: bool, multiple: int | None) -> dict[str, Update]:
         settled, alone = self.settled()
         updates = {
             "plain": self.plain(self.build()),
@@ -372,6 +383,8 @@ class Bench:
             "settled": self.shaped(settled),
             "compact, plain": self.plain(alone),
         }
+        if multiple is not None:
+            updates["widened, plain"] = self.plain(self.widened(multiple))
         if one_pass:
             (ranked_pass, self.one_at_a_time), (slopes_pass, _) = self.in_one_pass("ranked"), self.in_one_pass("slopes")
             updates |= {
@@ -385,6 +398,9 @@ class Bench:
             updates["plain, compiled"] = self.plain(self.build(), compile=True)
             if self.device.type == "cuda":
                 updates |= self.recorded(", recorded", backend=as_it_is) | self.recorded(", compiled and recorded")
+                if multiple is not None:
+                    for kind, how in ((", recorded", {"backend": as_it_is}), (", compiled and recorded", {})):
+                        updates[f"widened, plain{kind}"] = self.plain_recorded(self.widened(multiple), **how)
             else:
                 updates |= {
                     "search, slopes, compiled": self.shaped(self.structure("slopes", 1), compile=True),
@@ -486,7 +502,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5, help="of each round of each update")
     parser.add_argument("--run", type=float, default=10.0, help="seconds of a plain run beside whole runs; 0: none")
-    parser.add_argument("--round-to", type=int, help="and a whole run in blocks of so many units")
+    parser.add_argument("--round-to", type=int, help="and a whole run in blocks of so many units, and widened")
     parser.add_argument("--limit", action="store_true", help="on the latency of that run: a uniform network's")
     parser.add_argument("--one-pass", action=argparse.BooleanOptionalAction, default=True, help="and two masks")
     parser.add_argument("--compile", action="store_true", help="and compiled; on a GPU recorded, too")
@@ -503,7 +519,7 @@ def main() -> None:
         narrow = given.narrow or (ON_CPU.get(name, 1) if device.type == "cpu" else 1)
         bench = Bench(name, device, given.batch, narrow, given.target)
         try:
-            updates = bench.updates(one_pass=given.one_pass, compile=given.compile)
+            updates = bench.updates(one_pass=given.one_pass, compile=given.compile, multiple=given.round_to)
             times = measured(updates, device, given.rounds, given.seconds, clock)
         except Exception as error:  # one network that fails is told of in its place
             rows[name] = {"failed": f"{type(error).__name__}: {error}"}
