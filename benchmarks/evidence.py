@@ -126,6 +126,8 @@ class Worker:
         self.images = Images(read(given.data_dir, given.held_out, given.examples), device)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
         self.place = {"torch": torch.__version__, "device": name, "jobs": given.jobs, "revision": given.revision}
+        if given.compile:
+            self.place["compiled"] = True
 
     def __call__(self, entry: Run, parent: dict[str, Any] | None) -> dict[str, Any]:
         epochs, batch = entry["epochs"], entry["batch"]
@@ -135,7 +137,7 @@ class Worker:
         budget = Budget(epochs, batch, updates, entry["lr"], entry["weight_decay"], entry["schedule"])
         case = Case(
             entry["network"], entry["narrow"], entry["cost"], entry["target"], entry["seed"], entry["setting"], budget,
-            self.images, parent,
+            self.images, parent, self.given.compile,
         )  # fmt: skip
         line = run(case)
         if self.images.device.type == "cuda":
@@ -321,6 +323,7 @@ def parsed(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--settings", type=Path, help="JSON: settings by name, over the known ones")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes; 0: in this process")
+    parser.add_argument("--compile", action="store_true", help="networks: takes minutes more, and less in each update")
     parser.add_argument("--time-limit", type=float, help="seconds")
     parser.add_argument("--revision", default=revision(), help="of the code, where there is no repository to ask")
     parser.add_argument("--plan", action="store_true", help="say what would run")

@@ -157,7 +157,8 @@ class Budget:
 
 @dataclass(frozen=True)
 class Case:
-    """One run: its network, size, seed, budget and setting, on images. parent: the line of the run it builds on."""
+    """One run: its network, size, seed, budget and setting, on images. parent: the line of the run it builds on.
+    compile: networks are compiled, those of ours and of plain training."""
 
     network: str
     narrow: int
@@ -168,6 +169,7 @@ class Case:
     budget: Budget
     images: Images
     parent: dict[str, Any] | None = None
+    compile: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -225,7 +227,8 @@ def train(
     On a GPU updates are recorded as those of ours are, so that seconds can be compared."""
     model.train()
     on_gpu = case.device.type == "cuda"
-    network = Compiling(backend=as_it_is).form(model) if on_gpu else model  # what is not traced is not recorded
+    compiling = Compiling() if case.compile else Compiling(backend=as_it_is)  # what is not traced is not recorded
+    network = compiling.form(model) if on_gpu or case.compile else model
     total, last = torch.zeros((), device=case.device), min(updates, len(loader))
     parameters, no_mask = list(model.parameters()), torch.ones(1, 1, device=case.device)
     recording = Recording() if on_gpu else Update.one_at_a_time
@@ -291,7 +294,7 @@ def shaped(case: Case, model: nn.Module | None = None) -> Outcome:
             seed=case.seed,
             quiet=True,
             recipe=recipe,
-            compile=None,
+            compile=True if case.compile else None,
             callbacks=[] if blind is None else [blind],
         )
     if blind is not None and not blind.told:
