@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import networks
@@ -640,6 +641,21 @@ def test_one_graph_is_one_batch_on_every_road(matrix: bool) -> None:
     for _ in range(20):
         shaping.step(closure, x, edges, y, ["what is handed on", "may be anything"])
     assert shaping.finish(data).share_after <= 0.5
+
+
+@pytest.mark.parametrize("nodes", [20, 100])  # a run keeps 64 examples beside what ships; a graph is kept whole
+def test_a_run_on_one_graph_is_kept_and_ships(nodes: int, tmp_path: Path) -> None:
+    x, y = torch.randn(nodes, 6), torch.arange(nodes) % 3
+    edges = torch.stack([torch.arange(nodes), torch.arange(nodes).flip(0)])
+    data = [((x, edges), y)]
+    result = fit(Nodes(), data, epochs=8, target=0.5, quiet=True, checkpoint=tmp_path / "run")
+    assert all(map(torch.equal, result.examples, (x, edges)))
+    shipped = espalier.ship(tmp_path / "run", tmp_path / "small", model=Nodes)
+    assert shipped.checks == {"examples": 1, "difference": 0.0}
+    assert set(shipped.speed) == {1}
+    assert espalier.load(tmp_path / "small", Nodes).eval()(x, edges).equal(result.model(x, edges))
+    with pytest.raises(espalier.EspalierError, match="for a batch of any size, and these inputs are one example"):
+        espalier.ship(result, tmp_path / "file", formats=["python"])
 
 
 def test_images_in_a_list_with_their_boxes_are_a_batch() -> None:

@@ -22,7 +22,7 @@ from espalier.records import RESULT, settings_of
 from espalier.ship import import_spec, onnx, program, run_parts, standalone
 from espalier.ship.card import Card, Loading, origin
 from espalier.ship.factories import Network
-from espalier.ship.parity import Checked, repeated
+from espalier.ship.parity import Checked, examples, repeated
 from espalier.space import BadInput, BadType, Corrupt
 from espalier.train import Result, checks, pytree
 from espalier.train.checkpoint import write
@@ -111,8 +111,8 @@ def ship(
     formats: names in ``FORMATS``; "torch", which :func:`espalier.load` reads, is always among them. "onnx" writes
         model.onnx, "pt2" what torch.export.load reads, "python" a file of plain torch layers with its weights beside
         it; these three need nothing of Espalier.
-    inputs: of a result: some real examples, as the network reads them, on which copies are compared and timed. A run
-        directory has its own.
+    inputs: other real examples than those that the result has, as the network reads them, on which copies are compared
+        and timed. A run directory has its own.
     """
     if not isinstance(to, (str, os.PathLike)):
         raise BadType(f"to is the path of a folder, not {to!r}")
@@ -154,6 +154,7 @@ def _of_result(result: Result, model: Factory | str | None, inputs: Any) -> Parc
     small, summary = deepcopy(result.model, without_graphs(result.model)).cpu().eval(), result.summary()
     if inputs is not None:
         checks.readable(small, inputs)
+    inputs = result.examples if inputs is None else inputs
     kept = [sum(pair[i] for pair in summary["kept"].values()) for i in (0, 1)]
     sizes = {"units": kept}
     if factory is not None:
@@ -191,7 +192,7 @@ def _of_run(run: Path, call: dict[str, Any] | None, model: Factory | str | None,
             f"the network that {name} builds now does not answer as the trained one did: outputs differ by "
             f"{difference:.2g} of the largest; give the factory the run was trained with, by --model{_after(notes)}"
         )
-    checks = {"examples": pytree.count(inputs, "the inputs"), "difference": difference}
+    checks = {"examples": examples(inputs), "difference": difference}
     card = Card(asked, numbers, loading, origin(command, told, settings))
     return Parcel(small, factory, inputs, card, checks, tuple(notes))
 
@@ -298,7 +299,7 @@ def _loaded_again(parcel: Parcel, folder: Path) -> dict[str, Any]:
     again, small = load(folder, parcel.factory), parcel.small
     if parcel.inputs is not None:
         pairs = list(zip(answers(again, parcel.inputs), answers(small, parcel.inputs), strict=True))
-        compared = {"examples": pytree.count(parcel.inputs, "the inputs")}
+        compared = {"examples": examples(parcel.inputs)}
     else:
         pairs = list(zip(again.state_dict().values(), small.state_dict().values(), strict=True))
         compared = {"tensors": len(pairs)}
@@ -311,7 +312,7 @@ def _speed(parcel: Parcel) -> dict[int, dict[str, float]]:
     if parcel.factory is None or parcel.inputs is None:
         return {}
     models = {"full": parcel.factory().eval(), "small": parcel.small}
-    counts = {1: repeated(parcel.inputs, 1), pytree.count(parcel.inputs, "the inputs"): parcel.inputs}
+    counts = {1: repeated(parcel.inputs, 1), examples(parcel.inputs): parcel.inputs}
     return {count: milliseconds(models, inputs) for count, inputs in counts.items()}
 
 

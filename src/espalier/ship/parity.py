@@ -65,9 +65,19 @@ def compare(
     return Checked(tuple(batches), worst, described)
 
 
+def examples(inputs: Any) -> int:
+    """How many; one where its tensors do not share a number of them, as nodes and edges of a graph."""
+    sizes = pytree.sizes(inputs)
+    return sizes.pop() or 1 if len(sizes) == 1 else 1
+
+
 def repeated(inputs: Any, batch: int) -> Any:
     """So many real examples: those given, from the first again where they do not suffice."""
-    n = pytree.count(inputs, "the inputs")
+    n = examples(inputs)
+    if n == batch:
+        return inputs
+    if len(pytree.sizes(inputs)) != 1:
+        raise NotExported("this file is for a batch of any size, and these inputs are one example: ship as torch alone")
     return pytree.each(lambda t: t[torch.arange(batch, device=t.device) % n], inputs)
 
 

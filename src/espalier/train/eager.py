@@ -125,9 +125,6 @@ class EagerEngine(Engine):
         layout = torch.channels_last if images else torch.preserve_format
         return tensor.to(self.device, non_blocking=True, memory_format=layout)
 
-    def some_inputs(self, count: int) -> Any:
-        return pytree.each(lambda t: t[:count].cpu(), self.feed.first(count)[0])
-
     def settle(self) -> None:
         self.structure.settle()
 

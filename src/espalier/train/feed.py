@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
@@ -27,6 +27,7 @@ from espalier.train.pytree import Nested
 
 Batch = tuple[Nested, Nested]  # inputs, targets
 Adapter = Callable[[Any], Batch]
+PROBED = 64  # examples that are kept beside what ships
 PATIENCE = 10.0  # seconds of counting batches until somebody is told
 LABELS = "labels"  # what a batch that is a dict calls its targets
 
@@ -61,9 +62,15 @@ class Feed:
         with closing(self.once(count)) as batches:
             return next(batches)
 
-    def example(self) -> Nested:
-        """A few inputs, to attach gates with."""
-        return pytree.few(self.first(4)[0])
+    def example(self, most: int = 4) -> Nested:
+        """A few inputs, as the network reads them."""
+        return pytree.few(self.first(most)[0], most)
+
+    def probe(self) -> Nested:
+        """Some inputs to keep, on the CPU; None where they are of a form that only a loop of one's own reads."""
+        with suppress(BadType):
+            return pytree.each(lambda t: t.detach().to("cpu", copy=True), self.example(PROBED))
+        return None
 
 
 @dataclass(eq=False)

@@ -85,9 +85,6 @@ class Engine(Protocol):
     def put_back(self, best: dict[str, Tensor]) -> None:
         """Go on, or end, with weights that were kept."""
 
-    def some_inputs(self, count: int) -> Any:
-        """So many real inputs as the network reads them, on the CPU."""
-
     def advance(self, updates: int, stop: Stop) -> None:
         """So many updates; an engine that makes them one by one ends after the present one if it is interrupted."""
 

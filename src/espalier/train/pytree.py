@@ -54,9 +54,9 @@ def sizes(value: Nested) -> set[int]:
     return {len(tensor) if tensor.ndim else 0 for tensor in tensors(value)}
 
 
-def few(value: Nested) -> Nested:
+def few(value: Nested, most: int = 4) -> Nested:
     """Its first examples; all of it where its tensors do not share their number, as nodes and edges of a graph."""
-    return value if len(sizes(value)) != 1 or sizes(value) == {0} else each(lambda tensor: tensor[:4], value)
+    return value if len(sizes(value)) != 1 or sizes(value) == {0} else each(lambda tensor: tensor[:most], value)
 
 
 def after_divergence(value: Nested) -> str:

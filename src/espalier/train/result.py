@@ -45,6 +45,7 @@ class Result:
     explanation: of ``fit``, what each layer keeps and what is coupled to what, as ``gated.explain`` says it.
     order: the groups of gates from the input to the output; empty: as in the space.
     inputs: of data in a Dataset, what is done to stored inputs before the network reads them, in words.
+    examples: a few inputs that the network was trained on, as it reads them, on the CPU: what ships is checked on them.
     latency: of a run with a measured cost, in milliseconds: predicted and measured of what ships, of the whole network
         (full) and of the smallest that there is, and how often the target was lowered for what was measured
         (corrections). latencies: that of each cost that was measured, where there are several, as of two runtimes;
@@ -74,6 +75,7 @@ class Result:
     explanation: str = ""
     order: tuple[str, ...] = ()
     inputs: str = ""
+    examples: Any = None
     latency: dict[str, Any] | None = None
     latencies: tuple[dict[str, Any], ...] = ()
     search: Search | None = None

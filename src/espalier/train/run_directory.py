@@ -53,7 +53,6 @@ except ImportError:  # not posix: nothing is refused there
 SMALL, PROBE, LEFT, CALL = "small", "probe.safetensors", "left.txt", "call.json"
 NAMES = (SETTINGS, METRICS, "theta.safetensors", RESULT)
 SEALED = (*NAMES, PROBE, CALL, *(f"{SMALL}/{name}" for name in ("plan.json", "model.safetensors")))
-PROBED = 64  # examples
 LOCK = "lock"
 
 
@@ -123,13 +122,12 @@ class RunDirectory:
         except OSError as error:
             raise NotSaved(error.errno, f"{self.metrics} could not be written: {error.strerror}") from error
 
-    def finish(self, result: Result, theta: Mapping[str, Tensor], gated: Gated, inputs: Any) -> None:
-        """inputs: some real ones, as the network reads them, on the CPU."""
+    def finish(self, result: Result, theta: Mapping[str, Tensor], gated: Gated) -> None:
         write(self.folder / "theta.safetensors", safetensors.torch.save(dict(theta)))
         small = deepcopy(result.model).cpu()  # what ships runs anywhere
         if hasattr(small, "espalier_plan"):  # gates of one's own may cut in a way that cannot be saved
             save(small, self.folder / SMALL)
-            structure, tensors = split_state({"inputs": inputs, "outputs": answers(small, inputs)})
+            structure, tensors = split_state({"inputs": result.examples, "outputs": answers(small, result.examples)})
             write(self.folder / PROBE, pack({"format": FORMAT, "state": structure}, tensors))
         write(self.folder / RESULT, _json(clean(result.summary() | {"sizes": sizes(gated, result.mask)})))
         self.seal()
@@ -192,7 +190,7 @@ class Records(Callback):
             for i, (directory, result) in enumerate(zip(self.directories, results, strict=True)):
                 if not (directory.folder / SETTINGS).exists():  # somebody has removed the folder on the way
                     directory.start(self.settings[i], loop.engine.device, loop.histories[i], loop.forced)
-                directory.finish(result, loop.thetas.table(i), loop.engine.gated, loop.engine.some_inputs(PROBED))
+                directory.finish(result, loop.thetas.table(i), loop.engine.gated)
 
 
 def sizes(gated: Gated, mask: Tensor) -> dict[str, list[int]]:

@@ -235,9 +235,6 @@ class BatchEngine(Engine):
                 f"every run by now. {pytree.after_divergence(self._read[:2])}"
             )
 
-    def some_inputs(self, count: int) -> Nested:
-        return pytree.each(lambda part: part.cpu(), self.stored.first(count)[0])
-
     def settle(self) -> None:
         assert self.search is not None
         self.reached = self._reach(self.search)
@@ -351,7 +348,7 @@ class BatchEngine(Engine):
         before, after = (None, None) if self.reached is None else (share.tolist() for share in self.reached)
         penalty = None if search is None else search.penalty.tolist()
         shares = rows(self.shares(masks))
-        results, weights = list[Result](), self.weights()
+        results, weights, examples = list[Result](), self.weights(), self.stored.probe()
         for i, run in enumerate(self.runs):
             model = self._compact(weights, i, masks[i])
             score = None if self.validation is None else self._score(model, self.validation)
@@ -378,6 +375,7 @@ class BatchEngine(Engine):
                     diverged=broken if broken >= 0 else None,
                     skipped=int(state.skipped[i]),
                     inputs=self.stored.prepared,
+                    examples=examples,
                 )
             )
         return results
