@@ -40,7 +40,9 @@ def test_a_result_is_written_checked_timed_and_described(result, tmp_path):
     assert shipped.checks == {"examples": 64}
     assert set(shipped.speed) == {1, 64}
     kept = int(result.mask.sum())
-    assert shipped.sizes == {"units": [kept, 12], "parameters": [10 * kept + 3, 123]}
+    assert shipped.sizes == result.sizes == {
+        "units": [kept, 12], "weights": [9 * kept, 108], "macs": [9 * kept, 108], "parameters": [10 * kept + 3, 123],
+    }  # fmt: skip
     again = espalier.load(tmp_path / "small", Net).eval()
     assert torch.equal(again(data()[0]), result.model(data()[0]))
     text = (tmp_path / "small" / "README.md").read_text()
@@ -98,7 +100,7 @@ def test_a_result_of_a_sweep_ships_as_well(tmp_path):
     shipped = espalier.ship(one, tmp_path / "small", model=Net, inputs=data()[0][:5])
     assert shipped.checks == {"examples": 5}
     text = (tmp_path / "small" / "README.md").read_text()
-    assert "a penalty of 0.5 on the cost" in text
+    assert "a penalty of 0.5 on the weights" in text
     assert "Nothing was held out" in text
 
 

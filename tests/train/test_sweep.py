@@ -291,8 +291,10 @@ def test_a_run_directory_tells_its_story(tmp_path: Path) -> None:
         assert {"settings", "versions", "hardware"} <= story.keys()
         assert len(read_rows(folder)) == 2
         written = json.loads((folder / "result.json").read_text())
-        assert written.pop("sizes")["units"] == [int(result.mask.sum()), len(result.mask)]
         assert written == result.summary()
+        assert written["sizes"]["units"] == [int(result.mask.sum()), len(result.mask)]
+        parameters = sum(parameter.numel() for parameter in result.model.parameters())
+        assert written["sizes"]["parameters"] == [parameters, sum(p.numel() for p in network().parameters())]
         assert (folder / "theta.safetensors").is_file()
 
 

@@ -106,7 +106,7 @@ def ship(
     to: a new or empty folder, or one that an earlier call wrote, in these formats or some of them.
     model: the factory of the uncut network, also as text such as ``file.py:function``. Of a run directory it is needed,
         unless the run is of a network known by name: code is run because you name it, not because a file does. Of a
-        result it is needed for checks, times and sizes.
+        result it is needed for times, and to check what is loaded again.
     trust: run the code that the run directory of `espalier train` names, and code that has changed since the run.
     formats: names in ``FORMATS``; "torch", which :func:`espalier.load` reads, is always among them. "onnx" writes
         model.onnx, "pt2" what torch.export.load reads, "python" a file of plain torch layers with its weights beside
@@ -155,12 +155,8 @@ def _of_result(result: Result, model: Factory | str | None, inputs: Any) -> Parc
     if inputs is not None:
         checks.readable(small, inputs)
     inputs = result.examples if inputs is None else inputs
-    kept = [sum(pair[i] for pair in summary["kept"].values()) for i in (0, 1)]
-    sizes = {"units": kept}
-    if factory is not None:
-        sizes["parameters"] = [sum(p.numel() for p in net.parameters()) for net in (small, factory())]
-    numbers = run_parts.USUAL | summary | {"sizes": sizes}
-    asked = {"target": result.target, "cost": "cost", "data": ""}
+    numbers = run_parts.USUAL | summary
+    asked = {"target": result.target, "cost": "cost" if result.cost in ("", "given") else result.cost, "data": ""}
     asked["penalty"] = None if result.target is not None else summary["penalty"]
     return Parcel(small, factory, inputs, Card(asked, numbers, loading), {})
 

@@ -30,7 +30,7 @@ from espalier.train.descent import Constant, Optimizer, Schedule
 from espalier.train.gradients import Gated, Gradient, Update, not_finite, only_finite, skips, step_unless
 from espalier.train.ranks import Ranks, WholeBatch
 from espalier.train.recipes import OptimizerFactory, Phases, Recipe
-from espalier.train.result import Result, Row, Shares, rows
+from espalier.train.result import Result, Row, Shares, rows, sizes
 from espalier.train.scoring import Loss, Metrics
 from espalier.train.targets import Target
 
@@ -398,6 +398,8 @@ class StructureOptimizer(torch.optim.Optimizer):
             share_before=float(search.cost(search.mode()) / search.full_cost),
             share_after=float(search.cost(selected) / search.full_cost),
             shares=rows(self.shares(mask))[0],
+            sizes=sizes(gated, mask.unsqueeze(0))[0],
+            cost="" if self.asked is None else self.asked.name,
             validation=score,
             penalty=float(search.penalty),
             updates=self.update,

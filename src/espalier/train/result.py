@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 
 from espalier.cost import Cost
 from espalier.files import clean
+from espalier.records import COUNTED
 from espalier.search import Search
 from espalier.search.selection import most_expensive
-from espalier.space import Space
+from espalier.space import EspalierError, Space
 from espalier.train.gradients import Gated
 from espalier.train.scoring import Score
 
@@ -38,6 +40,8 @@ class Result:
     share_before: the share of the cost that the most probable mask keeps, before the selection.
     share_after: the share that the mask keeps that ships. Both are None where the mask was given.
     shares: of gates, weights and cost that the canonical mask keeps.
+    sizes: by "units", "weights", "macs" (of one example) and "parameters", what that mask keeps, and all there is.
+    cost: what the target or penalty counts, by its name.
     validation: the score of the compact model.
     penalty: how strongly cost counted at the end.
     run: of a sweep, what was asked of it. stopped: why a callback ended the run, or "".
@@ -68,6 +72,8 @@ class Result:
     updates: int
     seconds: float
     space: Space
+    sizes: dict[str, list[int]] = field(default_factory=dict)
+    cost: str = ""
     run: Run | None = None
     stopped: str = ""
     diverged: int | None = None
@@ -119,7 +125,7 @@ class Result:
         shared = ("finished", "target", "share_before", "share_after")
         own = ("penalty", "validation_loss", "validation_error", "validation_examples", "kept", "updates")
         words = {name: getattr(self, name) for name in shared} | self.shares
-        words |= {name: getattr(self, name) for name in own} | {"seconds": round(self.seconds, 3)}
+        words |= {name: getattr(self, name) for name in own} | {"seconds": round(self.seconds, 3), "sizes": self.sizes}
         if self.run is not None:
             words |= {"diverged": self.diverged, "skipped": self.skipped}
         words |= {} if self.latency is None else {"latency": self.latency}
@@ -197,6 +203,18 @@ class Shares:
     def __call__(self, masks: Tensor) -> Columns:
         """masks: ``(*batch, d)``; shares ``(*batch)``, NaN where there is nothing to share."""
         return {name: cost(masks) / self.full[name] for name, cost in self.costs.items()}
+
+
+def sizes(gated: Gated, masks: Tensor) -> list[dict[str, list[int]]]:
+    """What each of the masks ``(R, d)`` keeps of the network, and all there is of it; MACs of one example."""
+    counted: list[dict[str, list[int]]] = [{} for _ in masks]
+    for kind in COUNTED:
+        with suppress(EspalierError):  # gates of one's own may not know every kind
+            cost, per = gated.cost(kind), getattr(gated, "examples", 1) if kind == "macs" else 1
+            full = round(float(cost(most_expensive(gated.space, cost, masks.device))) / per)
+            for one, kept in zip(counted, cost(masks).tolist(), strict=True):
+                one[kind] = [round(kept / per), full]
+    return counted
 
 
 def rows(columns: Mapping[str, Tensor]) -> list[Row]:

@@ -34,13 +34,12 @@ from torch import Tensor
 from espalier import files, schema
 from espalier.compact import save
 from espalier.files import clean
-from espalier.records import COUNTED, METRICS, RESULT, SETTINGS, result_of, settings_of
 from espalier.records import DIRECTORY_FORMAT as FORMAT
-from espalier.space import BadInput, Corrupt, EspalierError
+from espalier.records import METRICS, RESULT, SETTINGS, result_of, settings_of
+from espalier.space import BadInput, Corrupt
 from espalier.train import fingerprint
 from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import NotSaved, pack, split_state, write
-from espalier.train.gradients import Gated
 from espalier.train.loop import Loop
 from espalier.train.result import Result, Row
 from espalier.train.scoring import answers
@@ -122,14 +121,14 @@ class RunDirectory:
         except OSError as error:
             raise NotSaved(error.errno, f"{self.metrics} could not be written: {error.strerror}") from error
 
-    def finish(self, result: Result, theta: Mapping[str, Tensor], gated: Gated) -> None:
+    def finish(self, result: Result, theta: Mapping[str, Tensor]) -> None:
         write(self.folder / "theta.safetensors", safetensors.torch.save(dict(theta)))
         small = deepcopy(result.model).cpu()  # what ships runs anywhere
         if hasattr(small, "espalier_plan"):  # gates of one's own may cut in a way that cannot be saved
             save(small, self.folder / SMALL)
             structure, tensors = split_state({"inputs": result.examples, "outputs": answers(small, result.examples)})
             write(self.folder / PROBE, pack({"format": FORMAT, "state": structure}, tensors))
-        write(self.folder / RESULT, _json(clean(result.summary() | {"sizes": sizes(gated, result.mask)})))
+        write(self.folder / RESULT, _json(clean(result.summary())))
         self.seal()
 
     def seal(self) -> None:
@@ -190,17 +189,7 @@ class Records(Callback):
             for i, (directory, result) in enumerate(zip(self.directories, results, strict=True)):
                 if not (directory.folder / SETTINGS).exists():  # somebody has removed the folder on the way
                     directory.start(self.settings[i], loop.engine.device, loop.histories[i], loop.forced)
-                directory.finish(result, loop.thetas.table(i), loop.engine.gated)
-
-
-def sizes(gated: Gated, mask: Tensor) -> dict[str, list[int]]:
-    """What a mask ``(d)`` keeps of the network, and all of it; MACs of one example."""
-    counted = dict[str, list[int]]()
-    for kind in COUNTED:
-        with contextlib.suppress(EspalierError):  # gates of one's own may not know every kind
-            cost, per = gated.cost(kind), getattr(gated, "examples", 1) if kind == "macs" else 1
-            counted[kind] = [round(float(cost(m)) / per) for m in (mask, torch.ones_like(mask))]
-    return counted
+                directory.finish(result, loop.thetas.table(i))
 
 
 def hardware(device: torch.device) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from espalier.train.feed import Tensors
 from espalier.train.fingerprint import Hashes
 from espalier.train.loop import Engine, Loop, Stop
 from espalier.train.pytree import Nested
-from espalier.train.result import Result, Row, Shares, rows
+from espalier.train.result import Result, Row, Shares, rows, sizes
 from espalier.train.scoring import Score, evaluate
 from espalier.train.targets import Asked, read
 
@@ -85,6 +85,7 @@ class BatchEngine(Engine):
         dtype = next(iter(params.values())).dtype
         # The masks of a batch come from one generator: its seed is made of all that makes the batch.
         self.seed = zlib.crc32(json.dumps(plan.seeded_by or [run.describe() for run in runs]).encode())
+        self.counted_by = ""  # the name of what a target or penalty counts
         self.search = self._search() if runs[0].searches else None
         self.reached: tuple[Tensor, Tensor] | None = None  # shares of the cost before and after the selection, (R)
         gradient = plan.gradient
@@ -168,6 +169,7 @@ class BatchEngine(Engine):
 
     def _search(self) -> Search:
         asked = self._asked()
+        self.counted_by = asked.name
         targets = None if self.runs[0].target is None else [run.target for run in self.runs]
         price: dict[str, Any] = {} if targets else {"penalty": [run.penalty or 0.0 for run in self.runs]}
         space = self.gated.space
@@ -347,7 +349,7 @@ class BatchEngine(Engine):
             self.reached = self._reach(search)
         before, after = (None, None) if self.reached is None else (share.tolist() for share in self.reached)
         penalty = None if search is None else search.penalty.tolist()
-        shares = rows(self.shares(masks))
+        shares, counts = rows(self.shares(masks)), sizes(self.gated, masks)
         results, weights, examples = list[Result](), self.weights(), self.stored.probe()
         for i, run in enumerate(self.runs):
             model = self._compact(weights, i, masks[i])
@@ -364,6 +366,8 @@ class BatchEngine(Engine):
                     share_before=None if before is None else before[i],
                     share_after=None if after is None else after[i],
                     shares=shares[i],
+                    sizes=counts[i],
+                    cost=self.counted_by,
                     validation=score,
                     penalty=None if penalty is None else penalty[i],
                     updates=self.done,
