@@ -25,7 +25,7 @@ DIRECTORY_FORMAT = 1
 SETTINGS, METRICS, RESULT = "settings.json", "metrics.jsonl", "result.json"
 PACKED, PACKED_SCHEMA, HOLE = "runs.jsonl", "espalier.runs/1", "?"
 VALUES = 1 << 22  # of all packed records together: a template may stand for many
-COUNTED = ("units", "weights", "macs", "parameters")
+COUNTED = {"units": "units", "weights": "weights", "macs": "MACs", "parameters": "parameters"}  # and in words
 REMOVE = "Remove it and run the study again, or take it out of the folder"
 AGAIN = "Run the same training again: it goes on from its checkpoint and writes its files anew"
 

@@ -242,7 +242,7 @@ def test_progress_is_told_in_lines_or_not_at_all(capsys: pytest.CaptureFixture[s
     assert lines[0].lstrip().startswith("33%  epoch 1  loss")
     assert lines[0].endswith(" left")
     assert lines[1].startswith("100%  epoch 3")
-    assert lines[2].startswith("target 50.00% of the cost, reached")
+    assert lines[2].startswith("target 50.00% of the weights, reached")
     short(target=0.5)
     assert capsys.readouterr() == ("", "")
 

@@ -354,7 +354,7 @@ def test_a_result_can_be_looked_at() -> None:
     assert result.gated is None
     page = result._repr_html_()
     assert page.count("<tr>") == 2
-    assert "target 50.00% of the cost" in page
+    assert "target 50.00% of the weights" in page
     (swept,) = espalier.sweep(networks.mlp, SMALL, targets=[0.5], epochs=1, batch_size=32, quiet=True)
     assert swept.explain() == swept.table()
 

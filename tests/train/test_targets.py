@@ -55,7 +55,8 @@ def test_fit_ends_at_or_below_the_target_in_what_was_asked_for(kind: str, capsys
         assert share > target - 0.12  # one more channel of the first layer would not fit
         assert result.share_after == pytest.approx(share, rel=1e-6)
         said = capsys.readouterr().err
-        assert f"target {target:.2%} of the cost, reached {result.share_before:.2%} before the selection" in said
+        name = kind.replace("macs", "MACs")
+        assert f"target {target:.2%} of the {name}, reached {result.share_before:.2%} before the selection" in said
         assert f"and {result.share_after:.2%} after it" in said
 
 

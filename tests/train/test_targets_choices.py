@@ -99,7 +99,7 @@ def test_fit(target: float) -> None:
     assert result.share_after == pytest.approx(share)
     assert result.mask[WIDTH:].sum() == 1
     assert result.target == target
-    assert f"target {target:.2%} of the cost, reached {result.share_before:.2%}" in str(result)
+    assert f"target {target:.2%} of the weights, reached {result.share_before:.2%}" in str(result)
     if target < 0.3:  # the long way alone costs 26%
         assert result.mask[WIDTH:].tolist() == [1.0, 0.0]
 

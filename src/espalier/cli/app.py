@@ -18,9 +18,9 @@ from espalier.cli.demo import demo
 from espalier.data import available, get, names, verify
 from espalier.files import below, clean
 from espalier.paper import write
+from espalier.records import COUNTED
 from espalier.report import Study as Runs
 from espalier.report import grid_tables, read
-from espalier.report.run_reader import COSTS
 from espalier.report.tables import PAGES
 from espalier.ship import FORMATS, Shipped, ship
 from espalier.space import BadInput
@@ -114,7 +114,7 @@ def _in_words(result: Result, ships: dict[str, Any], training: Training, out: Pa
     if result.target is not None and isinstance(training.target, str):
         asked = f"{training.target}, {asked}full cost"
     elif result.target is not None:
-        asked += COSTS.get(training.cost, training.cost)
+        asked += COUNTED.get(training.cost, training.cost)
     lines = {
         "target": asked,
         "reached": f"{result.share_before:.2%} before the selection, {result.share_after:.2%} after it",

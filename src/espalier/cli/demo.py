@@ -24,8 +24,8 @@ from rich.table import Table
 from espalier import files, schema
 from espalier.cli.command import Quiet, command_line
 from espalier.data import load
+from espalier.records import COUNTED
 from espalier.report import Point, Section, Study, read, write
-from espalier.report.run_reader import COSTS
 from espalier.report.study_reader import middle, numbers
 from espalier.ship import Shipped, ship
 from espalier.space import BadInput, Corrupt
@@ -209,7 +209,9 @@ def _single(
         f"espalier train --model {asked.model} --model-arg '{asked.model_arg[0]}' --target {asked.target:g} "
         f"--cost {asked.cost} --epochs {asked.epochs} --device cpu --out {place}"
     )
-    console.print(f"{number}. {asked.target:.0%} of the {COSTS[asked.cost]} asked for, {single.what}:", highlight=False)
+    console.print(
+        f"{number}. {asked.target:.0%} of the {COUNTED[asked.cost]} asked for, {single.what}:", highlight=False
+    )
     console.print(f"   {command}", highlight=False, soft_wrap=True)
     result, ships = training.run(asked, place, command, time_limit=None, quiet=quiet)
     small = out / f"{single.run}-small"
@@ -254,12 +256,12 @@ def _single_table(shipped: list[tuple[Single, dict[str, Any], Shipped]]) -> Tabl
         table.add_column(single.what, justify="right")
 
     row = table.add_row
-    row("asked for", *(f"{one.training.target:.0%} of the {COSTS[one.training.cost]}" for one, _, _ in shipped))
+    row("asked for", *(f"{one.training.target:.0%} of the {COUNTED[one.training.cost]}" for one, _, _ in shipped))
     row("before the selection", *(f"{story['share_before']:.1%}" for _, story, _ in shipped))
     row("after it, what ships", *(f"{story['share_after']:.1%}" for _, story, _ in shipped))
     row("test error", *(f"{story['validation_error']:.1%}" for _, story, _ in shipped))
     for kind in ("weights", "macs", "parameters"):
-        row(f"{COSTS[kind]} kept", *("{:,} of {:,}".format(*story["sizes"][kind]) for _, story, _ in shipped))
+        row(f"{COUNTED[kind]} kept", *("{:,} of {:,}".format(*story["sizes"][kind]) for _, story, _ in shipped))
     for batch in shipped[0][2].speed:
         times = [ships.speed[batch] for _, _, ships in shipped]
         row(

@@ -43,7 +43,6 @@ LIVE = "live "  # a share of the canonical mask, without its dead parts, where t
 DEAD = 5e-4  # less than a digit of what is shown
 AXES = (*SHARES.values(), *(f"{LIVE}{name}" for name in SHARES.values()))
 GROUPS = {"units": "layer", "connections": "block"}  # of gates, as the paper's studies count them
-COSTS = {"weights": "weights", "macs": "MACs", "units": "units", "parameters": "parameters"}
 # Columns of a curve by one name, in the order they are offered. A run directory's plain "loss" and "error" are those of
 # the training.
 COLUMNS = {
@@ -325,7 +324,7 @@ def _shares(result: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
         live = number(mapping(result.get("canonical")).get(key))
         if live is not None and abs(live - shares.get(name, live)) > DEAD:
             shares[f"{LIVE}{name}"] = live
-    counted, share = COSTS.get(str(settings.get("cost"))), number(result.get("cost_share"))
+    counted, share = records.COUNTED.get(str(settings.get("cost"))), number(result.get("cost_share"))
     if counted is not None and share is not None:
         shares.setdefault(counted, share)
     return shares

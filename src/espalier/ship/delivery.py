@@ -156,7 +156,7 @@ def _of_result(result: Result, model: Factory | str | None, inputs: Any) -> Parc
         checks.readable(small, inputs)
     inputs = result.examples if inputs is None else inputs
     numbers = run_parts.USUAL | summary
-    asked = {"target": result.target, "cost": "cost" if result.cost in ("", "given") else result.cost, "data": ""}
+    asked = {"target": result.target, "cost": result.counted, "data": ""}
     asked["penalty"] = None if result.target is not None else summary["penalty"]
     return Parcel(small, factory, inputs, Card(asked, numbers, loading), {})
 

@@ -106,6 +106,11 @@ class Result:
         return {name: [int(self.mask[where].sum()), where.stop - where.start] for name, where in slices}
 
     @property
+    def counted(self) -> str:
+        """What the target or penalty counts, in words."""
+        return "cost" if self.cost in ("", "given") else COUNTED.get(self.cost, self.cost)
+
+    @property
     def warning(self) -> str:
         """Says that the network has not learned, if a constant answer is as good on the validation data; else ""."""
         score = self.validation
@@ -160,7 +165,7 @@ class Result:
         return f"Result({self})"
 
     def __str__(self) -> str:
-        text = "" if self.target is None else f"target {self.target:.2%} of the cost, "
+        text = "" if self.target is None else f"target {self.target:.2%} of the {self.counted}, "
         if self.share_before is not None:
             text += f"reached {self.share_before:.2%} before the selection and {self.share_after:.2%} after it; "
         weights = self.shares["weight_share"]
