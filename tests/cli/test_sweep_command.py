@@ -50,7 +50,7 @@ def test_a_study_of_ones_own_network_and_data(espal, own):
     (section,) = study.sections
     assert {variant: len(section.of(variant)) for variant in section.variants} == {
         "search": 4,
-        "fixed": 4,
+        "found": 4,
         "permuted": 4,
     }
     searched, found = ({run.seed: [] for run in section.runs} for _ in range(2))
@@ -58,6 +58,8 @@ def test_a_study_of_ones_own_network_and_data(espal, own):
         if run.variant != "permuted":
             (searched if run.variant == "search" else found)[run.seed].append(run.kept)
     assert {s: sorted(map(str, k)) for s, k in searched.items()} == {s: sorted(map(str, k)) for s, k in found.items()}
+    labels = [[run.label for run in section.of(variant)] for variant in section.variants]
+    assert labels == 3 * [["target 30%", "target 30%", "target 60%", "target 60%"]]
     before = {path: path.read_bytes() for path in (own / "grid").rglob("result.json")}
     assert espal(*words).code == 0  # finished: read, not trained again
     assert {path: path.read_bytes() for path in before} == before

@@ -490,9 +490,9 @@ def _outcome(out: Path, complete: bool, runs: int, written: Sequence[Path], note
 def _run_in_words(result: Result) -> str:
     run = result.run
     assert run is not None
-    asked = "found structure, from scratch" if run.mask is not None else f"penalty {run.penalty}"
-    if run.target is not None:
-        asked = f"target {run.target:.2%}" + (" (control)" if run.permuted else "")
+    target, kind = (run.target, "") if run.mask is None else (run.found, ", found structure from scratch")
+    asked = f"penalty {run.penalty}" if target is None else f"target {target:.2%}{kind}"
+    asked += " (control)" if run.permuted else ""
     weights = result.shares["weight_share"]
     words = [asked, f"seed {run.seed}", f"{weights:.2%} of the weights" if weights is not None else ""]
     if result.validation is not None:

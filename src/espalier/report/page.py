@@ -160,7 +160,8 @@ def _facts(study: Study) -> list[tuple[str, str]]:
 def _settings(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
     """Name and value for all, or each value with the methods that have it. Not what tells runs of a method apart, which
     stands in the table of runs."""
-    hidden, settings = {"seed", "target", "penalty", "mask", "model"}, list[tuple[str, list[tuple[str, str]]]]()
+    hidden = {"seed", "target", "penalty", "mask", "found", "model"}
+    settings = list[tuple[str, list[tuple[str, str]]]]()
     for name in dict.fromkeys(name for run in runs for name in run.settings if name not in hidden):
         values = grouped(((_plain(run.settings.get(name)), run.called) for run in runs), itemgetter(0))
         methods = {value: listed(list(dict.fromkeys(called for _, called in some))) for value, some in values.items()}

@@ -308,6 +308,8 @@ def _asked(settings: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[str,
     """The method and what was asked of it: a run directory says where its masks came from, not what that is called."""
     if settings.get("dropout"):
         return "dropout", {"rate": settings["dropout"]}
+    if number(settings.get("found")) is not None:
+        return "found", {"target": settings["found"]}
     if settings.get("mask") is not None or settings.get("all_open"):
         return "fixed", {"size": result.get("unit_share")}
     price = {"penalty": settings.get("penalty") or 0.0}

@@ -19,8 +19,8 @@ from espalier.space import BadInput, BadType, Corrupt
 NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
 # What runs of one variant may differ in: the machine, and what a section, a setting or a seed tells.
 FREE = {
-    "precision", "points", "device", "model", "settle_at", "seed", "target", "penalty", "mask", "all_open", "permuted",
-    "dropout", "size", "rate", "full_cost",
+    "precision", "points", "device", "model", "settle_at", "seed", "target", "penalty", "mask", "found", "all_open",
+    "permuted", "dropout", "size", "rate", "full_cost",
 }  # fmt: skip
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)

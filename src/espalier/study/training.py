@@ -212,7 +212,8 @@ class Sweeping(Task):
         """The runs of a method. searched: what the search came to, for the structures it found."""
         seeds = range(self.first_seed, self.first_seed + self.seeds)
         if method == "found":
-            return [Run(result.run.seed, mask=result.mask) for result in searched if result.run is not None]
+            given = [(one.run.seed, one) for one in searched if one.run is not None]
+            return [Run(seed, mask=one.mask, found=one.target) for seed, one in given]
         if method == "penalty" or not self.targets:
             return [Run(seed, penalty=penalty) for penalty in penalties for seed in seeds]
         control = method == "permuted"

@@ -26,6 +26,7 @@ Numbers = Sequence[float] | None
 class Run:
     """One run. Its masks are searched for, under a penalty or towards a target, or given: ``mask`` ``(d)``.
 
+    found: the target of the search that found the given mask, for reports.
     seed: of the initial weights and of the order of the data; runs of equal seed share both, so that settings are
     compared on equal terms. dropout: the rate at which gates of the given mask (all open, if there is none) are dropped
     for each example. permuted: the control, a search that is told its losses, or its slopes, in random order.
@@ -36,6 +37,7 @@ class Run:
     penalty: float | None = None
     target: Any = None  # a share, or what espalier.train.targets reads
     mask: Tensor | None = None
+    found: float | None = None
     dropout: float | None = None
     all_open: bool = False
     permuted: bool = False
@@ -47,7 +49,7 @@ class Run:
             "target": self.target is not None,
             "mask or all_open": self.mask is not None or self.all_open,
         }
-        for name in ("seed", "penalty", "target", "dropout", "learning_rate"):
+        for name in ("seed", "penalty", "target", "found", "dropout", "learning_rate"):
             value = getattr(self, name)
             if name == "target" and isinstance(value, (str, Mapping)):
                 continue
@@ -62,6 +64,8 @@ class Run:
         given = [name for name, there in kinds.items() if there]
         if len(given) > 1:
             raise BadInput(f"a run has one source of masks, not {' and '.join(given)}")
+        if self.found is not None and self.mask is None:
+            raise BadInput("found is of a run with a given mask")
         if self.dropout is not None:
             if not 0 <= self.dropout < 1:
                 raise BadInput(f"dropout is a rate in [0, 1), not {self.dropout!r}")
@@ -88,7 +92,7 @@ class Run:
     def describe(self) -> dict[str, Any]:
         """The run in JSON-able words."""
         words: dict[str, Any] = {"seed": self.seed}
-        for name in ("penalty", "target", "dropout", "learning_rate"):
+        for name in ("penalty", "target", "found", "dropout", "learning_rate"):
             value = getattr(self, name)
             if value is not None:
                 words[name] = value if isinstance(value, (str, Mapping)) else float(value)
