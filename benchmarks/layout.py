@@ -7,7 +7,7 @@
 Masks are drawn gate by gate until the network has at most this share of the MACs; the weights are random. "gathered" is
 the same network with every selection a gather in the model's own order, as it was before channels were put in order.
 "torch" runs the compact network itself, "python" and "onnxruntime" the files that ship. Times as in
-``benchmarks/ship.py``; on a GPU each network is one CUDA graph.
+``benchmarks/ship.py``; on a GPU each network is one CUDA graph, and one process at a time is timed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import espalier
-from compact import graphed, ungated
+from compact import alone, graphed, ungated
 from espalier.compact.apply import apply_plan
 from espalier.compact.exported import exported, onnx_file, plain_outputs
 from espalier.compact.layers import Select
@@ -169,14 +170,15 @@ def benchmark(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
         selections = [m for m in models["compact"].modules() if isinstance(m, Select)]
         row: dict[str, Any] = {"network": name, "macs": round(float(gated.cost("macs")(mask)) / full, 4)}
         row |= {"selections": len(selections), "gathers": sum(m.run is None for m in selections), "milliseconds": {}}
-        for runtime in given.runtimes if given.device == "cpu" else ["graph"]:
-            ready = [prepared(one, runtime, given.device) for one in models.values()]
-            for batch in given.batches:
-                x = torch.randn(batch, 3, 32, 32, device=given.device)
-                runs = [one(x) for one in ready]
-                times = latency.timed(runs, given.rounds, seconds=40, wait=given.device != "cpu")
-                key = f"{runtime}, batch {batch}"
-                row["milliseconds"][key] = {label: round(t, 4) for label, t in zip(models, times)}
+        on_gpu = given.device != "cpu"
+        for runtime in ["graph"] if on_gpu else given.runtimes:
+            with alone() if on_gpu else nullcontext():
+                ready = [prepared(one, runtime, given.device) for one in models.values()]
+                for batch in given.batches:
+                    x = torch.randn(batch, 3, 32, 32, device=given.device)
+                    times = latency.timed([one(x) for one in ready], given.rounds, seconds=40, wait=on_gpu)
+                    key = f"{runtime}, batch {batch}"
+                    row["milliseconds"][key] = {label: round(t, 4) for label, t in zip(models, times)}
         print(json.dumps(row), file=sys.stderr, flush=True)
         rows.append(row)
     return rows
