@@ -37,11 +37,11 @@ from espalier.gates import latency
 from espalier.gates.gated import Gated
 from espalier.gates.masking import strip
 from espalier.models import DenseNet
+from espalier.report.tables import put_between
 from espalier.ship.delivery import FORMATS
 from espalier.ship.standalone import PYTHON, WEIGHTS, _loaded
-from ship import machine
+from ship import machine, marks
 
-MARKS = ("<!-- generated: layout -->", "<!-- end of generated: layout -->")
 SHARES = (0.95, 0.9, 0.75, 0.5, 0.25)
 
 
@@ -214,9 +214,7 @@ def main() -> None:
     given = parser.parse_args()
     device = given.device.partition(":")[0]
     if given.table is not None:
-        page = given.table.read_text(encoding="utf-8")
-        before, _, rest = page.partition(MARKS[0])
-        write(given.table, f"{before}{MARKS[0]}\n\n{table(given.out, device)}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}")
+        put_between(given.table, [(marks("layout", device), table(given.out, device))])
         return
     torch.set_num_threads(1)
     for name in given.networks:

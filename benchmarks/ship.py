@@ -41,10 +41,10 @@ from espalier.files import write
 from espalier.gates import latency
 from espalier.gates.blocks import usual_width
 from espalier.models import VGG, DenseNet, ResNet
+from espalier.report.tables import put_between
 from espalier.train.fingerprint import versions
 from espalier.train.run_directory import hardware
 
-MARKS = "<!-- generated: ship{} -->", "<!-- end of generated: ship{} -->"
 ROUND_TO = "auto"
 COMPILED = ("whole", "ours 25% MACs, round_to", "ours 25% MACs and uniform's latency", "uniform 25% MACs")
 KINDS = dict.fromkeys(("vit", "bert", "gpt2"), ("units", "heads", "width"))
@@ -324,6 +324,12 @@ def benchmark(name: str, given: argparse.Namespace) -> dict[str, Any]:
     return {"network": name, "updates": given.updates, "rows": rows, "not_made": failed, **where}
 
 
+def marks(name: str, device: str) -> tuple[str, str]:
+    """Of the generated part of a page, one for each kind of device."""
+    part = name if device == "cpu" else f"{name}-{device}"
+    return f"<!-- generated: {part} -->", f"<!-- end of generated: {part} -->"
+
+
 def machine(program: str, device: str) -> dict[str, Any]:
     """What a result file says of where it was made, and how."""
     told: dict[str, Any] = {"command": shlex.join(["python", program, *sys.argv[1:]]), "versions": versions()}
@@ -397,9 +403,7 @@ def main() -> None:
     device = given.device.partition(":")[0]
     given.out = given.out or Path("results/ship" if device == "cpu" else f"results/ship-{device}")
     if given.table is not None:
-        begin, end = (mark.format("" if device == "cpu" else f"-{device}") for mark in MARKS)
-        before, _, rest = given.table.read_text(encoding="utf-8").partition(begin)
-        write(given.table, f"{before}{begin}\n\n{table(given.out, device)}\n{end}{rest.partition(end)[2]}")
+        put_between(given.table, [(marks("ship", device), table(given.out, device))])
         return
     for key, value in DEFAULTS[device].items():
         if getattr(given, key) is None:
