@@ -110,10 +110,12 @@ def _nothing_collected() -> Iterator[None]:
 
 def _first_cause(error: BaseException) -> str:
     """CUDA ends a recording that was spoilt with a word on "a previous error": that one, and the line it came from."""
-    cause = error.__context__ or error
-    frames = traceback.extract_tb(cause.__traceback__)
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
-    return first_line(cause) + where
+    frames = traceback.extract_tb(error.__traceback__)
+    if frames[-1].name in ("capture_end", "__exit__") and error.__context__ is not None:
+        error = error.__context__
+        frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1]
+    return f"{first_line(error)} ({Path(last.filename).name}, line {last.lineno}: {last.line})"
 
 
 def _tensors(value: Any) -> list[Tensor]:
