@@ -3,8 +3,8 @@
 Masks come from the run files of a connection-selection study, or are drawn at random where there are none. The weights
 are random: time and exactness do not depend on them. The whole network is timed without gates. Every time is a median
 of interleaved repeats: the whole and the compact network take turns. On a GPU both are timed as they are and as one
-CUDA graph, which takes the launches away. With one thread on the CPU the clock is the processor time of this process,
-which other programs do not stretch.
+CUDA graph, which takes the launches away, and by one process at a time. With one thread on the CPU the clock is the
+processor time of this process, which other programs do not stretch.
 
     python benchmarks/compact.py --device cpu
     python benchmarks/compact.py --device cuda --runs results/connection-selection
@@ -13,12 +13,15 @@ which other programs do not stretch.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import shlex
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from espalier.gates.gated import Gated
 from espalier.models import DenseNet
 from espalier.picture.describe import bits
 from espalier.report import read
+from espalier.search.recorded import WARM, Recorded
 from espalier.study.study_batches import DenseNetGraph
 from espalier.train.fingerprint import versions
 from espalier.train.run_directory import hardware
@@ -140,15 +144,28 @@ def milliseconds(actions: dict[str, Action], repeats: int, device: torch.device)
 
 
 def graphed(model: nn.Module, x: Tensor) -> Action:
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side), torch.no_grad():
-        for _ in range(3):
-            model(x)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.no_grad(), torch.cuda.graph(graph):
-        model(x)
-    return graph.replay
+    """What runs it as one CUDA graph. It holds the model and the input too: the graph reads their memory."""
+    recorded = Recorded()
+    with torch.no_grad():
+        for _ in range(WARM + 1):
+            recorded(model, x)
+    graph, held = recorded.graph, (recorded, model)
+    if graph is None:
+        raise RuntimeError(f"not recorded as a CUDA graph: {recorded.trouble}")
+
+    def replay() -> Any:
+        graph.replay()
+        return held
+
+    return replay
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """The GPU for one process at a time, of all benchmarks that time networks there: others get theirs ready then."""
+    with open(Path(tempfile.gettempdir()) / "espalier-timing.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def timed(full: nn.Module, small: nn.Module, x: Tensor, repeats: int) -> dict[str, Any]:
@@ -183,7 +200,7 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     example = torch.zeros(1, 3, given.side, given.side, dtype=torch.float64)
     gated = espalier.attach(network(given.depth, given.growth).double(), example, check=False)
-    full = ungated(network(given.depth, given.growth)).to(device)
+    full = ungated(network(given.depth, given.growth))
     masks = [one for one in found(given.runs, given.depth, given.growth) if given.only in one[0]]
     if given.only and not masks:
         parser.error(f"no run of this network under {given.runs} has {given.only!r} in its name")
@@ -203,10 +220,11 @@ def main() -> None:
         costs = tuple(int(gated.cost(kind)(canonical)) for kind in ("weights", "macs"))
         row |= {"difference_float64": exactness(gated, mask, given.side), "counted_as_costed": sizes == costs}
         row |= {"weight_share": round(sizes[0] / whole[0], 4), "mac_share": round(sizes[1] / whole[1], 4)}
-        small = small.float().eval().to(device)
-        for batch in map(int, given.batches.split(",")):
-            x = torch.randn(batch, 3, given.side, given.side, device=device)
-            row[f"batch_{batch}"] = timed(full, small, x, given.repeats)
+        with alone() if device.type == "cuda" else nullcontext():
+            full, small = full.to(device), small.float().eval().to(device)
+            for batch in map(int, given.batches.split(",")):
+                x = torch.randn(batch, 3, given.side, given.side, device=device)
+                row[f"batch_{batch}"] = timed(full, small, x, given.repeats)
     told = {"benchmark": "compact", "network": f"DenseNet, depth {given.depth}, growth {given.growth}", "masks": source}
     told |= {"shares": "of the whole network's weights and MACs, its stem included", "repeats": given.repeats}
     told |= {"command": shlex.join(["python", "benchmarks/compact.py", *sys.argv[1:]]), "clock": clock(device).__name__}

@@ -41,6 +41,7 @@ from torch.nn import functional as F
 
 import espalier
 from espalier.models import VGG, ResNet
+from espalier.space import first_line
 from espalier.train.compiling import Compiling, Recording, as_it_is
 from espalier.train.gradients import Gradient, OnePass
 from espalier.train.gradients import Update as UpdateOf
@@ -471,17 +472,23 @@ def timed(update: Update, count: int, device: torch.device, clock: Callable[[], 
 
 def measured(
     updates: dict[str, Update], device: torch.device, rounds: int, seconds: float, clock: Callable[[], float]
-) -> dict[str, float]:
-    """Milliseconds of one update each, medians over rounds that take turns."""
-    counts = {}
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Milliseconds of one update each, medians over rounds that take turns; and what failed, by its name."""
+    counts, failed = dict[str, int](), dict[str, str]()
     for name, update in updates.items():
-        timed(update, 5, device, clock)
-        counts[name] = max(1, round(seconds / timed(update, 1, device, clock)))
-    times: dict[str, list[float]] = {name: [] for name in updates}
+        began = time.perf_counter()
+        try:
+            timed(update, 5, device, clock)
+            counts[name] = max(1, round(seconds / timed(update, 1, device, clock)))
+        except Exception as error:  # torch.compile refuses an LSTM
+            failed[name] = f"{type(error).__name__}: {first_line(error)}"
+        told = failed.get(name, "ready")
+        print(f"{name}: {told}, {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+    times: dict[str, list[float]] = {name: [] for name in counts}
     for _ in range(rounds):
-        for name, update in updates.items():
-            times[name].append(1e3 * timed(update, counts[name], device, clock) / counts[name])
-    return {name: statistics.median(values) for name, values in times.items()}
+        for name, count in counts.items():
+            times[name].append(1e3 * timed(updates[name], count, device, clock) / count)
+    return {name: statistics.median(values) for name, values in times.items()}, failed
 
 
 def processor() -> str:
@@ -520,11 +527,13 @@ def main() -> None:
         bench = Bench(name, device, given.batch, narrow, given.target)
         try:
             updates = bench.updates(one_pass=given.one_pass, compile=given.compile, multiple=given.round_to)
-            times = measured(updates, device, given.rounds, given.seconds, clock)
+            times, failed = measured(updates, device, given.rounds, given.seconds, clock)
         except Exception as error:  # one network that fails is told of in its place
             rows[name] = {"failed": f"{type(error).__name__}: {error}"}
             continue
         rows[name] = {"narrow": narrow, "ms": {key: round(value, 3) for key, value in times.items()}, **ratios(times)}
+        rows[name] |= {"failed": failed} if failed else {}
+        print(name, json.dumps(rows[name]), file=sys.stderr, flush=True)
         for kind in ("", ", recorded") if given.run else ():
             if f"plain{kind}" not in times:
                 continue
@@ -536,7 +545,6 @@ def main() -> None:
             print(name, key, json.dumps(rows[name][key]), file=sys.stderr, flush=True)
         if given.one_pass:
             rows[name]["one mask at a time, because"] = bench.one_at_a_time
-        print(name, json.dumps(ratios(times)), file=sys.stderr, flush=True)
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     settings = {"batch": given.batch, "target": given.target, "threads": torch.get_num_threads()}
     settings["times"] = "processor time" if given.processor_time else "by the clock"

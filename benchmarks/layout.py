@@ -7,7 +7,7 @@
 Masks are drawn gate by gate until the network has at most this share of the MACs; the weights are random. "gathered" is
 the same network with every selection a gather in the model's own order, as it was before channels were put in order.
 "torch" runs the compact network itself, "python" and "onnxruntime" the files that ship. Times as in
-``benchmarks/ship.py``; on a GPU each network is one CUDA graph.
+``benchmarks/ship.py``; on a GPU each network is one CUDA graph, and one process at a time is timed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import espalier
-from compact import graphed, ungated
+from compact import alone, graphed, ungated
 from espalier.compact.apply import apply_plan
 from espalier.compact.exported import exported, onnx_file, plain_outputs
 from espalier.compact.layers import Select
@@ -36,11 +37,11 @@ from espalier.gates import latency
 from espalier.gates.gated import Gated
 from espalier.gates.masking import strip
 from espalier.models import DenseNet
+from espalier.report.tables import put_between
 from espalier.ship.delivery import FORMATS
 from espalier.ship.standalone import PYTHON, WEIGHTS, _loaded
-from ship import machine
+from ship import machine, marks
 
-MARKS = ("<!-- generated: layout -->", "<!-- end of generated: layout -->")
 SHARES = (0.95, 0.9, 0.75, 0.5, 0.25)
 
 
@@ -169,14 +170,15 @@ def benchmark(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
         selections = [m for m in models["compact"].modules() if isinstance(m, Select)]
         row: dict[str, Any] = {"network": name, "macs": round(float(gated.cost("macs")(mask)) / full, 4)}
         row |= {"selections": len(selections), "gathers": sum(m.run is None for m in selections), "milliseconds": {}}
-        for runtime in given.runtimes if given.device == "cpu" else ["graph"]:
-            ready = [prepared(one, runtime, given.device) for one in models.values()]
-            for batch in given.batches:
-                x = torch.randn(batch, 3, 32, 32, device=given.device)
-                runs = [one(x) for one in ready]
-                times = latency.timed(runs, given.rounds, seconds=40, wait=given.device != "cpu")
-                key = f"{runtime}, batch {batch}"
-                row["milliseconds"][key] = {label: round(t, 4) for label, t in zip(models, times)}
+        on_gpu = given.device != "cpu"
+        for runtime in ["graph"] if on_gpu else given.runtimes:
+            with alone() if on_gpu else nullcontext():
+                ready = [prepared(one, runtime, given.device) for one in models.values()]
+                for batch in given.batches:
+                    x = torch.randn(batch, 3, 32, 32, device=given.device)
+                    times = latency.timed([one(x) for one in ready], given.rounds, seconds=40, wait=on_gpu)
+                    key = f"{runtime}, batch {batch}"
+                    row["milliseconds"][key] = {label: round(t, 4) for label, t in zip(models, times)}
         print(json.dumps(row), file=sys.stderr, flush=True)
         rows.append(row)
     return rows
@@ -212,9 +214,7 @@ def main() -> None:
     given = parser.parse_args()
     device = given.device.partition(":")[0]
     if given.table is not None:
-        page = given.table.read_text(encoding="utf-8")
-        before, _, rest = page.partition(MARKS[0])
-        write(given.table, f"{before}{MARKS[0]}\n\n{table(given.out, device)}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}")
+        put_between(given.table, [(marks("layout", device), table(given.out, device))])
         return
     torch.set_num_threads(1)
     for name in given.networks:

@@ -24,6 +24,7 @@ import espalier
 import ship
 from espalier.files import write
 from espalier.gates.latency import VARIABLE
+from espalier.report.tables import put_between
 
 MARKS = ("<!-- generated: predictions -->", "<!-- end of generated: predictions -->")
 
@@ -78,9 +79,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="The page whose generated part is to be replaced.")
     given = parser.parse_args()
     if given.table is not None:
-        page = given.table.read_text(encoding="utf-8")
-        before, _, rest = page.partition(MARKS[0])
-        write(given.table, f"{before}{MARKS[0]}\n\n{table(given.out)}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}")
+        put_between(given.table, [(MARKS, table(given.out))])
         return
     torch.set_num_threads(1)
     rows = []

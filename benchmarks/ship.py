@@ -9,9 +9,10 @@ here, not the error. "and uniform's latency": a share of the MACs and ``"uniform
 runtime of ``--limits``, for as many examples at once as ``--latency-batch``. Times are of one forward pass, in turns
 (``espalier.gates.latency.timed``); with one thread on a CPU the thread's own time. In onnxruntime every network is
 written by the exporter by which networks ship. ``compiled`` is measured with the first number of threads and the
-largest batch alone, for compiling takes longer than all the rest; ``graph`` is a CUDA graph. On a GPU batches are 1 and
-256, and runs are trained and measured there. Writes a JSON file for each network; ``--minutes`` begins no further one
-after so long, and ``--missing`` leaves out those that have a file, so that one call after another makes the list.
+largest batch alone, for compiling takes longer than all the rest; ``graph`` is a CUDA graph. With ``--device cuda``
+batches are 1 and 256; runs are trained on the CPU, and what is measured is measured on the GPU, by one process at a
+time: start one for each network. Writes a JSON file for each network; ``--minutes`` begins no further one after so
+long, and ``--missing`` leaves out those that have a file, so that one call after another makes the list.
 ``--warm`` measures only the latencies that limit the runs, which are kept for the call that follows: together they may
 take more than ten minutes. ``--table`` makes the table of the page from these files alone.
 """
@@ -26,6 +27,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,15 +36,15 @@ import torch
 from torch import Tensor, nn
 
 import espalier
-from compact import graphed, ungated
+from compact import alone, graphed, ungated
 from espalier.files import write
 from espalier.gates import latency
 from espalier.gates.blocks import usual_width
 from espalier.models import VGG, DenseNet, ResNet
+from espalier.report.tables import put_between
 from espalier.train.fingerprint import versions
 from espalier.train.run_directory import hardware
 
-MARKS = "<!-- generated: ship{} -->", "<!-- end of generated: ship{} -->"
 ROUND_TO = "auto"
 COMPILED = ("whole", "ours 25% MACs, round_to", "ours 25% MACs and uniform's latency", "uniform 25% MACs")
 KINDS = dict.fromkeys(("vit", "bert", "gpt2"), ("units", "heads", "width"))
@@ -122,11 +124,15 @@ def inputs(shape: tuple[int, ...], count: int, seed: int = 0) -> Tensor:
     return torch.randn(count, *shape, generator=generator)
 
 
-def attached(name: str, model: nn.Module, device: str = "cpu", **how: Any) -> Any:
+def attached(name: str, model: nn.Module, **how: Any) -> Any:
     """Gates on a network; those of the DenseNet not tried out in numbers, which takes minutes there."""
     kinds = {"kinds": KINDS[name]} if name in KINDS else {}
-    x = inputs(NETWORKS[name][1], 4).to(device)
-    return espalier.attach(model.to(device), x, check=name != "densenet40", **kinds, **how)
+    return espalier.attach(model, inputs(NETWORKS[name][1], 4), check=name != "densenet40", **kinds, **how)
+
+
+def waiting(given: argparse.Namespace) -> AbstractContextManager[None]:
+    """For the GPU, where it is measured there: see ``alone``."""
+    return nullcontext() if given.device == "cpu" else alone()
 
 
 def found(name: str, given: argparse.Namespace, shares: dict[str, Any], **how: Any) -> tuple[nn.Module, Any]:
@@ -135,14 +141,15 @@ def found(name: str, given: argparse.Namespace, shares: dict[str, Any], **how: A
     torch.manual_seed(0)
     x = inputs(shape, 8 * given.updates)
     y = (x.float().flatten(1)[:, :10]).argmax(1)
-    gated = attached(name, factory(), given.device, **how)
+    gated = attached(name, factory(), **how)
     here = {"batch": given.latency_batch, "device": given.device}
-    started = time.time()
-    target = {gated.cost(kind, **here if kind.startswith("latency") else {}): share for kind, share in shares.items()}
-    ready = time.time()
-    result = espalier.fit(
-        gated, (x, y), target=target, epochs=1, batch_size=8, samples=1, quiet=True, device=given.device
-    )
+    measures = any(kind.startswith("latency") for kind in shares)
+    with waiting(given) if measures else nullcontext():
+        started = time.time()
+        kinds = {kind: here if kind.startswith("latency") else {} for kind in shares}
+        target = {gated.cost(kind, **kinds[kind]): share for kind, share in shares.items()}
+        ready = time.time()
+        result = espalier.fit(gated, (x, y), target=target, epochs=1, batch_size=8, samples=1, quiet=True, device="cpu")
     about: dict[str, Any] = {"seconds": round(time.time() - ready, 1), "seconds_measuring": round(ready - started, 1)}
     if result.latency is not None:
         about |= {"latency": result.latency, "latencies": list(result.latencies)}
@@ -216,7 +223,7 @@ def variants(name: str, given: argparse.Namespace) -> tuple[dict[str, nn.Module]
     if given.latency_share:
         label, limits = f"ours {given.latency_share:.0%} latency, round_to", {"latency": given.latency_share}
         attempt(label, partial(found, name, given, limits, round_to=ROUND_TO))
-    return {label: model.cpu() for label, model in models.items()}, about
+    return models, about
 
 
 def macs(model: nn.Module, example: Tensor) -> int:
@@ -303,7 +310,8 @@ def benchmark(name: str, given: argparse.Namespace) -> dict[str, Any]:
             for runtime in given.runtimes:
                 if runtime == "compiled" and (threads, batch) != (given.threads[0], max(given.batches)):
                     continue
-                times = measured(models, inputs(shape, batch).to(given.device), runtime, given)
+                with waiting(given):
+                    times = measured(models, inputs(shape, batch).to(given.device), runtime, given)
                 for row in rows:
                     value = times[row["variant"]]
                     row["milliseconds"][f"{runtime}, batch {batch}, threads {threads}"] = (
@@ -314,6 +322,12 @@ def benchmark(name: str, given: argparse.Namespace) -> dict[str, Any]:
     failed = {label: one for label, one in about.items() if "error" in one}
     where = machine("benchmarks/ship.py", given.device)
     return {"network": name, "updates": given.updates, "rows": rows, "not_made": failed, **where}
+
+
+def marks(name: str, device: str) -> tuple[str, str]:
+    """Of the generated part of a page, one for each kind of device."""
+    part = name if device == "cpu" else f"{name}-{device}"
+    return f"<!-- generated: {part} -->", f"<!-- end of generated: {part} -->"
 
 
 def machine(program: str, device: str) -> dict[str, Any]:
@@ -389,9 +403,7 @@ def main() -> None:
     device = given.device.partition(":")[0]
     given.out = given.out or Path("results/ship" if device == "cpu" else f"results/ship-{device}")
     if given.table is not None:
-        begin, end = (mark.format("" if device == "cpu" else f"-{device}") for mark in MARKS)
-        before, _, rest = given.table.read_text(encoding="utf-8").partition(begin)
-        write(given.table, f"{before}{begin}\n\n{table(given.out, device)}\n{end}{rest.partition(end)[2]}")
+        put_between(given.table, [(marks("ship", device), table(given.out, device))])
         return
     for key, value in DEFAULTS[device].items():
         if getattr(given, key) is None:
@@ -404,7 +416,7 @@ def main() -> None:
             print(f"{name}: left out", file=sys.stderr)
             continue
         if given.warm:
-            gated = attached(name, NETWORKS[name][0](), given.device, round_to=ROUND_TO)
+            gated = attached(name, NETWORKS[name][0](), round_to=ROUND_TO)
             for runtime in given.limits:
                 one = gated.latency(runtime, given.device, given.latency_batch)
                 print(f"{name}: {runtime}: {one.full:.2f} ms, {one.residual:.1%} off, {one.worst:.1%} for nine of ten")

@@ -90,7 +90,7 @@ class Trained(Bench):
                 "cut_seconds": round(clock() - began, 2),
             }
         updates["compact"] = self.plain(gated.compact(ships))
-        times = measured(updates, self.device, rounds, seconds, clock)
+        times = measured(updates, self.device, rounds, seconds, clock)[0]
         over = {name: value / times["plain"] for name, value in times.items()}
         for share, one in told.items():
             one["over_plain"] = round(over[share], 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,27 @@ def test_theta_is_the_same_recorded_or_not(signal: str, adaptive: bool) -> None:
     twin.tell(twin.ask(), losses, slopes)
     search.tell(search.ask(), losses, slopes)
     assert twin.theta.equal(search.theta)
+
+
+def test_an_update_of_theta_that_cannot_be_recorded_is_made_as_it_is() -> None:
+    thetas = []
+    for waits in (False, True):
+        search = espalier.Search(50, target=0.3, horizon=40, signal="slopes", samples=1, device="cuda")
+        if waits:
+            search.record()
+            search._learn = lambda *told, learn=search._update: (torch.cuda.synchronize(), learn(*told))[1]
+        generator = torch.Generator("cuda").manual_seed(3)
+
+        def tell(search: espalier.Search = search, generator: torch.Generator = generator) -> None:
+            for _ in range(6):
+                slopes = torch.randn(1, 50, device="cuda", generator=generator)
+                search.tell(search.ask(), slopes.sum(1), slopes)
+
+        with pytest.warns(UserWarning, match=r"theta's update is not recorded .*captur") if waits else nullcontext():
+            tell()
+        thetas.append(search.theta)
+        assert int(search.updates) == 6
+    assert thetas[0].equal(thetas[1])
 
 
 def dropping() -> torch.nn.Module:

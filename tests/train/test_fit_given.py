@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from typing import Any
 
@@ -483,6 +484,68 @@ def test_nothing_is_recorded_where_torch_compiles_nothing(monkeypatch):
         assert recording.on == (n < compiling.WARM)
         recording(Update(None, torch.ones(1, 0), [(torch.ones(3),)], [weight], closure))
     assert torch.equal(weight.grad, torch.ones(3))
+
+
+class Capture:
+    """In the place of ``torch.cuda.graph``: a recording that is spoilt ends in an error of its own, as CUDA's does."""
+
+    def __init__(self, graph, **settings):
+        self.collecting = gc.isenabled()
+
+    def __enter__(self):
+        Capture.inside = True
+
+    def __exit__(self, kind, *error):
+        Capture.inside = False
+        if kind is not None:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+
+class Drawn:
+    """A generator of a GPU, as far as a recording knows it."""
+
+    device = "cpu"
+
+    def __init__(self):
+        self.state = torch.Generator().get_state()
+
+    def get_state(self):
+        return self.state
+
+    def graphsafe_set_state(self, other):
+        self.put_back = other.get_state()
+
+
+def test_what_cannot_be_recorded_says_why_and_runs_as_it_is(monkeypatch):
+    """The first error counts, not the one that ends the recording, and random numbers go on where they were."""
+    generator = Drawn()
+    stands_in = {"graph": Capture, "CUDAGraph": object, "Stream": object, "default_generators": [generator]}
+    stands_in |= {"current_device": lambda: 0, "current_stream": object, "set_stream": lambda stream: None}
+    for name, value in stands_in.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(compiling, "_graphs", iter(range(1000)).__next__)  # torch compiles in every call
+    monkeypatch.setattr(compiling, "_decided_in_python", lambda: ())
+    Capture.inside, calls = False, []
+
+    class Waits(Update):
+        def one_at_a_time(self, masks=None, parts=None):
+            calls.append((Capture.inside, gc.isenabled()))
+            if Capture.inside:
+                raise RuntimeError("operation not permitted when stream is capturing\nand more")
+            return torch.full((1,), 7.0), None
+
+    recording = compiling.Recording()
+    update = Waits(None, torch.ones(1, 0), [(torch.ones(3),)], [torch.ones(3)], lambda part: part)
+    with pytest.warns(UserWarning, match="not recorded") as warned:
+        losses = [recording(update)[0].item() for _ in range(compiling.WARM + 2)]
+    assert losses == [7.0] * (compiling.WARM + 2)
+    assert calls == [(False, True)] * compiling.WARM + [(True, False), (False, True), (False, True)]
+    assert len(warned) == 1
+    said = str(warned[0].message)
+    assert "operation not permitted when stream is capturing (test_fit_given.py, line " in said
+    assert "torch compiled anew" in said
+    assert torch.equal(generator.put_back, generator.state)
 
 
 def test_what_was_recorded_is_let_go_with_its_phase(monkeypatch):

@@ -307,6 +307,9 @@ class Search:
             raise BadInput(f"signal={self.signal!r} learns from slopes: tell(masks, losses, slopes)")
         if self._recorded is not None and losses.is_cuda:
             alive: Tensor = self._recorded(self._learn, masks, losses, slopes, spreads)
+            if self._recorded.trouble:
+                warnings.warn(f"theta's update is not recorded as a CUDA graph: {self._recorded.trouble}", stacklevel=2)
+                self._recorded = None
             return alive
         if self._one_run is not None and slopes is not None:
             return torch.tensor(self._one_run(losses.item(), slopes, spreads))

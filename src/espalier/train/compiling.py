@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from espalier.search.recorded import WARM, Recorded
+from espalier.search.recorded import WARM, Recorded, aside
 from espalier.space import first_line
 from espalier.train import pytree
 from espalier.train.gradients import Gradient, Update
@@ -123,14 +123,11 @@ class Recording:
         recorded, gradients = self.known[shapes]
         if self.looking or recorded.calls == WARM - 1:
             return self._looked(update, recorded)
-        recording = recorded.graph is None
-        try:
-            losses, rows = recorded(update.one_at_a_time, masks, parts)
-        except RuntimeError as error:
-            if recorded.calls <= WARM:
-                raise
-            self._give_up(first_line(error))
-            return update.one_at_a_time()
+        recording, graphs = recorded.graph is None, _graphs()
+        losses, rows = recorded(update.one_at_a_time, masks, parts)
+        if recorded.trouble:
+            self._give_up(recorded.trouble + (", after torch compiled anew" if _graphs() != graphs else ""))
+            return losses, rows
         if recording:
             gradients[:] = [parameter.grad for parameter in parameters]
         for parameter, gradient in zip(parameters, gradients):
@@ -140,7 +137,7 @@ class Recording:
     def _looked(self, update: Update, recorded: Recorded) -> Gradient:
         """An update that is not replayed, to see whether Python decides as before."""
         before, self.looking = _decided_in_python(), False
-        gradient = update.one_at_a_time()
+        gradient = aside(update.one_at_a_time)
         if recorded.graph is None:
             recorded.calls += 1
         if _graphs() == self.graphs:  # as with TORCHDYNAMO_DISABLE=1

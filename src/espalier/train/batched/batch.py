@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from espalier.data import Dataset
 from espalier.gates.masking import Channels
-from espalier.search.recorded import WARM, Recorded
+from espalier.search.recorded import WARM, Recorded, aside
 from espalier.space import BadInput, whole_number
 from espalier.train import pytree
 from espalier.train.batched.chain import Chain
@@ -326,13 +326,12 @@ class Replayer:
 
         if self.left_to_warm:
             self.left_to_warm -= 1
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                several(reading.index, reading.crops)
-            torch.cuda.current_stream().wait_stream(side)
+            aside(several, reading.index, reading.crops)
             return
         if updates not in self.recorded:
             pool = next((one.graph.pool() for one in self.recorded.values() if one.graph is not None), None)
             self.recorded[updates] = Recorded(0, self.source.generator, pool)
-        self.recorded[updates](several, reading.index, reading.crops)
+        recorded = self.recorded[updates]
+        recorded(several, reading.index, reading.crops)
+        if recorded.trouble:
+            raise RuntimeError(f"updates cannot be recorded as a CUDA graph: {recorded.trouble}")
