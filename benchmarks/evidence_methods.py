@@ -47,6 +47,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "fine": 1.0,  # from there on it is times this
         "regularize": 0.0,  # sparse training before the cut, for l2 and bn
     },
+    "fastnas": {
+        "like": "pruned",
+        "criterion": "fastnas",  # ModelOpt chooses the widths
+        "batches": 20,  # that it calibrates and scores by
+        "divisor": 2,  # of its widths
+        "score": "accuracy",  # loss
+    },
+    "oto": {
+        "method": "oto",
+        "start": 0.1,  # the share of the updates before the first period of its pruning
+        "span": 0.4,  # that of all periods
+        "periods": 10,
+    },
     "finetuned": {"method": "finetuned", "like": "ours", "recipe": "finetune", "dense": 0.5, "anneal": True},
     "pruned-least": {"like": "pruned", "least": 0.05},
     "pruned-local": {"like": "pruned", "global": False},
@@ -56,6 +69,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pruned-late": {"like": "pruned", "dense": 0.7},
     "pruned-l2": {"like": "pruned", "criterion": "l2"},
     "pruned-bn": {"like": "pruned", "criterion": "bn", "regularize": 1e-4},
+    "fastnas-loss": {"like": "fastnas", "score": "loss"},
+    "fastnas-through": {"like": "fastnas", "anneal": False},
+    "oto-late": {"like": "oto", "start": 0.3},
+    "oto-once": {"like": "oto", "periods": 1},
 }
 WARM = 0.05  # the share of a run over which the rate rises, in schedules that fall to 0
 OPTIMISER = ("weights_learning_rate", "momentum", "weight_decay", "drops")  # fields of a recipe that are of the weights
@@ -138,19 +155,24 @@ class Budget:
         parameters = list(parameters)
         optimizer = torch.optim.SGD(
             parameters,
-            self.lr * rate(self.schedule, done, total),
+            self.lr,
             momentum=0.9,
             nesterov=True,
             weight_decay=self.weight_decay,
             fused=parameters[0].is_cuda,
         )
+        return self.scheduled(optimizer, total, done)
+
+    def scheduled(self, optimizer: Any, total: int, done: int = 0) -> Any:
+        """The same optimizer, whose rate follows the schedule of so many updates."""
 
         def follow(*_: Any) -> None:
             nonlocal done
-            done += 1
             for group in optimizer.param_groups:
                 group["lr"] = self.lr * rate(self.schedule, done, total)
+            done += 1
 
+        follow()
         optimizer.register_step_post_hook(follow)
         return optimizer
 
@@ -192,7 +214,7 @@ class Case:
     def start(self, widths: list[int]) -> nn.Module:
         """A new network of these widths, its weights those of the seed; on the CPU."""
         torch.manual_seed(self.seed)
-        return build(self.network, widths)
+        return build(self.network, widths, self.images.shape[0])
 
     def place(self, model: nn.Module) -> nn.Module:
         if self.device.type == "cuda":
@@ -359,18 +381,24 @@ class Blind(espalier.Callback):
         search.tell = counted
 
 
-def pruned(case: Case) -> Outcome:
-    """Torch-Pruning: trained whole, cut, trained on."""
-    from evidence_peers import pruned as by_torch_pruning  # an extra: not needed by the others
+def by_peer(name: str) -> Callable[[Case], Outcome]:
+    """A method of ``evidence_peers.py``, whose libraries the others do not need."""
 
-    return by_torch_pruning(case)
+    def method(case: Case) -> Outcome:
+        import evidence_peers
+
+        outcome: Outcome = getattr(evidence_peers, name)(case)
+        return outcome
+
+    return method
 
 
 METHODS: dict[str, Callable[[Case], Outcome]] = {
     "shaped": shaped,
     "finetuned": finetuned,
     "scratch": scratch,
-    "pruned": pruned,
+    "pruned": by_peer("pruned"),
+    "oto": by_peer("oto"),
 }
 
 
