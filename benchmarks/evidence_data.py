@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from espalier.data import Dataset, Stream, from_arrays, held_out, load, standardise
 
-NAMES = ("cifar10", "fashion-mnist", "digits")
+NAMES = ("cifar10", "fashion-mnist", "fashion-mnist-14", "digits")  # -14: of 14 x 14 pixels
 SPLIT_SEED = 17  # of the held-out part and of the part that is kept of shrunk data
 
 
@@ -30,7 +32,15 @@ def synthetic(examples: int, side: int = 16, classes: int = 10) -> Dataset:
 
 def read(data_dir: str, held: int, examples: int | None, name: str = "cifar10") -> Dataset:
     """The set of a folder, or "synthetic". held: so many training images take the place of the test set."""
-    data = synthetic(examples or 2000) if data_dir == "synthetic" else load(name, Path(data_dir), download=False)
+    if data_dir == "synthetic":
+        data = synthetic(examples or 2000)
+    else:
+        data = load(name.removesuffix("-14"), Path(data_dir), download=False)
+    if name.endswith("-14"):
+        halves = [
+            F.avg_pool2d(part.float(), 2).round().to(torch.uint8) for part in (data.train_inputs, data.test_inputs)
+        ]
+        data = replace(data, train_inputs=halves[0], test_inputs=halves[1])
     if held:
         data = data.hold_out(held, SPLIT_SEED)
     if examples is not None and examples < len(data.train_labels):

@@ -22,9 +22,9 @@ from espalier.train.gradients import Update
 from evidence_data import Images, Loader
 from evidence_networks import build, count, count_widths, uniform, whole_widths, widths_of
 
-# name: what to do. "like": the rest is as in that one. "of": the run of the same cell and seed whose widths or MACs are
-# taken. "recipe": fields of espalier.train.Recipe, or the name of a preset. lr, weight_decay, schedule: where they
-# differ from the command's.
+# name: what to do. "like": the rest is as in that one. "of": the run of the same cell and seed whose widths, MACs or
+# size is taken. "recipe": fields of espalier.train.Recipe, or the name of a preset. lr, weight_decay, schedule: where
+# they differ from the command's.
 SETTINGS: dict[str, dict[str, Any]] = {
     "ours": {"method": "shaped", "samples": 1, "recipe": "default", "permute": None},
     "ranked": {"like": "ours", "samples": 2, "recipe": "ranked"},
@@ -71,6 +71,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pruned-bn": {"like": "pruned", "criterion": "bn", "regularize": 1e-4},
     "fastnas-loss": {"like": "fastnas", "score": "loss"},
     "fastnas-through": {"like": "fastnas", "anneal": False},
+    "ours-fastnas": {"like": "ours", "of": "fastnas"},  # no more MACs and no more weights than it
+    "ours-oto": {"like": "ours", "of": "oto"},
     "oto-late": {"like": "oto", "start": 0.3},
     "oto-once": {"like": "oto", "periods": 1},
 }
@@ -296,6 +298,9 @@ def scratch(case: Case) -> Outcome:
 def shaped(case: Case, model: nn.Module | None = None) -> Outcome:
     """Ours: trained and shaped in one loop, from scratch or from a trained model, which is on the CPU."""
     samples, recipe = case.setting["samples"], recipe_of(case.setting)
+    goal: dict[str, Any] = {"cost": case.cost, "target": case.target}
+    if case.parent is not None:
+        goal = {"target": {kind: case.parent["shares"][kind] for kind in ("macs", "weights")}}
     # Gates are found and verified in float32 on the CPU, before the model is moved.
     start = case.start(case.whole) if model is None else model
     gated = espalier.attach(start, next(case.images.evaluated(4))[0].cpu().contiguous())
@@ -308,8 +313,7 @@ def shaped(case: Case, model: nn.Module | None = None) -> Outcome:
             loader,
             loss=F.cross_entropy,
             epochs=case.budget.epochs,
-            cost=case.cost,
-            target=case.target,
+            **goal,
             batch_size=loader.batch,
             samples=samples,
             optimizer=case.budget.optimizer,

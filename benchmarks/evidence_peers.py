@@ -193,10 +193,9 @@ def pruned(case: Case) -> Outcome:
 def names_of_old() -> Any:
     """What OTO reads of torch under names that are gone there, and ``.cuda()``, which it calls on a CPU too."""
     inside = "torch.onnx._internal.torchscript_exporter"
-    moved = {"torch.onnx._globals": importlib.import_module(f"{inside}._globals")}
+    sys.modules.setdefault("torch.onnx._globals", importlib.import_module(f"{inside}._globals"))
     optimize = importlib.import_module(f"{inside}.utils")._optimize_graph
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(sys.modules, moved))
         stack.enter_context(mock.patch.object(torch.onnx, "_optimize_graph", optimize, create=True))
         if not torch.cuda.is_available():
             stack.enter_context(mock.patch.object(torch.Tensor, "cuda", lambda tensor: tensor))
