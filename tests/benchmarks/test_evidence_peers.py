@@ -81,7 +81,7 @@ def test_oto_ends_at_the_cost_and_ours_no_larger(tmp_path, periods):
     words = ["--batch", "6", "--costs", "macs", "--settings", str(file)]
     theirs, ours = command(tmp_path, *words, methods="oto,ours-oto")
     assert theirs["shares"]["macs"] <= 0.3
-    assert theirs["shares"]["macs"] > 0.2
+    assert theirs["shares"]["macs"] > 0.15
     for line in (theirs, ours):
         assert line["counts"] == count_widths("resnet20", line["widths"], SHAPE)
     assert all(ours["counts"][kind] <= theirs["counts"][kind] for kind in ("macs", "weights"))
