@@ -71,8 +71,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pruned-bn": {"like": "pruned", "criterion": "bn", "regularize": 1e-4},
     "fastnas-loss": {"like": "fastnas", "score": "loss"},
     "fastnas-through": {"like": "fastnas", "anneal": False},
-    "ours-fastnas": {"like": "ours", "of": "fastnas"},  # no more MACs and no more weights than it
-    "ours-oto": {"like": "ours", "of": "oto"},
+    "ours-fastnas-through": {"like": "ours", "of": "fastnas-through"},  # no more MACs and no more weights than it
+    "ours-oto-once": {"like": "ours", "of": "oto-once"},
     "oto-late": {"like": "oto", "start": 0.3},
     "oto-once": {"like": "oto", "periods": 1},
 }
