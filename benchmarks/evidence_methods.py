@@ -75,6 +75,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ours-oto-once": {"like": "ours", "of": "oto-once"},
     "oto-late": {"like": "oto", "start": 0.3},
     "oto-once": {"like": "oto", "periods": 1},
+    "oto-fours": {"like": "oto", "divisible": 4},  # its widths are multiples of it
+    "oto-twos": {"like": "oto", "divisible": 2},
 }
 WARM = 0.05  # the share of a run over which the rate rises, in schedules that fall to 0
 OPTIMISER = ("weights_learning_rate", "momentum", "weight_decay", "drops")  # fields of a recipe that are of the weights

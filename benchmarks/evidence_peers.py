@@ -255,6 +255,7 @@ def oto(case: Case) -> Outcome:
             start_pruning_step=round(setting["start"] * budget.updates),
             pruning_steps=round(setting["span"] * budget.updates),
             pruning_periods=setting["periods"],
+            group_divisible=setting.get("divisible", 1),
         )
         meet(case, model, optimizer)
         loss = train(case, model, loader, budget.scheduled(optimizer, budget.updates), budget.updates)
