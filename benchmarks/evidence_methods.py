@@ -72,7 +72,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fastnas-loss": {"like": "fastnas", "score": "loss"},
     "fastnas-through": {"like": "fastnas", "anneal": False},
     "ours-fastnas-through": {"like": "ours", "of": "fastnas-through"},  # no more MACs and no more weights than it
-    "ours-oto-once": {"like": "ours", "of": "oto-once"},
+    "ours-oto-fours": {"like": "ours", "of": "oto-fours"},
     "oto-late": {"like": "oto", "start": 0.3},
     "oto-once": {"like": "oto", "periods": 1},
     "oto-fours": {"like": "oto", "divisible": 4},  # its widths are multiples of it

@@ -77,9 +77,9 @@ def test_a_layer_always_keeps_its_share():
 @pytest.mark.parametrize("periods", [1, 2])
 def test_oto_ends_at_the_cost_and_ours_no_larger(tmp_path, periods):
     file = tmp_path / "settings.json"
-    file.write_text(json.dumps({"oto-once": {"start": 0, "span": 0.8, "periods": periods}}))
+    file.write_text(json.dumps({"oto-fours": {"divisible": 1, "start": 0, "span": 0.8, "periods": periods}}))
     words = ["--batch", "6", "--costs", "macs", "--settings", str(file)]
-    theirs, ours = command(tmp_path, *words, methods="oto-once,ours-oto-once")
+    theirs, ours = command(tmp_path, *words, methods="oto-fours,ours-oto-fours")
     assert theirs["shares"]["macs"] <= 0.3
     assert theirs["shares"]["macs"] > 0.15
     for line in (theirs, ours):
