@@ -6,8 +6,8 @@
 
 Every update of every method takes the gradient of ``--batch`` examples, and there are ``--epochs`` times examples //
 batch of them. Runs that are in the file are not done again; a run that fails is told of in FILE.errors.txt. DIR holds
-cifar-10-batches-bin, or is the word "synthetic". Methods are settings by name (``--list-settings``); ``--settings``
-adds to them or changes them. ``evidence_table.py`` makes tables of the file.
+cifar-10-batches-bin, or the set of ``--data``, or is the word "synthetic". Methods are settings by name
+(``--list-settings``); ``--settings`` adds to them or changes them. ``evidence_table.py`` makes tables of the file.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 
+from evidence_data import NAMES as SETS
 from evidence_data import Images, read
 from evidence_methods import SETTINGS, Budget, Case, complete, merged, resolved, run
 from evidence_networks import NAMES
@@ -79,7 +80,7 @@ def plan(given: argparse.Namespace, settings: dict[str, dict[str, Any]]) -> list
         setting = resolved(settings, name)
         whole = setting.get("widths") == "whole"
         entry: Run = {
-            "data": "synthetic" if given.data_dir == "synthetic" else "cifar10",
+            "data": "synthetic" if given.data_dir == "synthetic" else given.data,
             "network": network,
             "narrow": given.narrow,
             "cost": None if whole else cost,
@@ -123,7 +124,7 @@ class Worker:
             torch.set_float32_matmul_precision("high")
         if given.jobs > 0:
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // given.jobs))
-        self.images = Images(read(given.data_dir, given.held_out, given.examples), device)
+        self.images = Images(read(given.data_dir, given.held_out, given.examples, given.data), device)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
         self.place = {"torch": torch.__version__, "device": name, "jobs": given.jobs, "revision": given.revision}
         if given.compile:
@@ -306,6 +307,7 @@ def listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 def parsed(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", default="synthetic")
+    parser.add_argument("--data", choices=SETS, default=SETS[0], help="the set in DIR; digits are in the package")
     parser.add_argument("--out", type=Path, default=Path("evidence.jsonl"))
     parser.add_argument("--networks", type=listed(str), default=["vgg16", "resnet20"], help=", ".join(NAMES))
     parser.add_argument("--costs", type=listed(str), default=["weights", "macs"])

@@ -22,9 +22,9 @@ from espalier.train.gradients import Update
 from evidence_data import Images, Loader
 from evidence_networks import build, count, count_widths, uniform, whole_widths, widths_of
 
-# name: what to do. "like": the rest is as in that one. "of": the run of the same cell and seed whose widths or MACs are
-# taken. "recipe": fields of espalier.train.Recipe, or the name of a preset. lr, weight_decay, schedule: where they
-# differ from the command's.
+# name: what to do. "like": the rest is as in that one. "of": the run of the same cell and seed whose widths, MACs or
+# size is taken. "recipe": fields of espalier.train.Recipe, or the name of a preset. lr, weight_decay, schedule: where
+# they differ from the command's.
 SETTINGS: dict[str, dict[str, Any]] = {
     "ours": {"method": "shaped", "samples": 1, "recipe": "default", "permute": None},
     "ranked": {"like": "ours", "samples": 2, "recipe": "ranked"},
@@ -47,6 +47,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "fine": 1.0,  # from there on it is times this
         "regularize": 0.0,  # sparse training before the cut, for l2 and bn
     },
+    "fastnas": {
+        "like": "pruned",
+        "criterion": "fastnas",  # ModelOpt chooses the widths
+        "batches": 20,  # that it calibrates and scores by
+        "divisor": 2,  # of its widths
+        "score": "accuracy",  # loss
+    },
+    "oto": {
+        "method": "oto",
+        "start": 0.1,  # the share of the updates before the first period of its pruning
+        "span": 0.4,  # that of all periods
+        "periods": 10,
+    },
     "finetuned": {"method": "finetuned", "like": "ours", "recipe": "finetune", "dense": 0.5, "anneal": True},
     "pruned-least": {"like": "pruned", "least": 0.05},
     "pruned-local": {"like": "pruned", "global": False},
@@ -56,6 +69,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pruned-late": {"like": "pruned", "dense": 0.7},
     "pruned-l2": {"like": "pruned", "criterion": "l2"},
     "pruned-bn": {"like": "pruned", "criterion": "bn", "regularize": 1e-4},
+    "fastnas-loss": {"like": "fastnas", "score": "loss"},
+    "fastnas-through": {"like": "fastnas", "anneal": False},
+    "ours-fastnas-through": {"like": "ours", "of": "fastnas-through"},  # no more MACs and no more weights than it
+    "ours-oto-fours": {"like": "ours", "of": "oto-fours"},
+    "oto-late": {"like": "oto", "start": 0.3},
+    "oto-once": {"like": "oto", "periods": 1},
+    "oto-fours": {"like": "oto", "divisible": 4},  # its widths are multiples of it
+    "oto-twos": {"like": "oto", "divisible": 2},
 }
 WARM = 0.05  # the share of a run over which the rate rises, in schedules that fall to 0
 OPTIMISER = ("weights_learning_rate", "momentum", "weight_decay", "drops")  # fields of a recipe that are of the weights
@@ -138,19 +159,24 @@ class Budget:
         parameters = list(parameters)
         optimizer = torch.optim.SGD(
             parameters,
-            self.lr * rate(self.schedule, done, total),
+            self.lr,
             momentum=0.9,
             nesterov=True,
             weight_decay=self.weight_decay,
             fused=parameters[0].is_cuda,
         )
+        return self.scheduled(optimizer, total, done)
+
+    def scheduled(self, optimizer: Any, total: int, done: int = 0) -> Any:
+        """The same optimizer, whose rate follows the schedule of so many updates."""
 
         def follow(*_: Any) -> None:
             nonlocal done
-            done += 1
             for group in optimizer.param_groups:
                 group["lr"] = self.lr * rate(self.schedule, done, total)
+            done += 1
 
+        follow()
         optimizer.register_step_post_hook(follow)
         return optimizer
 
@@ -192,7 +218,7 @@ class Case:
     def start(self, widths: list[int]) -> nn.Module:
         """A new network of these widths, its weights those of the seed; on the CPU."""
         torch.manual_seed(self.seed)
-        return build(self.network, widths)
+        return build(self.network, widths, self.images.shape[0])
 
     def place(self, model: nn.Module) -> nn.Module:
         if self.device.type == "cuda":
@@ -274,6 +300,9 @@ def scratch(case: Case) -> Outcome:
 def shaped(case: Case, model: nn.Module | None = None) -> Outcome:
     """Ours: trained and shaped in one loop, from scratch or from a trained model, which is on the CPU."""
     samples, recipe = case.setting["samples"], recipe_of(case.setting)
+    goal: dict[str, Any] = {"cost": case.cost, "target": case.target}
+    if case.parent is not None:
+        goal = {"target": {kind: case.parent["shares"][kind] for kind in ("macs", "weights")}}
     # Gates are found and verified in float32 on the CPU, before the model is moved.
     start = case.start(case.whole) if model is None else model
     gated = espalier.attach(start, next(case.images.evaluated(4))[0].cpu().contiguous())
@@ -286,8 +315,7 @@ def shaped(case: Case, model: nn.Module | None = None) -> Outcome:
             loader,
             loss=F.cross_entropy,
             epochs=case.budget.epochs,
-            cost=case.cost,
-            target=case.target,
+            **goal,
             batch_size=loader.batch,
             samples=samples,
             optimizer=case.budget.optimizer,
@@ -359,18 +387,24 @@ class Blind(espalier.Callback):
         search.tell = counted
 
 
-def pruned(case: Case) -> Outcome:
-    """Torch-Pruning: trained whole, cut, trained on."""
-    from evidence_peers import pruned as by_torch_pruning  # an extra: not needed by the others
+def by_peer(name: str) -> Callable[[Case], Outcome]:
+    """A method of ``evidence_peers.py``, whose libraries the others do not need."""
 
-    return by_torch_pruning(case)
+    def method(case: Case) -> Outcome:
+        import evidence_peers
+
+        outcome: Outcome = getattr(evidence_peers, name)(case)
+        return outcome
+
+    return method
 
 
 METHODS: dict[str, Callable[[Case], Outcome]] = {
     "shaped": shaped,
     "finetuned": finetuned,
     "scratch": scratch,
-    "pruned": pruned,
+    "pruned": by_peer("pruned"),
+    "oto": by_peer("oto"),
 }
 
 

@@ -14,7 +14,7 @@ from espalier.models import VGG, ResNet
 from espalier.models.architectures import STREAMS, WIDTHS, he_normal
 
 KINDS = ("weights", "macs", "parameters")
-DEPTHS = {"resnet20": 20, "resnet56": 56}
+DEPTHS = {"resnet8": 8, "resnet20": 20, "resnet56": 56}
 NAMES = ("vgg16", *DEPTHS, "densenet40")
 BLOCK = 12  # layers of a block of DenseNet-40, and channels that each of them adds
 
@@ -23,9 +23,9 @@ class DenseNet(nn.Module):
     """DenseNet-40 of plain layers, without bottleneck, compression or dropout, of any widths: those of the first
     convolution, of the layers of a block, of its transition, and so on; the last block has no transition."""
 
-    def __init__(self, widths: Sequence[int], classes: int = 10) -> None:
+    def __init__(self, widths: Sequence[int], classes: int = 10, channels: int = 3) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, widths[0], 3, padding=1, bias=False)
+        self.stem = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
         self.norms, self.convs, reads = nn.ModuleList(), nn.ModuleList(), widths[0]
         for place, width in enumerate(widths[1:], 1):
             transition = self.is_transition(place)
@@ -63,10 +63,10 @@ def whole_widths(name: str, narrow: int = 1) -> list[int]:
     return [max(1, width // narrow) for width in widths]
 
 
-def build(name: str, widths: Sequence[int]) -> nn.Module:
+def build(name: str, widths: Sequence[int], channels: int = 3) -> nn.Module:
     if name in DEPTHS:
-        return ResNet(DEPTHS[name], widths[:3], widths[3:])
-    return VGG(widths) if name == "vgg16" else DenseNet(widths)
+        return ResNet(DEPTHS[name], widths[:3], widths[3:], channels=channels)
+    return (VGG if name == "vgg16" else DenseNet)(widths, channels=channels)
 
 
 def layers_of(model: Any) -> list[nn.Conv2d]:
@@ -127,7 +127,7 @@ def anatomy(name: str, shape: tuple[int, ...]) -> tuple[list[tuple[Number, int, 
     if name == "densenet40":  # its layers read several
         return anatomy_of_densenet(len(whole), shape)
     with torch.device("meta"):
-        model = build(name, range(FIRST, FIRST + len(whole)))
+        model = build(name, range(FIRST, FIRST + len(whole)), shape[0])
         return list(seen_layers(model, shape)), [p.numel() for p in model.parameters() if p.ndim == 1]
 
 

@@ -5,10 +5,12 @@
 
 A table for each network, cost and target, and for each budget that the files hold: mean error in %, its standard
 deviation, n, shares of weights and MACs, seconds (of the device that most runs had); and ours minus the rival over the
-seeds that both have, with the 95% interval of Student's t and in how many of them ours has the lower error. ``--into``
-writes them between ``<!-- generated: evidence -->`` and ``<!-- end of generated: evidence -->``. ``--overview``: one
-table instead, errors alone, a row for each label of the lines (or method) and a column for each network, cost and
-target; between the marks ``generated: overview``. ``--across``: the other way round, a column for each method.
+seeds that both have, with the 95% interval of Student's t and in how many of them ours has the lower error. A row of
+ours at the size of a rival ("ours-RIVAL") says the same of itself and that rival. ``--into`` writes them between
+``<!-- generated: evidence -->`` and ``<!-- end of generated: evidence -->``. ``--overview``: one table instead, errors
+alone, a row for each label of the lines (or method) and a column for each network, cost and target; between the marks
+``generated: overview``. ``--across``: the other way round, a column for each method. ``--part NAME``: between the marks
+``generated: NAME`` instead.
 """
 
 from __future__ import annotations
@@ -23,14 +25,24 @@ from typing import Any
 from espalier.report.tables import put_between
 from evidence import lines_of
 
-MARKS = ("<!-- generated: evidence -->", "<!-- end of generated: evidence -->")
-OVERVIEW = ("<!-- generated: overview -->", "<!-- end of generated: overview -->")
+
+def marks_of(part: str) -> tuple[str, str]:
+    return f"<!-- generated: {part} -->", f"<!-- end of generated: {part} -->"
+
+
+MARKS, OVERVIEW = marks_of("evidence"), marks_of("overview")
 BUDGET = ("data", "held_out", "epochs", "batch", "examples", "narrow")
 COSTS = {"weights": "weights", "macs": "MACs", "parameters": "parameters"}
-NETWORKS = {"vgg16": "VGG-16", "resnet20": "ResNet-20", "resnet56": "ResNet-56", "densenet40": "DenseNet-40"}
+NETWORKS = {
+    "vgg16": "VGG-16", "resnet8": "ResNet-8", "resnet20": "ResNet-20", "resnet56": "ResNet-56",
+    "densenet40": "DenseNet-40",
+}  # fmt: skip
 RUNS = 3  # of each method in a cell, to be shown beside cells that have more
 GUESS = 90.0  # error in % of one class for all of ten
-ORDER = ("ours", "ranked", "control", "control-group", "uniform", "uniform-macs", "found", "pruned", "dense")
+ORDER = (
+    "ours", "ranked", "control", "control-group", "uniform", "uniform-macs", "found", "pruned", "fastnas", "oto",
+    "dense",
+)  # fmt: skip
 
 
 def within(t: float, freedom: int) -> float:
@@ -131,8 +143,13 @@ def cell(lines: Sequence[dict[str, Any]], ours: str, wanted: Sequence[str] | Non
     rows = []
     for rival in sorted(by, key=place):
         seeds = by[rival]
-        same = rival == (ours, *usual)
-        difference = "" if same else compared(base, {seed: line["error"] for seed, line in seeds.items()})
+        same, errors = rival == (ours, *usual), {seed: line["error"] for seed, line in seeds.items()}
+        other = rival[0].removeprefix(f"{ours}-")  # at the size of which ours was run
+        if (other, *usual) in by and other != rival[0]:
+            their = {seed: line["error"] for seed, line in by[other, *usual].items()}
+            difference = f"it minus {other}: {compared(errors, their)}"
+        else:
+            difference = "" if same else compared(base, errors)
         own = [seeds[seed] for seed in sorted(seeds)]
         rows.append(row(label(rival[0], own, usual), own, difference))
     return rows
@@ -229,6 +246,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--overview", action="store_true")
     parser.add_argument("--across", action="store_true", help="an overview with a column for each method")
     parser.add_argument("--into", type=Path, help="a page with the two marks")
+    parser.add_argument("--part", help="the name in the marks")
     given = parser.parse_args(words)
     lines = [line for file in given.files for line in lines_of(file)]
     wanted = given.methods.split(",") if given.methods else None
@@ -241,6 +259,8 @@ def main(words: Sequence[str] | None = None) -> None:
         text, marks = overview(rows, given.across), OVERVIEW
     else:
         text, marks = tables(lines, given.ours, wanted), MARKS
+    if given.part:
+        marks = marks_of(given.part)
     if given.into is None:
         print(text)
     else:

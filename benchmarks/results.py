@@ -33,6 +33,7 @@ OVERVIEW = "ours,uniform,Torch-Pruning,control"
 COMMANDS = (
     f"{TABLE} {EVIDENCE}/cifar10.jsonl --into docs/evidence.md",
     f"{TABLE} {EVIDENCE}/pruning.jsonl --overview --into docs/evidence.md",
+    f"{TABLE} {EVIDENCE}/peers.jsonl --part peers --into docs/evidence.md",
     f"{TABLE} {EVIDENCE}/tuning.jsonl --overview --into docs/recipe.md",
     f"{TABLE} {EVIDENCE}/cifar10.jsonl --overview --across --methods {OVERVIEW} --into README.md",
     f"benchmarks/evidence_picture.py {EVIDENCE}/cifar10.jsonl --out docs/pictures/evidence.svg",

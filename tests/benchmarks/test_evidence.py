@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import espalier
+import evidence_data
 from espalier.data import crop_flip, standardise
 from espalier.train.compiling import Compiling, as_it_is
 from evidence import Book, append, key_of, lines_of, main, parsed, plan
-from evidence_data import PAD, Images, Loader, synthetic
+from evidence_data import Images, Loader, synthetic
 from evidence_methods import SETTINGS, Budget, permuted, rate, resolved
 from evidence_networks import NAMES, build, count, count_widths, uniform, whole_widths, widths_of
 
@@ -191,10 +192,10 @@ def test_images_are_cut_as_by_the_library_and_an_epoch_reads_each_once():
     data = synthetic(40)
     images = Images(data, torch.device("cpu"))
     index, flip = torch.tensor([3, 8, 21]), torch.tensor([True, False, True])
-    top, left = torch.tensor([0, 5, 8]), torch.tensor([2, 8, 4])
+    top, left = torch.tensor([0, 3, 4]), torch.tensor([2, 4, 1])
     cut, labels = images.windows(index, top, left, flip)
     gain, shift = data.affine()
-    expected = crop_flip(standardise(data.train_inputs[index], gain, shift), top, left, flip, pad=PAD)
+    expected = crop_flip(standardise(data.train_inputs[index], gain, shift), top, left, flip, pad=images.pad)
     inside = expected != 0
     torch.testing.assert_close(cut[inside], expected[inside])
     assert float(cut[~inside].abs().max()) <= 0.51 * float(gain.max())  # the mean colour, to a whole byte
@@ -205,6 +206,23 @@ def test_images_are_cut_as_by_the_library_and_an_epoch_reads_each_once():
     assert len(list(loader)) == 4
     assert sorted(torch.cat(seen[:4]).tolist()) == list(range(40))
     assert (len(loader), loader.read) == (4, 50)
+
+
+def test_grey_images_are_read_by_networks_of_one_channel_and_digits_are_not_mirrored(tmp_path, monkeypatch):
+    data = evidence_data.read(str(tmp_path), 100, 60, "digits")
+    assert (len(data.train_labels), len(data.test_labels), data.shape) == (60, 60, (1, 8, 8))
+    images = Images(data, torch.device("cpu"))
+    index, corner = torch.tensor([5, 9]), torch.tensor([1, 1])
+    for flip in (False, True):
+        seen, _ = images.windows(index, corner, corner, torch.tensor([flip, flip]))
+        torch.testing.assert_close(seen, data.train_inputs[index] / 16)
+    widths = whole_widths("resnet8", 4)
+    assert count(build("resnet8", widths, 1), data.shape) == count_widths("resnet8", widths, data.shape)
+    monkeypatch.setattr(evidence_data, "load", lambda *_, **named: synthetic(40))
+    half = evidence_data.read(str(tmp_path), 0, None, "fashion-mnist-14")
+    means = synthetic(40).train_inputs.double().unfold(2, 2, 2).unfold(3, 2, 2).mean((-2, -1))
+    assert float((half.train_inputs - means).abs().max()) <= 0.5
+    assert half.test_inputs.shape[1:] == half.shape == (3, 8, 8)
 
 
 @pytest.mark.parametrize("among", ["group", "all"])

@@ -1,5 +1,8 @@
 """Torch-Pruning in the evidence: its cuts meet the cost, and are its own pruner's where that one can make them."""
 
+import json
+from importlib.util import find_spec
+
 import pytest
 import torch
 from test_evidence import SHAPE, check, command
@@ -9,6 +12,7 @@ from evidence_networks import build, count, count_widths, whole_widths, widths_o
 
 tp = pytest.importorskip("torch_pruning")
 peers = pytest.importorskip("evidence_peers")
+THEIRS = "ignore:.*:Warning"  # of other libraries, which are no part of the development environment
 
 
 @pytest.mark.parametrize(
@@ -66,3 +70,27 @@ def test_a_layer_always_keeps_its_share():
     assert [channels.tolist() for channels in kept] == [[2, 3], [2, 3]]
     with pytest.raises(ValueError, match="always stays"):
         peers.kept_channels(scores, 1, sum, everywhere=True, least=0.0)
+
+
+@pytest.mark.skipif(find_spec("only_train_once") is None, reason="needs only-train-once")
+@pytest.mark.filterwarnings(THEIRS)
+@pytest.mark.parametrize("periods", [1, 2])
+def test_oto_ends_at_the_cost_and_ours_no_larger(tmp_path, periods):
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps({"oto-fours": {"divisible": 1, "start": 0, "span": 0.8, "periods": periods}}))
+    words = ["--batch", "6", "--costs", "macs", "--settings", str(file)]
+    theirs, ours = command(tmp_path, *words, methods="oto-fours,ours-oto-fours")
+    assert theirs["shares"]["macs"] <= 0.3
+    assert theirs["shares"]["macs"] > 0.15
+    for line in (theirs, ours):
+        assert line["counts"] == count_widths("resnet20", line["widths"], SHAPE)
+    assert all(ours["counts"][kind] <= theirs["counts"][kind] for kind in ("macs", "weights"))
+
+
+@pytest.mark.skipif(find_spec("modelopt") is None, reason="needs nvidia-modelopt")
+@pytest.mark.filterwarnings(THEIRS)
+def test_modelopt_ends_within_the_cost(tmp_path):
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps({"fastnas": {"divisor": 1, "batches": 3}}))
+    (line,) = command(tmp_path, "--costs", "macs", "--settings", str(file), methods="fastnas")
+    check(line)

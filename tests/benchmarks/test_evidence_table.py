@@ -84,12 +84,21 @@ def test_a_table_has_a_row_for_each_method_and_goes_between_marks(tmp_path):
     assert "| dense |" not in text
 
 
+def test_ours_at_the_size_of_a_rival_is_compared_with_that_rival():
+    rivals = [line | {"method": "oto"} for line in lines() if line["method"] == "uniform"]
+    small = [line | {"method": "ours-oto", "error": line["error"] - 0.01} for line in rivals]
+    rows = {row.split(" | ")[0]: row for row in tables([*lines(), *rivals, *small]).splitlines()}
+    assert "it minus oto: **-1.00 [-1.00, -1.00] (lower in 4 of 4)**" in rows["| ours-oto"]
+    assert rows["| oto"].split(" | ")[-1] == rows["| uniform"].split(" | ")[-1]
+
+
 @pytest.mark.parametrize(
     ("page", "file", "flags"),
     [
         ("docs/evidence.md", "cifar10.jsonl", []),
         ("docs/recipe.md", "tuning.jsonl", ["--overview"]),
         ("docs/evidence.md", "pruning.jsonl", ["--overview"]),
+        ("docs/evidence.md", "peers.jsonl", ["--part", "peers"]),
         ("README.md", "cifar10.jsonl", ["--overview", "--across", "--methods", OVERVIEW]),
     ],
 )
