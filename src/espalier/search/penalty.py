@@ -109,3 +109,26 @@ class Penalty:
         weight = torch.where(moves, (1 / (updates.to(torch.float64) + 1)).clamp(min=0.01), 0.0)
         self.value.lerp_(eps * self.scale, weight)
         return eps
+
+
+def shared(grips: Tensor, over: Tensor, sets: Tensor) -> Tensor:
+    """How far a step is pulled at each of n costs ``(*B, n)``: no cost is left over, and none is pulled at beyond that.
+
+    grips: ``(*B, n, n)``, what pulling at the second takes off the first; over: ``(*B, n)``, what there is to take off;
+    sets: ``(2^n, n)`` bool, the costs that are pulled at, fewest first. Each set is solved, and the first taken that
+    leaves nothing over and pulls at nothing backwards. Without a solver, which would wait for a GPU: n is two or three.
+    """
+    n = over.shape[-1]
+    both = sets.unsqueeze(-1) & sets.unsqueeze(-2)
+    one = torch.eye(n, dtype=over.dtype, device=over.device)
+    system = torch.where(both, grips.unsqueeze(-3), one)
+    rows = torch.cat([system, torch.where(sets, over.unsqueeze(-2), 0.0).unsqueeze(-1)], -1)  # (*B, 2^n, n, n + 1)
+    for i in range(n):  # Gauss and Jordan; costs that are alike end in what is no number, and one of them is enough
+        row = rows[..., i : i + 1, :] / rows[..., i : i + 1, i : i + 1]
+        rows = torch.where(one[:, i : i + 1] > 0, row, rows - rows[..., i : i + 1] * row)
+    shares = rows[..., -1]
+    left = over.unsqueeze(-2) - (grips.unsqueeze(-3) @ shares.unsqueeze(-1)).squeeze(-1)
+    backwards = -shares * grips.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
+    wrong = torch.maximum(left, backwards).amax(-1).clamp(min=0.0).nan_to_num(torch.inf)
+    best = wrong.argmin(-1, keepdim=True).unsqueeze(-1).expand(*wrong.shape[:-1], 1, n)
+    return shares.gather(-2, best).squeeze(-2).clamp(min=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 import weakref
@@ -15,7 +16,7 @@ from espalier.cost import Cost
 from espalier.search import arguments, selection
 from espalier.search.distribution import Distribution
 from espalier.search.one_run import OneRun
-from espalier.search.penalty import FLATTEST, Penalty
+from espalier.search.penalty import FLATTEST, Penalty, shared
 from espalier.search.recorded import Recorded
 from espalier.search.signal import Adaptation, Signal, of_losses
 from espalier.space import (
@@ -108,6 +109,8 @@ class Search:
                 one.start_ramp(self._theta, self._distribution.bound, way)
             for one in self._limits.values():
                 one.start = torch.maximum(one.start, one.end)  # what is below its limit may grow up to it
+            sets = sorted(itertools.product((False, True), repeat=1 + len(self._limits)), key=sum)
+            self._sets = torch.tensor(sets, device=self.device)  # of costs that may be pulled at together
         self.updates = torch.zeros(self.batch, dtype=torch.int64, device=self.device)
         self.diverged = torch.zeros(self.batch, dtype=torch.bool, device=self.device)
         self._settled: Tensor | None = None
@@ -387,35 +390,36 @@ class Search:
         if mean is not slopes:
             grip = torch.maximum(grip, flattest)
         eps = penalty.solve(self._theta, self.updates, lr, drift, grip)
-        return (eps, pull) if not self._limits else self._limited_step(direction, lr, eps, pull)
+        return (eps, pull) if not self._limits else self._limited_step(direction, lr, eps, (slopes, pull, grip))
 
     def _limited_step(
-        self, direction: Callable[[slice], Tensor], lr: Tensor, eps: Tensor, pull: Tensor
+        self, direction: Callable[[slice], Tensor], lr: Tensor, eps: Tensor, main: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor]:
-        """The step towards the target, and on top of it what keeps every limit on its own way.
+        """The step towards the target, and what keeps every limit on its own way. main: of the target, its slopes, what
+        it goes down, and the grip of that.
 
-        A limit that would be passed is pulled at by itself, as far as it takes. The target then holds nothing up: what
-        a limit demands may leave the cost of the target below it.
+        Where a limit would be passed, target and limits share the way: each is pulled at as far as the others leave
+        something to do, and not at all where they do it alone. The target then holds nothing up.
         """
-        moved, held = direction(slice(0, self.space.d)), list[tuple[Tensor, ...]]()
-        natural = self._distribution.natural(self._theta, pull)
-        passed = torch.zeros_like(lr, dtype=torch.bool)
+        moved = direction(slice(0, self.space.d))
+        bounds, over = [main], [eps * main[2]]
         for limit in self._limits.values():
             slopes = limit.cost.gradient(self._theta)
             mean = limit.mean_slopes(self._theta, slopes)
-            room = limit.wanted(self.updates + 1) - limit.cost(self._theta)
-            held.append((slopes, mean, limit.pull(mean), room))
-            after = lr * ((slopes * moved).sum(-1) - eps * (slopes * natural).sum(-1))
-            passed = passed | (after > room)
-        eps = torch.where(passed, eps.clamp(min=0.0), eps)
-        step = eps.unsqueeze(-1) * pull
-        for slopes, mean, own, room in held:
-            taken = (slopes * (moved - self._distribution.natural(self._theta, step))).sum(-1)
+            own = limit.pull(mean)
             natural = self._distribution.natural(self._theta, own)
             grip = torch.maximum((slopes * natural).sum(-1), FLATTEST * (mean * natural).sum(-1))
-            over = (taken - room / torch.where(lr > 0, lr, 1.0)).clamp(min=0.0)
-            step = step + (over / torch.where(grip > 0, grip, 1.0)).unsqueeze(-1) * own
-        return torch.ones_like(eps), step
+            room = limit.wanted(self.updates + 1) - limit.cost(self._theta)
+            bounds.append((slopes, own, torch.where(grip > 0, grip, 1.0)))
+            over.append((slopes * moved).sum(-1) - room / torch.where(lr > 0, lr, 1.0))
+        all_slopes, pulls, own_grips = (torch.stack(parts, -1) for parts in zip(*bounds))  # (*batch, d, n), (*batch, n)
+        naturals = torch.stack([self._distribution.natural(self._theta, own) for own in pulls.unbind(-1)], -1)
+        grips = (all_slopes.mT @ naturals).diagonal_scatter(own_grips, dim1=-2, dim2=-1)
+        left = torch.stack(over, -1)
+        passed = (left[..., 1:] > eps.unsqueeze(-1) * grips[..., 1:, 0]).any(-1, keepdim=True)
+        alone = torch.cat([eps.unsqueeze(-1), torch.zeros_like(left[..., 1:])], -1)
+        shares = torch.where(passed, shared(grips, left, self._sets), alone)
+        return torch.ones_like(eps), (pulls * shares.unsqueeze(-2)).sum(-1)
 
     def settle(self) -> None:
         """Fix the structure: from now on ``ask`` repeats ``select()`` and ``tell`` changes nothing."""
