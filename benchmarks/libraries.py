@@ -1,0 +1,246 @@
+"""Gates on the networks of other libraries: one small member of each family, tried in a process of its own.
+
+    python benchmarks/libraries.py timm                        # every family that has no line yet
+    python benchmarks/libraries.py timm --only swin            # those whose label has this in it
+    python benchmarks/libraries.py timm --into docs/gates.md   # the table of all lines, and try nothing
+
+A library is one entry of ``LIBRARIES``: a function that gives the label and a builder of each network, which gives the
+module and its example inputs. It imports its package when it is called. Networks are built from their configuration,
+with random weights. Each line of ``results/gates/libraries/LIBRARY.jsonl`` says what ``attach`` found, how far masked
+and cut outputs are apart, and whether three counts of the costs agree; the measures are those of the proving ground
+(``tests/zoo/checks.py``), in float64. What fails has a line, too, with its error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import platform
+import resource
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the measures are those of the proving ground
+
+from tests.zoo.checks import Subject, masks, mismatch, relative, reload_mismatch, roads, smallest_share
+from tests.zoo.entry import Entry, call, flat
+
+import espalier
+from espalier.report.tables import put_between
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "gates" / "libraries"
+MARKS = ("<!-- generated: libraries -->", "<!-- end of generated: libraries -->")
+MASKS, SECONDS, TOLERANCE = 4, 300, 1e-6
+
+Build = Callable[[], tuple[nn.Module, Any]]  # a network and its example inputs
+Networks = Iterator[tuple[str, Build]]  # a label and a builder of each network
+
+# ---- the libraries ---------------------------------------------------------------------------------------------------
+
+SMALL: dict[str, dict[str, Any]] = {  # of families whose smallest member is large: the same code, narrower
+    "beit_base_patch16_224": {"embed_dim": 96, "depth": 3, "num_heads": 3},
+    "naflexvit_base_patch16_parfac_gap": {"embed_dim": 96, "depth": 3, "num_heads": 3},
+    "samvit_base_patch16_224": {"embed_dim": 96, "depth": 3, "num_heads": 3},
+    "deepseek_vit_412m": {"embed_dim": 96, "depth": 3, "num_heads": 3},
+    "qwen3_vit_88m": {"embed_dim": 96, "depth": 3, "num_heads": 3},
+    "gemma4_vit_167m_enc": {"embed_dim": 96, "depth": 3, "num_heads": 3},
+}
+TIMM = """
+beit_base_patch16_224 halonet_h1 test_byobnet cait_xxs24_224 coat_tiny convit_tiny convmixer_768_32 test_convnext
+cpubone_nano crossvit_tiny_240 csatv2 cs3darknet_focus_s cspnext_tiny davit_tiny deepseek_vit_412m deit_tiny_patch16_224
+densenet121 dla46x_c dpn48b edgenext_xx_small efficientformer_l1 efficientformerv2_s0 test_efficientnet efficientvim_m1
+efficientvit_b0 efficientvit_m0 vit_tiny_patch16_dinov3_qkvb fasternet_t0 fastvit_t8 focalnet_tiny_srf gcvit_xxtiny
+gemma4_vit_167m_enc ghostnet_050 hardcorenas_b hgnetv2_b0 hiera_tiny_224 sam2_hiera_tiny hrnet_w18_small iformer_t
+inception_next_atto inception_resnet_v2 inception_v3 inception_v4 lcnetv2_small levit_128s lowformer_b0 test_mambaout
+test_coatnet poolformerv2_s12 gmlp_ti16_224 lcnet_035 mobilenetv5_base mobilevit_xxs mvitv2_tiny
+naflexvit_base_patch16_parfac_gap nasnetalarge nest_tiny nextvit_small test_nfnet pit_ti_224 pnasnet5large pvt_v2_b0
+qwen3_vit_88m rdnet_tiny regnetx_002 repghostnet_050 repvit_m1 res2next50 resnest14d test_resnet resnetv2_18 rexnet_100
+selecsls42 legacy_seresnet18 sequencer2d_s shvit_s1 skresnet18 starnet_s050 swiftformer_xs swin_tiny_patch4_window7_224
+swinv2_tiny_window8_256 swinv2_cr_tiny_224 tiny_vit_5m_224 tnt_s_legacy_patch16_224 tresnet_m twins_svt_small vgg11
+visformer_tiny test_vit vit_tiny_r_s16_p8_224 test_vit_relpos samvit_base_patch16_224 vitamin_small_224 volo_d1_224
+ese_vovnet19b_slim_dw legacy_xception xception41p xcit_nano_12_p8_224
+"""  # the smallest of each file of timm.models, by parameters
+
+
+def timm() -> Networks:
+    for name in TIMM.split():
+        yield name, functools.partial(_timm, name)
+
+
+def _timm(name: str) -> tuple[nn.Module, Any]:
+    """On the smallest images that it takes."""
+    import timm
+
+    sizes = (64, 96, 128, 160, 192, 224, 256)
+    for size in (*sizes, None):
+        for given in ({"img_size": size}, {}) if size else ({},):
+            try:
+                model = timm.create_model(name, num_classes=10, **given, **SMALL.get(name, {}))
+                image = torch.randn(2, 3, *((size, size) if size else model.default_cfg["input_size"][1:]))
+                with torch.no_grad():
+                    model.eval()(image)
+            except Exception:
+                if size is None:
+                    raise
+                continue
+            return model.train(), torch.randn(4, *image.shape[1:], dtype=torch.float64)
+    raise AssertionError
+
+
+def segmentation_models() -> Networks:
+    """Every decoder, on small encoders of timm."""
+    import segmentation_models_pytorch as smp
+
+    for name in ("Unet", "UnetPlusPlus", "MAnet", "Linknet", "FPN", "PSPNet", "DeepLabV3", "DeepLabV3Plus", "PAN",
+                 "UPerNet", "Segformer", "DPT"):  # fmt: skip
+        encoder = "tu-test_vit" if name == "DPT" else "tu-test_resnet"
+        yield f"{name} {encoder}", functools.partial(_segmentation, getattr(smp, name), encoder)
+
+
+def _segmentation(kind: Any, encoder: str) -> tuple[nn.Module, Any]:
+    size = 160 if "vit" in encoder else 64
+    return kind(encoder, encoder_weights=None, classes=3), torch.randn(4, 3, size, size, dtype=torch.float64)
+
+
+def efficientnet_pytorch() -> Networks:
+    yield "efficientnet-b0", _efficientnet
+
+
+def _efficientnet() -> tuple[nn.Module, Any]:
+    from efficientnet_pytorch import EfficientNet
+
+    model = EfficientNet.from_name("efficientnet-b0", num_classes=10, image_size=64)
+    return model, torch.randn(4, 3, 64, 64, dtype=torch.float64)
+
+
+LIBRARIES: dict[str, Callable[[], Networks]] = {
+    "timm": timm,
+    "segmentation_models_pytorch": segmentation_models,
+    "efficientnet_pytorch": efficientnet_pytorch,
+}
+
+# ---- one network -----------------------------------------------------------------------------------------------------
+
+
+def examine(build: Build) -> dict[str, Any]:
+    """Everything a line says of one network."""
+    torch.manual_seed(20191)
+    inputs = build()[1]
+    entry = Entry("", "cnn", lambda: build()[0], lambda: inputs)
+    model = entry.build()
+    row: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters())}
+    with torch.no_grad():
+        flat(call(model, inputs))  # does it run at all?
+    start = time.process_time()
+    try:
+        gated = espalier.attach(model, inputs)
+    except espalier.NoGates as refusal:
+        return row | {"attach_s": round(time.process_time() - start, 1), "no_gates": str(refusal)}
+    row["attach_s"] = round(time.process_time() - start, 1)
+    it = Subject(entry, model, gated, inputs)
+    drawn = masks(gated, MASKS)
+    errors = [mismatch(it, mask) for mask in drawn]
+    costs = [roads(it, mask) for mask in (it.ones, *drawn)]
+    return row | {
+        "gates": gated.d,
+        "groups": len(gated.space.groups),
+        "smallest_share": round(smallest_share(it), 4),
+        "error_eval": max(error for error, _ in errors),
+        "error_train": max(error for _, error in errors),
+        "error_reload": reload_mismatch(it, drawn[0]),
+        "cost_difference": max(relative_to_last(numbers) for cost in costs for numbers in cost.values()),
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+
+
+def relative_to_last(numbers: tuple[float, ...]) -> float:
+    given = torch.tensor(numbers, dtype=torch.float64)
+    return max(relative(number[None], given[-1:]) for number in given)
+
+
+def alone(library: str, label: str, seconds: int) -> dict[str, Any]:
+    """``examine`` in a process of its own, which may fail, hang or grow without harm."""
+    command = [sys.executable, __file__, library, "--alone", label]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done after {seconds} s"}
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return {"error": said[-1]}
+    row: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return row
+
+
+def versions(library: str) -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {"python": platform.python_version(), "torch": torch.__version__, library: version(library)}
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def table(found: dict[str, list[dict[str, Any]]]) -> str:
+    """A row for each library, of all lines."""
+    rows = [
+        "| library | version | networks | with gates | masked and cut agree | costs agree | keep at most 5% | 50% |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for library, lines in found.items():
+        gated = [line for line in lines if "gates" in line]
+        agree = [line for line in gated if max(line["error_eval"], line["error_train"]) < TOLERANCE]
+        equal = [line for line in gated if line["cost_difference"] == 0]
+        small = [sum(line["smallest_share"] <= share for line in gated) for share in (0.05, 0.5)]
+        numbers = (len(lines), len(gated), len(agree), len(equal), *small)
+        rows.append(f"| {library} | {lines[0]['versions'][library]} | {' | '.join(map(str, numbers))} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("library", choices=LIBRARIES)
+    parser.add_argument("--only", default="", help="labels that hold this")
+    parser.add_argument("--again", action="store_true", help="try what has a line already, too")
+    parser.add_argument("--seconds", type=int, default=SECONDS, help="time limit for each network")
+    parser.add_argument("--out", type=Path, help="the file of lines")
+    parser.add_argument("--into", type=Path, help="write the table of all lines into this page, and try nothing")
+    parser.add_argument("--alone", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.into:
+        found = {path.stem: lines_of(path) for path in sorted(RESULTS.glob("*.jsonl"))}
+        put_between(given.into, [(MARKS, table(found))])
+        return
+    networks = dict(LIBRARIES[given.library]())
+    if given.alone is not None:
+        warnings.simplefilter("ignore")
+        torch.set_num_threads(1)
+        print(json.dumps(examine(networks[given.alone])))
+        return
+    path = given.out or RESULTS / f"{given.library}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = {line["network"]: line for line in lines_of(path)}
+    for label in networks:
+        if given.only not in label or (label in kept and not given.again):
+            continue
+        row = {"network": label} | alone(given.library, label, given.seconds) | {"versions": versions(given.library)}
+        kept[label] = row
+        path.write_text("".join(json.dumps(kept[name]) + "\n" for name in networks if name in kept))
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
