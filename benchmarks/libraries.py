@@ -18,11 +18,13 @@ import functools
 import json
 import platform
 import resource
-import subprocess
+import signal
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from multiprocessing import Pipe, get_context
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ from espalier.report.tables import put_between
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "gates" / "libraries"
 MARKS = ("<!-- generated: libraries -->", "<!-- end of generated: libraries -->")
-MASKS, SECONDS, TOLERANCE = 4, 300, 1e-6
+MASKS, SECONDS, TOLERANCE = 3, 300, 1e-6
 
 Build = Callable[[], tuple[nn.Module, Any]]  # a network and its example inputs
 Networks = Iterator[tuple[str, Build]]  # a label and a builder of each network
@@ -92,7 +94,7 @@ def _timm(name: str) -> tuple[nn.Module, Any]:
                 if size is None:
                     raise
                 continue
-            return model.train(), torch.randn(4, *image.shape[1:], dtype=torch.float64)
+            return model.train(), torch.randn(3, *image.shape[1:], dtype=torch.float64)
     raise AssertionError
 
 
@@ -108,7 +110,7 @@ def segmentation_models() -> Networks:
 
 def _segmentation(kind: Any, encoder: str) -> tuple[nn.Module, Any]:
     size = 160 if "vit" in encoder else 64
-    return kind(encoder, encoder_weights=None, classes=3), torch.randn(4, 3, size, size, dtype=torch.float64)
+    return kind(encoder, encoder_weights=None, classes=3), torch.randn(3, 3, size, size, dtype=torch.float64)
 
 
 def efficientnet_pytorch() -> Networks:
@@ -119,7 +121,7 @@ def _efficientnet() -> tuple[nn.Module, Any]:
     from efficientnet_pytorch import EfficientNet
 
     model = EfficientNet.from_name("efficientnet-b0", num_classes=10, image_size=64)
-    return model, torch.randn(4, 3, 64, 64, dtype=torch.float64)
+    return model, torch.randn(3, 3, 64, 64, dtype=torch.float64)
 
 
 LIBRARIES: dict[str, Callable[[], Networks]] = {
@@ -153,6 +155,7 @@ def examine(build: Build) -> dict[str, Any]:
     return row | {
         "gates": gated.d,
         "groups": len(gated.space.groups),
+        "refused": {name: why[:100] for name, why in list(gated.refused.items())[:4]},
         "smallest_share": round(smallest_share(it), 4),
         "error_eval": max(error for error, _ in errors),
         "error_train": max(error for _, error in errors),
@@ -167,18 +170,30 @@ def relative_to_last(numbers: tuple[float, ...]) -> float:
     return max(relative(number[None], given[-1:]) for number in given)
 
 
-def alone(library: str, label: str, seconds: int) -> dict[str, Any]:
-    """``examine`` in a process of its own, which may fail, hang or grow without harm."""
-    command = [sys.executable, __file__, library, "--alone", label]
+def alone(build: Build, seconds: int) -> dict[str, Any]:
+    """``examine`` in a process of its own, which may fail, hang or grow without harm; seconds: of processor time."""
+    here, there = Pipe(duplex=False)
+    process = get_context("fork").Process(target=_examine_into, args=(there, build, seconds))
+    process.start()
+    there.close()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return {"error": f"not done after {seconds} s"}
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        return {"error": said[-1]}
-    row: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return row
+        row: dict[str, Any] = here.recv()
+    except EOFError:
+        row = {}
+    process.join()
+    late = process.exitcode == -signal.SIGXCPU
+    return row or {"error": f"not done after {seconds} s" if late else f"ended with exit code {process.exitcode}"}
+
+
+def _examine_into(pipe: Any, build: Build, seconds: int) -> None:
+    warnings.simplefilter("ignore")
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 9))
+    try:
+        row = examine(build)
+    except Exception as error:
+        traceback.print_exc()
+        row = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:400]}
+    pipe.send(row)
 
 
 def versions(library: str) -> dict[str, str]:
@@ -215,28 +230,23 @@ def main() -> None:
     parser.add_argument("library", choices=LIBRARIES)
     parser.add_argument("--only", default="", help="labels that hold this")
     parser.add_argument("--again", action="store_true", help="try what has a line already, too")
-    parser.add_argument("--seconds", type=int, default=SECONDS, help="time limit for each network")
+    parser.add_argument("--seconds", type=int, default=SECONDS, help="of processor time, for each network")
     parser.add_argument("--out", type=Path, help="the file of lines")
     parser.add_argument("--into", type=Path, help="write the table of all lines into this page, and try nothing")
-    parser.add_argument("--alone", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.into:
         found = {path.stem: lines_of(path) for path in sorted(RESULTS.glob("*.jsonl"))}
         put_between(given.into, [(MARKS, table(found))])
         return
     networks = dict(LIBRARIES[given.library]())
-    if given.alone is not None:
-        warnings.simplefilter("ignore")
-        torch.set_num_threads(1)
-        print(json.dumps(examine(networks[given.alone])))
-        return
+    torch.set_num_threads(1)
     path = given.out or RESULTS / f"{given.library}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = {line["network"]: line for line in lines_of(path)}
-    for label in networks:
+    for label, build in networks.items():
         if given.only not in label or (label in kept and not given.again):
             continue
-        row = {"network": label} | alone(given.library, label, given.seconds) | {"versions": versions(given.library)}
+        row = {"network": label} | alone(build, given.seconds) | {"versions": versions(given.library)}
         kept[label] = row
         path.write_text("".join(json.dumps(kept[name]) + "\n" for name in networks if name in kept))
         print(json.dumps(row), flush=True)

@@ -67,10 +67,16 @@ def apply_plan(
     for name, value in plan.attributes.items():
         path, _, attribute = name.rpartition(".")
         module = _module(small, path)
+        attribute, _, place = attribute.partition("[")  # such as the second of several sizes: sizes[1]
         held = getattr(module, attribute, None)
-        if not isinstance(held, (int, tuple)):
+        several = isinstance(held, (tuple, list)) and place[:-1].isdecimal() and int(place[:-1]) < len(held)
+        if several:
+            value = type(held)(value if i == int(place[:-1]) else own for i, own in enumerate(held))
+        elif place or not isinstance(held, (int, tuple)):
             raise BadInput(f"the plan sets {name}, which is no number of this model")
-        setattr(module, attribute, (value,) if isinstance(held, tuple) else value)  # a norm's shape
+        elif isinstance(held, tuple):  # a norm's shape
+            value = (value,)
+        setattr(module, attribute, value)
     chosen = [path for path, change in plan.layers.items() if change["kind"] == "option"]
     for path in [*(path for path in plan.layers if path not in chosen), *sorted(chosen, key=len, reverse=True)]:
         try:

@@ -117,8 +117,9 @@ def build_plan(structure: Structure, mask: Array, adapted: Sequence[Adapted] = (
             attributes[join(path, name)] = value
     sizes = {group.name: int(group.widths[keep.opened[structure.where(group)]].sum()) for group in structure.groups}
     for item in (*learned.adapted, *adapted):
-        if item.tensor >= 0:
-            own = structure.trace.tensors[item.tensor].atoms[item.dim]
+        if item.tensor >= 0 or item.part >= 0:
+            tensors_, parts = structure.trace.tensors, structure.trace.p.parts
+            own = tensors_[item.tensor].atoms[item.dim] if item.part < 0 else parts[item.part][1]
             attributes[join(item.path, item.attribute)] = int(keep(own).sum())
         elif item.group in sizes:
             attributes[join(item.path, item.attribute)] = item.per_unit * max(1, sizes[item.group])
@@ -144,7 +145,10 @@ def build_plan(structure: Structure, mask: Array, adapted: Sequence[Adapted] = (
 
 def _current(modules: Mapping[str, nn.Module], name: str) -> Any:
     path, _, attribute = name.rpartition(".")
+    attribute, _, place = attribute.partition("[")
     value = getattr(modules[path], attribute, None)
+    if place:
+        return value[int(place[:-1])]
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value
 
 

@@ -74,7 +74,8 @@ class Axis:
 
 @dataclass(frozen=True)
 class Adapted:
-    """An integer attribute that follows a cut: so many per open gate of a group, or the length of a tensor's axis."""
+    """An integer attribute that follows a cut: so many per open gate of a group, the length of a tensor's axis, or of a
+    part of an axis that a module splits."""
 
     path: str
     attribute: str
@@ -82,6 +83,7 @@ class Adapted:
     per_unit: int = 0
     tensor: int = -1
     dim: int = -1
+    part: int = -1
 
 
 @dataclass(eq=False)

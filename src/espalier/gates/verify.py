@@ -346,11 +346,16 @@ def _adapt(trial: Trial, structure: Structure, group: GateGroup, masks: Sequence
     What is found for one layer is proposed for those that look alike, and tried with everything else.
     """
     learned = structure.learned
+    own = _sizes_of_parts(structure, group)
     if group.kind == "width":  # every layer along the stream may keep its own size: all of them follow at once
-        own = _own_sizes(structure, group)
-        if own and not trial.disagreement(structure, masks, own):
-            learned.adapted += own
-            return True
+        own += _own_sizes(structure, group)
+    if own and not trial.disagreement(structure, masks, own):
+        learned.adapted += own
+        known = {a.group for a in learned.adapted}
+        for other in structure.groups:
+            if other.name not in known and _shape(other.name) == _shape(group.name):
+                learned.adapted += _sizes_of_parts(structure, other)
+        return True
     candidates = _candidates(structure, group)
     for count in range(min(len(candidates), 4) + 1):  # none: what was proposed for this layer was wrong
         for chosen in islice(combinations(candidates, count), 60):
@@ -384,6 +389,21 @@ def _integers(module: nn.Module) -> dict[str, int]:
     """The positive integers that a module keeps, unless it is known which of them are sizes."""
     held = {} if isinstance(module, KNOWN_SIZES) else vars(module)
     return {name: value for name, value in held.items() if type(value) is int and value > 0}
+
+
+def _sizes_of_parts(structure: Structure, group: GateGroup) -> list[Adapted]:
+    """Integers of the modules that split an axis of the group, alone or in a list, equal to the length of a part."""
+    sizes, own = dict[tuple[str, str], Adapted](), structure.numbers(group)
+    for number, (path, atoms) in enumerate(structure.trace.p.parts):
+        if not np.isin(structure.follow(atoms), own).any():
+            continue
+        held = vars(structure.modules[path]).items()
+        lists = [(name, values) for name, values in held if type(values) in (list, tuple)]
+        several = {f"{name}[{i}]": value for name, values in lists for i, value in enumerate(values)}
+        for name, value in (_integers(structure.modules[path]) | several).items():
+            if type(value) is int and value == len(atoms):
+                sizes.setdefault((path, name), Adapted(path, name, group.name, part=number))
+    return list(sizes.values())
 
 
 def _own_sizes(structure: Structure, group: GateGroup) -> list[Adapted]:
