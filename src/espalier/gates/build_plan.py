@@ -146,7 +146,7 @@ def build_plan(structure: Structure, mask: Array, adapted: Sequence[Adapted] = (
 def _current(modules: Mapping[str, nn.Module], name: str) -> Any:
     path, _, attribute = name.rpartition(".")
     attribute, _, place = attribute.partition("[")
-    value = getattr(modules[path], attribute, None)
+    value: Any = getattr(modules[path], attribute, None)
     if place:
         return value[int(place[:-1])]
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value

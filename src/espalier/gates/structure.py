@@ -89,11 +89,13 @@ class Adapted:
 @dataclass(eq=False)
 class Learned:
     """What a trial found out: integers that follow a cut, groups for which, emptied, a unit of zeros stands in, and
-    groups on whose width the code between their layers insists."""
+    groups on whose width the code between their layers insists. ``read``: path and name of each attribute that a
+    forward pass looks at, once that was needed."""
 
     adapted: list[Adapted] = field(default_factory=list)
     phantoms: list[str] = field(default_factory=list)
     padded: list[str] = field(default_factory=list)
+    read: frozenset[tuple[str, str]] | None = None
 
 
 @dataclass(eq=False)
