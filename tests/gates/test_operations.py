@@ -125,6 +125,17 @@ class Latent(Net):
         return self.out(F.scaled_dot_product_attention(q, keys, v).transpose(1, 2).flatten(2))
 
 
+class Halo(Net):
+    """Overlapping windows taken by `unfold`, as in HaloNet."""
+
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 8, 1), nn.Linear(12, 3), read=nn.Linear(8, 12))
+
+    def between(self, x):
+        windows = F.pad(x, (1, 1, 1, 1)).unfold(2, 4, 2).unfold(3, 4, 2)  # (B, C, rows, columns, 4, 4)
+        return self.read(windows.amax((4, 5)).flatten(2).transpose(1, 2)).relu().mean(1)
+
+
 class Partly(nn.Module):
     """A part of the channels is convolved, the others pass, as in FasterNet."""
 
@@ -191,6 +202,7 @@ NETS = {
     Filter: (IMAGE, {"stem": 8}),
     Windows: (IMAGE, {"stem": 8, "read": 12}),
     Folded: (IMAGE, {"stem": 8}),
+    Halo: (IMAGE, {"stem": 8, "read": 12}),
     PartialConvolution: (IMAGE, {"stem": 4, "stem#2": 8, "blocks.0.spatial": 4, "blocks.1.spatial": 4}),
     Gated: (IMAGE, {"stem": 8, "up": 8, "up#2": 4}),
     Sliced: (IMAGE, {"stem": 5, "stem#2": 7}),
