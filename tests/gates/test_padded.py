@@ -25,6 +25,21 @@ class Heads(nn.Module):
         return self.head(x + self.out(y.transpose(1, 2).reshape(n, t, c)))
 
 
+class Biased(Heads):
+    """The same with parameters for each head between the layers: a temperature, and a bias looked up in a table."""
+
+    def __init__(self):
+        super().__init__()
+        self.warm, self.table = nn.Parameter(torch.rand(4, 1, 1)), nn.Parameter(torch.randn(9, 4))
+        self.register_buffer("place", torch.arange(5)[:, None] - torch.arange(5) + 4)
+
+    def forward(self, x):
+        n, t, c = x.shape
+        q, k, v = (y.view(n, t, self.heads, c // self.heads).transpose(1, 2) for y in self.qkv(x).split(c, dim=2))
+        scores = self.warm * (q @ k.transpose(-2, -1)) + self.table[self.place].permute(2, 0, 1)
+        return self.head(x + self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(n, t, c)))
+
+
 class Flattened(nn.Module):
     """A number of columns that is written out, behind BatchNorm or not."""
 
@@ -62,6 +77,7 @@ class Mixed(nn.Module):
 
 NETWORKS = {
     "heads": (Heads, (2, 5, 16), {"qkv": 4}),
+    "biased": (Biased, (2, 5, 16), {"qkv": 4}),
     "flattened": (lambda: Flattened(False), (3, 1, 10, 10), {"second": 6}),
     "normed": (lambda: Flattened(True), (3, 1, 10, 10), {"second": 6}),
     "maxout": (Maxout, (3, 7), {"wide": 4}),
@@ -86,6 +102,7 @@ def test_layers_are_cut_around_code_that_keeps_its_width(name, tmp_path):
             torch.testing.assert_close(small(x), masked, rtol=0, atol=1e-12)
         assert gated.cost("weights")(mask).item() == by_layers(small).weights
         assert gated.cost("macs")(mask).item() == by_operations(small, (x,)).macs
+        assert gated.cost("parameters")(mask).item() == by_layers(small).parameters
     espalier.save(small, tmp_path)
     again = espalier.load(tmp_path, lambda: make().double())
     assert torch.equal(again.eval()(x), small.eval()(x))

@@ -335,7 +335,7 @@ def approved(trial: Trial, groups: Sequence[GateGroup], build: Build) -> tuple[l
             searched.add(group.name)
             learned = structure.learned
             learned.adapted = [a for a in learned.adapted if a.group != group.name]
-            learned.padded = [name for name in learned.padded if name != group.name]
+            learned.padded.pop(group.name, None)
             masks = random_masks(structure, {group.name}, rng, 2)
             if _adapt(trial, structure, group, masks) or _pad(trial, structure, group, masks):
                 continue
@@ -415,17 +415,18 @@ def _pad(trial: Trial, structure: Structure, group: GateGroup, masks: Sequence[A
 
     Layers that look alike are padded at once where they disagree, too.
     """
-    learned, before = structure.learned, structure.learned.padded
-    if group.kind not in ("units", "channels", "heads") or padded_axes(structure, group) is None:
+    learned, around = structure.learned, padded_axes(structure, group)
+    if group.kind not in ("units", "channels", "heads") or around is None:
         return False
-    learned.padded = [*before, group.name]
+    learned.padded[group.name] = around[2]
     if trial.disagreement(structure, masks):
-        learned.padded = before
+        del learned.padded[group.name]
         return False
     rng = np.random.default_rng(19)
     for other in _likewise(structure, group):
-        if trial.disagreement(structure, random_masks(structure, {other.name}, rng, 1)):
-            learned.padded += [other.name]
+        around = padded_axes(structure, other)
+        if around and trial.disagreement(structure, random_masks(structure, {other.name}, rng, 1)):
+            learned.padded[other.name] = around[2]
     return True
 
 
