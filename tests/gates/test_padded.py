@@ -119,7 +119,25 @@ def test_attention_of_padded_heads_is_stated_as_it_runs():
 def test_what_zeros_would_not_save_is_refused():
     gated = espalier.attach(Mixed(), torch.randn(3, 5, 6))
     assert [group.name for group in gated.space.groups] == ["up"]
-    assert "the cut model does not run" in gated.refused["stem"]
+    assert "the cut model does not run: RuntimeError: shape '[-1, 5, 8]' is invalid" in gated.refused["stem"]
+
+
+def test_a_refusal_names_the_module_whose_code_insists_on_a_width():
+    """Queries, keys and values without a call of their layer, behind which no zeros can stand, as in BEiT."""
+
+    class Uncalled(Heads):
+        def forward(self, x):
+            n, t, c = x.shape
+            y = (
+                F.linear(x, self.qkv.weight, self.qkv.bias)
+                .view(n, t, 3, self.heads, c // self.heads)
+                .permute(2, 0, 3, 1, 4)
+            )
+            return self.head(x + self.out(F.scaled_dot_product_attention(*y).transpose(1, 2).reshape(n, t, c)))
+
+    model = nn.Sequential(nn.Linear(16, 16), Uncalled(), nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
+    refused = espalier.attach(model, torch.randn(2, 5, 16)).refused
+    assert refused["1.qkv"].startswith("the cut model does not run (in 1): RuntimeError: shape"), refused
 
 
 def test_a_network_that_writes_sizes_out_is_trained_to_a_small_target_and_ships(tmp_path):

@@ -165,7 +165,8 @@ class Trial:
                     cut = self.run(small, training)
             except Exception as error:
                 self.place = place_of(error, small)
-                return f"the cut model does not run{'' if exact else ' in train mode'}: {short(error)}"
+                mode, place = "" if exact else " in train mode", f" (in {self.place})" if self.place else ""
+                return f"the cut model does not run{mode}{place}: {short(error)}"
             whole = self.run(self.model, training)
             gap = distance(whole, cut)
             if exact and not gap < tolerance:
