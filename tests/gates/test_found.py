@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import espalier
+from espalier.gates.verify import Trial
 
 from .nets import NETS
 
@@ -541,3 +542,44 @@ def test_layers_that_read_learned_queries_are_counted(kinds):
         assert float(gated.cost("weights")(gated.canonical(mask))) == sum(layer.weight.numel() for layer in left)
     products = 4 * 3 * (2 * 8 * 6 + 8 * 2) + 4 * 5 * 8
     assert float(gated.cost("macs")(torch.ones(gated.d))) == products
+
+
+class Sizes(nn.Module):
+    """Attention that reads two sizes of its own, behind many that it only keeps."""
+
+    def __init__(self, kept):
+        super().__init__()
+        for number in range(kept):
+            setattr(self, f"kept_{number}", 4)
+        self.qkv, self.out, self.heads, self.inner = nn.Linear(16, 48), nn.Linear(16, 16), 4, 16
+
+    def forward(self, x):
+        n, t, _ = x.shape
+        q, k, v = self.qkv(x).view(n, t, 3, self.heads, 4).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        return x + self.out(y.transpose(1, 2).reshape(n, t, self.inner))
+
+
+def trials_of(monkeypatch, model, example):
+    """The gates of a model, and how often masked and cut were compared for them."""
+    count, compare = [], Trial.disagreement
+    monkeypatch.setattr(Trial, "disagreement", lambda *given: count.append(0) or compare(*given))
+    return espalier.attach(model, example), len(count)
+
+
+def test_integers_that_a_pass_does_not_look_at_are_not_searched(monkeypatch):
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(5, 16), Sizes(14), nn.Linear(16, 3))
+    gated, trials = trials_of(monkeypatch, model, torch.randn(2, 6, 5))
+    assert {(a.attribute, a.per_unit) for a in gated.structure.learned.adapted} == {("heads", 1), ("inner", 4)}
+    assert trials < 20, trials
+    assert type(model[1]) is Sizes
+
+
+def test_a_search_begins_where_the_cut_model_failed(monkeypatch):
+    torch.manual_seed(2)
+    layers = [nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 16)) for _ in range(32)]
+    model = nn.Sequential(nn.Linear(5, 16), *layers[:16], Sizes(0), *layers[16:])
+    gated, trials = trials_of(monkeypatch, model, torch.randn(2, 6, 5))
+    assert len(gated.structure.learned.adapted) == 2
+    assert trials < 17, trials

@@ -125,6 +125,72 @@ class Latent(Net):
         return self.out(F.scaled_dot_product_attention(q, keys, v).transpose(1, 2).flatten(2))
 
 
+class Halo(Net):
+    """Overlapping windows taken by `unfold`, as in HaloNet."""
+
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 8, 1), nn.Linear(12, 3), read=nn.Linear(8, 12))
+
+    def between(self, x):
+        windows = F.pad(x, (1, 1, 1, 1)).unfold(2, 4, 2).unfold(3, 4, 2)  # (B, C, rows, columns, 4, 4)
+        return self.read(windows.amax((4, 5)).flatten(2).transpose(1, 2)).relu().mean(1)
+
+
+class Partly(nn.Module):
+    """A part of the channels is convolved, the others pass, as in FasterNet."""
+
+    def __init__(self, width, share):
+        super().__init__()
+        self.part, self.rest = share, width - share
+        self.spatial, self.mix = nn.Conv2d(share, share, 3, padding=1), nn.Conv2d(width, width, 1)
+
+    def forward(self, x):
+        a, b = torch.split(x, (self.part, self.rest), 1)
+        return x + self.mix(torch.cat((self.spatial(a), b), 1)).relu()
+
+
+class PartialConvolution(Net):
+    """Two blocks along a stream: what passes is split off in each of them."""
+
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 12, 1), nn.Linear(12, 3), blocks=nn.Sequential(Partly(12, 4), Partly(12, 4)))
+
+    def between(self, x):
+        return self.blocks(x)
+
+
+class Gated(Net):
+    """Sizes in a list, one of them twice, as in MambaOut; a convolution that has no stand-in for what is closed."""
+
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 8, 1), nn.Linear(8, 3), up=nn.Conv2d(8, 24, 1), down=nn.Conv2d(12, 8, 1))
+        self.near, self.sizes = nn.Conv2d(4, 4, 3, padding=1, groups=4), [12, 8, 4]
+
+    def between(self, x):
+        gate, same, mixed = torch.split(self.up(x), self.sizes, 1)
+        return x + self.down(gate.relu() * torch.cat((same, self.near(mixed)), 1))
+
+
+class Sliced(Net):
+    """Channels taken by a size that the module keeps; the others count from it."""
+
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 12, 1), nn.Linear(12, 3), near=nn.Conv2d(5, 5, 3, padding=1, groups=5), part=5)
+
+    def between(self, x):
+        return torch.cat((x[:, self.part :], self.near(x[:, : self.part]).relu()), 1)
+
+
+class Written(Net):
+    """Sizes written out in the code: zeros stand in."""
+
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 12, 1), nn.Linear(12, 3), mix=nn.Conv2d(5, 9, 1))
+
+    def between(self, x):
+        return torch.cat((x[:, 9:], self.mix(x[:, :5]).relu()), 1)
+
+
 ROWS, IMAGE = (2, 6, 5), (2, 3, 6, 6)
 NETS = {
     LinearAttention: (ROWS, {"stem": 16, "q": 4, "out": 16}),
@@ -136,6 +202,11 @@ NETS = {
     Filter: (IMAGE, {"stem": 8}),
     Windows: (IMAGE, {"stem": 8, "read": 12}),
     Folded: (IMAGE, {"stem": 8}),
+    Halo: (IMAGE, {"stem": 8, "read": 12}),
+    PartialConvolution: (IMAGE, {"stem": 4, "stem#2": 8, "blocks.0.spatial": 4, "blocks.1.spatial": 4}),
+    Gated: (IMAGE, {"stem": 8, "up": 8, "up#2": 4}),
+    Sliced: (IMAGE, {"stem": 5, "stem#2": 7}),
+    Written: (IMAGE, {"stem": 5, "stem#2": 3, "mix": 9}),
 }
 
 
@@ -175,3 +246,9 @@ def test_why_a_third_axis_stays():
             return torch.einsum("ebto,eoc->btc", torch.einsum("btc,eco->ebto", x, self.up).relu(), self.down)
 
     assert "up[2]" in espalier.attach(Experts(), torch.randn(2, 6, 5)).explain().partition("not gated")[2]
+
+
+def test_unequal_parts_stay_where_nothing_is_tried_out():
+    gated = espalier.attach(Written(), torch.randn(IMAGE), check=False)
+    assert "sliced at fixed places" in gated.explain().partition("not gated")[2]
+    assert [group.name for group in gated.structure.groups] == ["mix"]

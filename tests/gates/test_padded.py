@@ -25,6 +25,21 @@ class Heads(nn.Module):
         return self.head(x + self.out(y.transpose(1, 2).reshape(n, t, c)))
 
 
+class Biased(Heads):
+    """The same with parameters for each head between the layers: a temperature, and a bias looked up in a table."""
+
+    def __init__(self):
+        super().__init__()
+        self.warm, self.table = nn.Parameter(torch.rand(4, 1, 1)), nn.Parameter(torch.randn(9, 4))
+        self.register_buffer("place", torch.arange(5)[:, None] - torch.arange(5) + 4)
+
+    def forward(self, x):
+        n, t, c = x.shape
+        q, k, v = (y.view(n, t, self.heads, c // self.heads).transpose(1, 2) for y in self.qkv(x).split(c, dim=2))
+        scores = self.warm * (q @ k.transpose(-2, -1)) + self.table[self.place].permute(2, 0, 1)
+        return self.head(x + self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(n, t, c)))
+
+
 class Flattened(nn.Module):
     """A number of columns that is written out, behind BatchNorm or not."""
 
@@ -62,6 +77,7 @@ class Mixed(nn.Module):
 
 NETWORKS = {
     "heads": (Heads, (2, 5, 16), {"qkv": 4}),
+    "biased": (Biased, (2, 5, 16), {"qkv": 4}),
     "flattened": (lambda: Flattened(False), (3, 1, 10, 10), {"second": 6}),
     "normed": (lambda: Flattened(True), (3, 1, 10, 10), {"second": 6}),
     "maxout": (Maxout, (3, 7), {"wide": 4}),
@@ -86,6 +102,7 @@ def test_layers_are_cut_around_code_that_keeps_its_width(name, tmp_path):
             torch.testing.assert_close(small(x), masked, rtol=0, atol=1e-12)
         assert gated.cost("weights")(mask).item() == by_layers(small).weights
         assert gated.cost("macs")(mask).item() == by_operations(small, (x,)).macs
+        assert gated.cost("parameters")(mask).item() == by_layers(small).parameters
     espalier.save(small, tmp_path)
     again = espalier.load(tmp_path, lambda: make().double())
     assert torch.equal(again.eval()(x), small.eval()(x))
@@ -102,7 +119,25 @@ def test_attention_of_padded_heads_is_stated_as_it_runs():
 def test_what_zeros_would_not_save_is_refused():
     gated = espalier.attach(Mixed(), torch.randn(3, 5, 6))
     assert [group.name for group in gated.space.groups] == ["up"]
-    assert "the cut model does not run" in gated.refused["stem"]
+    assert "the cut model does not run: RuntimeError: shape '[-1, 5, 8]' is invalid" in gated.refused["stem"]
+
+
+def test_a_refusal_names_the_module_whose_code_insists_on_a_width():
+    """Queries, keys and values without a call of their layer, behind which no zeros can stand, as in BEiT."""
+
+    class Uncalled(Heads):
+        def forward(self, x):
+            n, t, c = x.shape
+            y = (
+                F.linear(x, self.qkv.weight, self.qkv.bias)
+                .view(n, t, 3, self.heads, c // self.heads)
+                .permute(2, 0, 3, 1, 4)
+            )
+            return self.head(x + self.out(F.scaled_dot_product_attention(*y).transpose(1, 2).reshape(n, t, c)))
+
+    model = nn.Sequential(nn.Linear(16, 16), Uncalled(), nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
+    refused = espalier.attach(model, torch.randn(2, 5, 16)).refused
+    assert refused["1.qkv"].startswith("the cut model does not run (in 1): RuntimeError: shape"), refused
 
 
 def test_a_network_that_writes_sizes_out_is_trained_to_a_small_target_and_ships(tmp_path):

@@ -49,7 +49,7 @@ def apply_plan(
         model = apply_plan(model, plan.earlier)
     elif hasattr(model, PLAN_OF):
         plan = replace(plan, earlier=Plan.from_dict(getattr(model, PLAN_OF)))
-    memo = without_graphs(model)
+    memo = {} if share else without_graphs(model)  # a model that is tried out makes no graph
     named = named_tensors(model)
     for name, dims in plan.tensors.items():
         if name not in named:
@@ -67,10 +67,16 @@ def apply_plan(
     for name, value in plan.attributes.items():
         path, _, attribute = name.rpartition(".")
         module = _module(small, path)
+        attribute, _, place = attribute.partition("[")  # such as the second of several sizes: sizes[1]
         held = getattr(module, attribute, None)
-        if not isinstance(held, (int, tuple)):
+        new: Any = value
+        if isinstance(held, (tuple, list)) and place[:-1].isdecimal() and int(place[:-1]) < len(held):
+            new = type(held)(value if i == int(place[:-1]) else own for i, own in enumerate(held))
+        elif place or not isinstance(held, (int, tuple)):
             raise BadInput(f"the plan sets {name}, which is no number of this model")
-        setattr(module, attribute, (value,) if isinstance(held, tuple) else value)  # a norm's shape
+        elif isinstance(held, tuple):  # a norm's shape
+            new = (value,)
+        setattr(module, attribute, new)
     chosen = [path for path, change in plan.layers.items() if change["kind"] == "option"]
     for path in [*(path for path in plan.layers if path not in chosen), *sorted(chosen, key=len, reverse=True)]:
         try:

@@ -107,7 +107,9 @@ def _attach_found(
 ) -> Gated:
     modules = dict(model.named_modules())
     norms = [path for path, module in modules.items() if norm_of(module)] if "width" in kinds else []
-    watched = functools.partial(trace, model, example, inputs="inputs" in kinds, placed=False, norms=norms)
+    watched = functools.partial(
+        trace, model, example, inputs="inputs" in kinds, placed=False, norms=norms, unchecked=not check
+    )
     seen = watched()
     even = _stuck(modules, seen)
     if even:

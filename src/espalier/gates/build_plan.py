@@ -72,7 +72,7 @@ class Keeping:
     def __call__(self, atoms: Array) -> Array:
         """atoms: any shape. Which of them stay."""
         roots = self.atoms.roots(atoms)
-        entries = self.structure.entry[roots]
+        entries = self.structure.follow(atoms)
         stay = np.where(entries < 0, True, self.opened[entries])
         return stay & ~np.isin(roots, self._dead) if len(self._dead) else stay
 
@@ -117,8 +117,9 @@ def build_plan(structure: Structure, mask: Array, adapted: Sequence[Adapted] = (
             attributes[join(path, name)] = value
     sizes = {group.name: int(group.widths[keep.opened[structure.where(group)]].sum()) for group in structure.groups}
     for item in (*learned.adapted, *adapted):
-        if item.tensor >= 0:
-            own = structure.trace.tensors[item.tensor].atoms[item.dim]
+        if item.tensor >= 0 or item.part >= 0:
+            tensors_, parts = structure.trace.tensors, structure.trace.p.parts
+            own = tensors_[item.tensor].atoms[item.dim] if item.part < 0 else parts[item.part][1]
             attributes[join(item.path, item.attribute)] = int(keep(own).sum())
         elif item.group in sizes:
             attributes[join(item.path, item.attribute)] = item.per_unit * max(1, sizes[item.group])
@@ -144,7 +145,10 @@ def build_plan(structure: Structure, mask: Array, adapted: Sequence[Adapted] = (
 
 def _current(modules: Mapping[str, nn.Module], name: str) -> Any:
     path, _, attribute = name.rpartition(".")
-    value = getattr(modules[path], attribute, None)
+    attribute, _, place = attribute.partition("[")
+    value: Any = getattr(modules[path], attribute, None)
+    if place:
+        return value[int(place[:-1])]
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value
 
 
@@ -178,27 +182,32 @@ def _boundaries(
             layers[use.module] = {"kind": "identity"}
 
 
-def padded_axes(structure: Structure, group: GateGroup) -> tuple[list[Axis], list[Axis]] | None:
-    """The axes behind which zeros can stand in for what is closed, and those before which it can be left out again, so
-    that the code between them has its whole width. None: more than these layers depends on the group."""
-    written, normed, read = list[Axis](), dict[str, Axis](), list[Axis]()
+def padded_axes(structure: Structure, group: GateGroup) -> tuple[list[Axis], list[Axis], Array] | None:
+    """The axes behind which zeros can stand in for what is closed, those before which it can be left out again, so that
+    the code between them has its whole width, and the atoms of parameters in that code, such as a bias for each head,
+    which stay whole. None: more than these depends on the group."""
+    written, normed, read, whole = list[Axis](), dict[str, Axis](), list[Axis](), [np.zeros(0, dtype=np.int64)]
+    used = {event.weight for event in structure.trace.events}
     for axis, _ in structure.along(group):
         path, name = axis.info.places[0]
         module = structure.modules[path]
-        if len(axis.info.places) > 1:
-            return None
         if isinstance(module, nn.modules.batchnorm._NormBase):
             normed[path] = axis
-        elif not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)) or getattr(module, "groups", 1) > 1:
+        elif isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            if len(axis.info.places) > 1 or getattr(module, "groups", 1) > 1:
+                return None
+            if name == "weight":
+                (read if axis.dim else written).append(axis)
+        elif axis.info.number in used or isinstance(module, nn.modules.conv._ConvNd) or axis.is_read:
             return None
-        elif name == "weight":
-            (read if axis.dim else written).append(axis)
+        else:
+            whole.append(axis.atoms)
     where = structure.where(group)
     for event in (*structure.trace.events, *structure.trace.computed):  # layers between, run once for each that is open
         entries = np.concatenate([np.zeros(0, dtype=np.int64), *(structure.follow(row).ravel() for row in event.rows)])
         if ((entries >= where.start) & (entries < where.stop)).any():
             return None
-    return (list(normed.values()) or written), read
+    return (list(normed.values()) or written), read, np.concatenate(whole)
 
 
 def _pad(
@@ -210,7 +219,7 @@ def _pad(
     for group in groups:
         padded[structure.where(group)] = True
     for group in groups:
-        written, read = padded_axes(structure, group) or ([], [])
+        written, read, _ = padded_axes(structure, group) or ([], [], None)
         for axis in (*written, *read):
             row, path = order(axis.atoms), axis.info.places[0][0]
             stay = keep(axis.atoms)[row]

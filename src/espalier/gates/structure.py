@@ -74,7 +74,8 @@ class Axis:
 
 @dataclass(frozen=True)
 class Adapted:
-    """An integer attribute that follows a cut: so many per open gate of a group, or the length of a tensor's axis."""
+    """An integer attribute that follows a cut: so many per open gate of a group, the length of a tensor's axis, or of a
+    part of an axis that a module splits."""
 
     path: str
     attribute: str
@@ -82,16 +83,20 @@ class Adapted:
     per_unit: int = 0
     tensor: int = -1
     dim: int = -1
+    part: int = -1
 
 
 @dataclass(eq=False)
 class Learned:
     """What a trial found out: integers that follow a cut, groups for which, emptied, a unit of zeros stands in, and
-    groups on whose width the code between their layers insists."""
+    groups on whose width the code between their layers insists, each with the atoms of parameters that stay whole
+    there. ``read``: path and name of each attribute that a
+    forward pass looks at, once that was needed."""
 
     adapted: list[Adapted] = field(default_factory=list)
     phantoms: list[str] = field(default_factory=list)
-    padded: list[str] = field(default_factory=list)
+    padded: dict[str, Array] = field(default_factory=dict)
+    read: frozenset[tuple[str, str]] | None = None
 
 
 @dataclass(eq=False)
@@ -231,7 +236,10 @@ class Structure:
         return np.asarray(features * int(self.spans.max(initial=1)) + part)
 
     def follow(self, atoms: Array) -> Array:
-        return np.asarray(self.entry[self.trace.atoms.roots(atoms)])
+        """Per atom the entry of its class; -1 also for what stays whole between layers with zeros between them."""
+        entries = np.asarray(self.entry[self.trace.atoms.roots(atoms)])
+        whole = [own for own in self.learned.padded.values() if len(own)]
+        return np.where(np.isin(atoms, np.concatenate(whole)), -1, entries) if whole else entries
 
 
 def join(path: str, name: str) -> str:

@@ -52,6 +52,7 @@ class Trial:
             raise BadInput(f"this model cannot be copied, which trying it out and cutting it need: {error}") from error
         self.args, self.kwargs = tree_map_only(Tensor, to_float64, tuple(example))
         self.tolerance, self.dtype = TOLERANCE, torch.float64
+        self.place = ""  # the module in whose code the last cut model failed
         self.modes = self._modes()
         if not self.modes:  # some kernels know no float64
             self.tolerance, self.dtype, self.model = ROUNDED, torch.float32, self.model.float()
@@ -95,6 +96,31 @@ class Trial:
         finally:
             hook.remove()
 
+    def attributes_read(self) -> frozenset[tuple[str, str]] | None:
+        """Path and name of each attribute of a module that a forward pass looks at; None where that cannot be seen."""
+        read, classes = set[tuple[str, str]](), dict[type, type]()
+        paths = {id(module): path for path, module in self.model.named_modules()}
+
+        def watching(kind: Any) -> type:
+            def get(module: nn.Module, name: str) -> Any:
+                read.add((paths.get(id(module), ""), name))
+                return kind.__getattribute__(module, name)
+
+            return type(kind.__name__, (kind,), {"__getattribute__": get})
+
+        kinds = [(module, type(module)) for module in self.model.modules()]
+        try:
+            for module, kind in kinds:
+                module.__class__ = classes.setdefault(kind, watching(kind))
+            for training in self.modes:
+                self.run(self.model, training)
+        except Exception:  # a class of another make, or code that asks for the class itself
+            return None
+        finally:
+            for module, kind in kinds:
+                module.__class__ = kind
+        return frozenset(read)
+
     def _refuse_original(self, model: nn.Module) -> None:
         """Refuse a model whose copies run parts of the model itself, which no cut, mode or weight of theirs reaches."""
         own = {module: path for path, module in model.named_modules()}
@@ -131,13 +157,16 @@ class Trial:
         Where train mode is random its values are not compared, but a cut has to run there and give the same shapes.
         """
         small: nn.Module | None = None
+        self.place = ""
         for training, exact in self.modes.items():
             try:
                 small = small or strip(apply_plan(self.model, plan, share=True))
                 with _SomeHeads() if empties else contextlib.nullcontext():
                     cut = self.run(small, training)
             except Exception as error:
-                return f"the cut model does not run{'' if exact else ' in train mode'}: {short(error)}"
+                self.place = place_of(error, small)
+                mode, place = "" if exact else " in train mode", f" (in {self.place})" if self.place else ""
+                return f"the cut model does not run{mode}{place}: {short(error)}"
             whole = self.run(self.model, training)
             gap = distance(whole, cut)
             if exact and not gap < tolerance:
@@ -147,6 +176,16 @@ class Trial:
             if shapes[0] != shapes[1]:
                 return f"in train mode the cut model gives shapes {shapes[1]}, not {shapes[0]}"
         return ""
+
+
+def place_of(error: Exception, model: nn.Module | None) -> str:
+    """The path of the innermost module in whose code an error was raised; empty where there is none."""
+    paths = {} if model is None else {id(module): path for path, module in model.named_modules()}
+    place, step = "", error.__traceback__
+    while step is not None:
+        place = paths.get(id(step.tb_frame.f_locals.get("self")), place)
+        step = step.tb_next
+    return place
 
 
 def rehearsed(model: nn.Module, seed: int) -> nn.Module:
@@ -297,7 +336,7 @@ def approved(trial: Trial, groups: Sequence[GateGroup], build: Build) -> tuple[l
             searched.add(group.name)
             learned = structure.learned
             learned.adapted = [a for a in learned.adapted if a.group != group.name]
-            learned.padded = [name for name in learned.padded if name != group.name]
+            learned.padded.pop(group.name, None)
             masks = random_masks(structure, {group.name}, rng, 2)
             if _adapt(trial, structure, group, masks) or _pad(trial, structure, group, masks):
                 continue
@@ -315,9 +354,14 @@ def approved(trial: Trial, groups: Sequence[GateGroup], build: Build) -> tuple[l
 def isolated(
     trial: Trial, structure: Structure, groups: Sequence[GateGroup], rng: np.random.Generator, problem: str
 ) -> tuple[GateGroup | None, str]:
-    """A group that disagrees by itself, and how; None when only several together do."""
+    """A group that disagrees by itself, and how; None when only several together do.
+
+    Where the cut model does not run, the groups of the module that failed are tried first.
+    """
     while len(groups) > 1:
-        for half in (groups[: len(groups) // 2], groups[len(groups) // 2 :]):
+        middle, failed = len(groups) // 2, f"{trial.place}."
+        near = [g for g in groups if any(name.startswith(failed) for name in (*g.writes, *g.reads))]
+        for half in ([near] if 0 < len(near) < middle else []) + [groups[:middle], groups[middle:]]:
             difference = trial.disagreement(structure, random_masks(structure, {g.name for g in half}, rng, 3))
             if difference:
                 groups, problem = half, difference
@@ -346,11 +390,17 @@ def _adapt(trial: Trial, structure: Structure, group: GateGroup, masks: Sequence
     What is found for one layer is proposed for those that look alike, and tried with everything else.
     """
     learned = structure.learned
+    learned.read = learned.read or trial.attributes_read()
+    own = _sizes_of_parts(structure, group)
     if group.kind == "width":  # every layer along the stream may keep its own size: all of them follow at once
-        own = _own_sizes(structure, group)
-        if own and not trial.disagreement(structure, masks, own):
-            learned.adapted += own
-            return True
+        own += _own_sizes(structure, group)
+    if own and not trial.disagreement(structure, masks, own):
+        learned.adapted += own
+        known = {a.group for a in learned.adapted}
+        for other in structure.groups:
+            if other.name not in known and _shape(other.name) == _shape(group.name):
+                learned.adapted += _sizes_of_parts(structure, other)
+        return True
     candidates = _candidates(structure, group)
     for count in range(min(len(candidates), 4) + 1):  # none: what was proposed for this layer was wrong
         for chosen in islice(combinations(candidates, count), 60):
@@ -366,24 +416,42 @@ def _pad(trial: Trial, structure: Structure, group: GateGroup, masks: Sequence[A
 
     Layers that look alike are padded at once where they disagree, too.
     """
-    learned, before = structure.learned, structure.learned.padded
-    if group.kind not in ("units", "channels", "heads") or padded_axes(structure, group) is None:
+    learned, around = structure.learned, padded_axes(structure, group)
+    if group.kind not in ("units", "channels", "heads") or around is None:
         return False
-    learned.padded = [*before, group.name]
+    learned.padded[group.name] = around[2]
     if trial.disagreement(structure, masks):
-        learned.padded = before
+        del learned.padded[group.name]
         return False
     rng = np.random.default_rng(19)
     for other in _likewise(structure, group):
-        if trial.disagreement(structure, random_masks(structure, {other.name}, rng, 1)):
-            learned.padded += [other.name]
+        around = padded_axes(structure, other)
+        if around and trial.disagreement(structure, random_masks(structure, {other.name}, rng, 1)):
+            learned.padded[other.name] = around[2]
     return True
 
 
-def _integers(module: nn.Module) -> dict[str, int]:
-    """The positive integers that a module keeps, unless it is known which of them are sizes."""
+def _integers(structure: Structure, path: str, listed: bool = False) -> dict[str, int]:
+    """The positive integers that a module keeps and looks at, unless it is known which of them are sizes; ``listed``:
+    also those in its lists and tuples."""
+    module, read = structure.modules[path], structure.learned.read
     held = {} if isinstance(module, KNOWN_SIZES) else vars(module)
+    held = {name: value for name, value in held.items() if read is None or (path, name) in read}
+    lists = {name: value for name, value in held.items() if type(value) in (list, tuple) and listed}
+    held |= {f"{name}[{i}]": item for name, value in lists.items() for i, item in enumerate(value)}
     return {name: value for name, value in held.items() if type(value) is int and value > 0}
+
+
+def _sizes_of_parts(structure: Structure, group: GateGroup) -> list[Adapted]:
+    """Integers of the modules that split an axis of the group, alone or in a list, equal to the length of a part."""
+    sizes, own = dict[tuple[str, str], Adapted](), structure.numbers(group)
+    for number, (path, atoms) in enumerate(structure.trace.p.parts):
+        if not np.isin(structure.follow(atoms), own).any():
+            continue
+        for name, value in _integers(structure, path, listed=True).items():
+            if value == len(atoms):
+                sizes.setdefault((path, name), Adapted(path, name, group.name, part=number))
+    return list(sizes.values())
 
 
 def _own_sizes(structure: Structure, group: GateGroup) -> list[Adapted]:
@@ -391,7 +459,7 @@ def _own_sizes(structure: Structure, group: GateGroup) -> list[Adapted]:
     sizes = dict[tuple[str, str], Adapted]()
     for axis, inside in structure.along(group):
         for path, _ in axis.info.places:
-            for name, value in _integers(structure.modules[path]).items():
+            for name, value in _integers(structure, path).items():
                 if value == len(inside):
                     sizes[path, name] = Adapted(path, name, group.name, tensor=axis.info.number, dim=axis.dim)
     return list(sizes.values())
@@ -441,7 +509,7 @@ def _candidates(structure: Structure, group: GateGroup) -> list[Adapted]:
     around[""] = None
     integers = []
     for path in sorted(around, key=lambda p: -p.count(".") - bool(p)):
-        for name, value in _integers(structure.modules[path]).items():
+        for name, value in _integers(structure, path).items():
             fits = next((axis for axis in axes if value == len(axis.entries)), None)
             if value in lengths and value % group.size == 0:
                 integers.append(Adapted(path, name, group=group.name, per_unit=value // group.size))

@@ -142,11 +142,13 @@ class Propagation:
     def __init__(self) -> None:
         self.atoms = Atoms()
         self.splits: list[Array] = []
+        self.parts: list[tuple[str, Array]] = []  # of an axis that a module splits or slices
         self.even: set[str] = set()  # grouped convolutions cut evenly inside their groups
         self.heads: set[str] = set()  # torch's own attention modules, which a cut replaces by one that knows its heads
         self.fused: set[str] = set()  # torch's own encoder layers, one kernel while nothing in them has hooks
         self.where = "the model"  # the module now running, for reasons
         self.examples = 0  # the length of the batch
+        self.unchecked = False  # nothing is tried out: places written out in code are taken to stay
         self.idle = [-1]  # what no parameter is: numbers of buffers, and that of atoms of no tensor
 
     def clean(self, shape: Sequence[int], blocks: Iterable[Block], weight: int = -1) -> Layout:

@@ -183,16 +183,17 @@ def trace(
     placed: bool,
     even: Collection[str] = (),
     norms: Collection[str] = (),
+    unchecked: bool = False,
 ) -> Trace:
     """Run the model once on the example, in eval mode and without gradients, and see what it does.
 
     ``inputs``: give the features of floating-point inputs atoms, so that they can be gated. ``placed``: the model holds
     gates placed by hand; then a slice may also be left out where a module reads it (see ``Copy``). ``even``: grouped
     convolutions to cut evenly inside their groups instead of by whole groups. ``norms``: modules whose statistics can
-    be masked, so that the axis they are of may be cut.
+    be masked, so that the axis they are of may be cut. ``unchecked``: what is found is not tried out.
     """
     p = Propagation()
-    p.even, p.examples = set(even), example.examples
+    p.even, p.examples, p.unchecked = set(even), example.examples, unchecked
     p.heads = {path for path, module in model.named_modules() if is_attention(module)}
     p.fused = {path for path, module in model.named_modules() if isinstance(module, nn.TransformerEncoderLayer)}
     record = Trace(p, collect(model, p))

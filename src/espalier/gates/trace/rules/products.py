@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from espalier.gates.trace.layout import Block, Layout
-from espalier.gates.trace.rules.call import Call, Event, Result, rule
+from espalier.gates.trace.rules.call import Call, Event, Result, rule, wrap
 
 
 def contract(call: Call, a: Layout, ka: int, b: Layout, kb: int) -> tuple[Layout, Layout]:
@@ -276,6 +276,13 @@ def _shuffled(call: Call, shape: Sequence[int], order: Sequence[int]) -> Result:
     lead = len(shape) - len(order)
     x = call.p.permuted(call.p.reshaped(call.x, shape), [*range(lead), *(lead + dim for dim in order)])
     return call.p.reshaped(x, call.shape())
+
+
+@rule("unfold")
+def windows(call: Call) -> Result:
+    """Windows along one axis, which may overlap, laid along a new last axis."""
+    dim = wrap(call.args[1], len(call.x.shape))
+    return call.in_shape(call.p.mixed(call.x.activation(), dim, "unfolded"))
 
 
 @rule("im2col")

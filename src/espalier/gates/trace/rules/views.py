@@ -117,30 +117,46 @@ def unbind(call: Call) -> Result:
 
 @rule("slice", "narrow")
 def slice_(call: Call) -> Result:
+    """A part of an axis keeps its units. Whether its ends follow a cut, the trial at attach time finds out."""
     x, shape = call.x, call.shape()
     if shape == x.shape:
         return x
     dim = next(d for d in range(len(shape)) if shape[d] != x.shape[d])
-    x = call.p.mixed(x, dim, "sliced at fixed places")
-    return call.p.clean(shape, x.blocks, x.weight)
+    block = x.at(dim)
+    if block is None or len(block.dims) > 1 or call.p.unchecked:
+        x = call.p.mixed(x, dim, "sliced at fixed places")
+        return call.p.clean(shape, x.blocks, x.weight)
+    start, end = call.arg(2, "start") or 0, call.arg(3, "end")
+    if call.name == "aten::narrow":
+        end += start
+    ends = [end for end in (start, end) if end is not None and 0 < abs(end) < x.shape[dim]]
+    call.p.parts += [(call.module, block.atoms[:end] if end > 0 else block.atoms[end:]) for end in ends]
+    return call.p.taken(x, dim, slice(start, end, call.arg(4, "step", 1)))
 
 
 @rule("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "chunk", "unsafe_chunk", "tensor_split")
 def split(call: Call) -> Result:
-    """Equal tiles of an axis keep the same units each, so that they stay equal; unequal ones fix the axis, except in
-    torch's attention, where queries are split from keys and values."""
+    """Equal parts of an axis keep the same units each, so that they stay equal; unequal ones keep their own. In torch's
+    attention, where queries are split from keys and values, all are alike."""
     x = call.x
     dim = wrap(call.arg(2, "dim", 0), len(x.shape))
     sizes = [tuple(out.shape)[dim] for out in call.out]
     block = x.at(dim)
     if len(sizes) == 1 or block is None:
         return [call.p.clean(tuple(out.shape), x.blocks, x.weight) for out in call.out]
-    tile = math.gcd(*sizes)
-    if len(block.dims) > 1 or (len(set(sizes)) > 1 and call.module not in call.p.heads):
+    attention = call.module in call.p.heads
+    if len(block.dims) > 1 or (call.p.unchecked and len(set(sizes)) > 1 and not attention):
         x = call.p.mixed(x, dim, "split at fixed places")
         return [call.p.clean(tuple(out.shape), x.blocks, x.weight) for out in call.out]
-    tiles = block.atoms.reshape(-1, tile)
-    call.p.atoms.tie(tiles[:1], tiles)
+    parts = np.split(block.atoms, np.cumsum(sizes)[:-1])
+    alike = (
+        [block.atoms.reshape(-1, math.gcd(*sizes))]
+        if attention
+        else [np.stack([part for part in parts if len(part) == size]) for size in sorted(set(sizes))]
+    )
+    for tiles in alike:
+        call.p.atoms.tie(tiles[:1], tiles)
+    call.p.parts += [(call.module, part) for part in parts]
     ends = np.cumsum(sizes)
     return [call.p.taken(x, dim, slice(int(end) - size, int(end))) for size, end in zip(sizes, ends)]
 
