@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from espalier.compact.layers import Attention, Constant, Fill, Pass, Select
 from espalier.compact.plan import Plan, from_runs
@@ -67,6 +67,10 @@ def apply_plan(
     for name, value in plan.attributes.items():
         path, _, attribute = name.rpartition(".")
         module = _module(small, path)
+        if attribute.endswith("]"):
+            attribute, _, old = attribute[:-1].partition("[")
+            setattr(module, attribute, _exchanged(getattr(module, attribute, None), int(old), value, name))
+            continue
         held = getattr(module, attribute, None)
         if not isinstance(held, (int, tuple)):
             raise BadInput(f"the plan sets {name}, which is no number of this model")
@@ -104,6 +108,13 @@ def apply_plan(
                 module.flatten_parameters()  # on a GPU one chunk of memory, as torch makes it of a new layer
     keep_plan(small, plan.to_dict())
     return small
+
+
+def _exchanged(held: Any, old: int, new: int, name: str) -> Any:
+    """A tuple, list or dict with one size for another."""
+    if not any(type(leaf) is int and leaf == old for leaf in tree_leaves(held)):
+        raise BadInput(f"the plan sets {name}, but this model holds no {old} there")
+    return tree_map(lambda leaf: new if type(leaf) is int and leaf == old else leaf, held)
 
 
 def keep_plan(small: nn.Module, plan: dict[str, Any]) -> None:
