@@ -29,6 +29,11 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return named
 
 
+def tensor_state(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a model's ``state_dict``. What else a class puts there, as notes of its version, is its own."""
+    return {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
+
+
 def without_graphs(model: nn.Module) -> dict[int, Any]:
     """A memo for ``deepcopy``: what modules keep of their last pass, such as attention to be looked at, without the
     graph behind it, which torch does not copy."""
