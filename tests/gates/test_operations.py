@@ -139,6 +139,19 @@ class Scored(Net):
         return scores.softmax(-1) @ x
 
 
+class Weighted(Net):
+    """Curves from every unit to every other, weighted and added up, as in a KAN, beside units of a kind that it has
+    none of."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(5, 16), nn.Linear(12, 3), width=16)
+        self.weights, self.shifts = nn.Parameter(torch.randn(16, 12)), nn.Parameter(torch.randn(16, 12))
+
+    def between(self, x):
+        x = torch.cat([x[..., : self.width], x[..., self.width :: 2] * x[..., self.width + 1 :: 2]], -1)
+        return (self.weights * torch.tanh(x[..., None] + self.shifts)).sum(2)
+
+
 class Shape(nn.Module):
     """A view by sizes that it keeps in a dict and, made of that, in a tuple."""
 
@@ -172,6 +185,7 @@ NETS = {
     EinsumHeads: (ROWS, {"stem": 16, "query": 4, "out": 16}),
     Splines: (ROWS, {"stem": 16, "curves": 12}),
     Scored: (ROWS, {"stem": 16, "mix": 12}),
+    Weighted: (ROWS, {"stem": 16, "weights": 12}),
     KeptSizes: (ROWS, {"stem": 16, "q": 4, "out": 16}),
     Rotary: (ROWS, {"stem": 16, "q": 4, "out": 16}),
     Complex: (ROWS, {"stem": 16, "real": 12}),
