@@ -7,6 +7,7 @@ from torch import nn
 
 import espalier
 from espalier.gates.verify import MadeIn
+from zoo.counter import by_operations
 
 
 class Net(nn.Module):
@@ -223,6 +224,28 @@ def test_a_vector_written_out_counts_in_no_weights():
     gated = espalier.attach(Scored(), torch.randn(2, 6, 5))
     assert gated.cost("weights")(torch.ones(gated.d)) == 5 * 16 + 16 * 12 + 12 * 3
     assert gated.cost("macs")(torch.ones(gated.d)) == 2 * (6 * (5 * 16 + 16 * 12) + 6 * 12 * 3)
+
+
+def test_no_unit_of_zeros_stands_in_where_a_layer_would_run_on_it():
+    class Projected(Net):
+        """Keys and values of fewer positions, as in a Linformer; its code does not run without a head."""
+
+        def __init__(self):
+            super().__init__(nn.Linear(5, 16), nn.Linear(16, 3), out=nn.Linear(16, 16), heads=4)
+            self.q, self.k, self.v = (nn.Linear(16, 16, bias=False) for _ in range(3))
+            self.positions = nn.Parameter(torch.randn(6, 4))
+
+        def between(self, x):
+            k, v = (torch.einsum("bnd,nk->bkd", f(x), self.positions) for f in (self.k, self.v))
+            q, k, v = (y.reshape(*y.shape[:2], -1, 4).transpose(1, 2) for y in (self.q(x), k, v))
+            k, v = (y.expand(-1, self.heads, -1, -1) for y in (k, v))
+            y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+            return x + self.out(y.reshape(*y.shape[:2], -1))
+
+    x = torch.randn(2, 6, 5)
+    gated = espalier.attach(Projected(), x)
+    least = gated.canonical(torch.zeros(gated.d))
+    assert gated.cost("macs")(least) == by_operations(gated.compact(least).eval(), x).macs
 
 
 def test_nested_tensors_are_refused_by_name():

@@ -195,12 +195,14 @@ def padded_axes(structure: Structure, group: GateGroup) -> tuple[list[Axis], lis
             return None
         elif name == "weight":
             (read if axis.dim else written).append(axis)
-    where = structure.where(group)
-    for event in (*structure.trace.events, *structure.trace.computed):  # layers between, run once for each that is open
-        entries = np.concatenate([np.zeros(0, dtype=np.int64), *(structure.follow(row).ravel() for row in event.rows)])
-        if ((entries >= where.start) & (entries < where.stop)).any():
-            return None
-    return (list(normed.values()) or written), read
+    return None if _runs_for_each(structure, group) else ((list(normed.values()) or written), read)
+
+
+def _runs_for_each(structure: Structure, group: GateGroup) -> bool:
+    """Whether a layer between those of the group runs once for each of its units that is open."""
+    where, trace = structure.where(group), structure.trace
+    rows = [structure.follow(row).ravel() for event in (*trace.events, *trace.computed) for row in event.rows]
+    return any(((entries >= where.start) & (entries < where.stop)).any() for entries in rows)
 
 
 def _pad(
@@ -345,6 +347,8 @@ def phantom_layers(
     them does more than that.
     """
     layers: dict[str, Mapping[str, Any]] = {}
+    if _runs_for_each(structure, group):  # it would cost, and read zeros
+        return None
     for axis, inside in structure.along(group):
         tensor, (path, name) = axis.info.tensor, axis.info.places[0]
         module = structure.modules[path]
