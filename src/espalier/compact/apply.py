@@ -72,8 +72,8 @@ def apply_plan(
     for name, value in plan.attributes.items():
         path, _, attribute = name.rpartition(".")
         module = _module(small, path)
-        if attribute.endswith("]"):
-            attribute, _, old = attribute[:-1].partition("[")
+        if attribute.endswith("}"):
+            attribute, _, old = attribute[:-1].partition("{")
             setattr(module, attribute, _exchanged(getattr(module, attribute, None), int(old), value, name))
             continue
         held = getattr(module, attribute, None)

@@ -144,8 +144,8 @@ def build_plan(structure: Structure, mask: Array, adapted: Sequence[Adapted] = (
 
 def _current(modules: Mapping[str, nn.Module], name: str) -> Any:
     path, _, attribute = name.rpartition(".")
-    if attribute.endswith("]"):  # in what the attribute holds
-        return int(attribute[:-1].rpartition("[")[2])
+    if attribute.endswith("}"):  # in what the attribute holds
+        return int(attribute[:-1].rpartition("{")[2])
     value = getattr(modules[path], attribute, None)
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value
 

@@ -404,7 +404,7 @@ def _own_sizes(structure: Structure, group: GateGroup) -> list[Adapted]:
 
 def _kept_sizes(structure: Structure, group: GateGroup) -> list[Adapted]:
     """Sizes of the group's axis that modules without tensors keep to shape by, alone or in a tuple or dict, as
-    nn.Unflatten does: "sizes[4]" is every 4 in what ``sizes`` holds. Torch's other layers keep no sizes of channels."""
+    nn.Unflatten does: "sizes{4}" is every 4 in what ``sizes`` holds. Torch's other layers keep no sizes of channels."""
     where, sizes = structure.where(group), dict[tuple[str, str], Adapted]()
     trace = structure.trace
     for path, layouts in (*trace.exits.items(), *trace.entries.items()):
@@ -423,7 +423,7 @@ def _kept_sizes(structure: Structure, group: GateGroup) -> list[Adapted]:
                 if type(held) is int and held == length:
                     sizes[path, name] = Adapted(path, name, group.name, length // group.size)
                 elif inside and any(type(leaf) is int and leaf == length for leaf in tree_leaves(held)):
-                    name = f"{name}[{length}]"
+                    name = f"{name}{{{length}}}"
                     sizes[path, name] = Adapted(path, name, group.name, length // group.size)
     return list(sizes.values())
 
