@@ -176,3 +176,38 @@ def test_a_full_disk_takes_away_nothing(saved, monkeypatch, kind):
     with pytest.raises(espalier.BadInput, match=r"could not be written: .*No space left"):
         espalier.save(small, folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+class Noted(nn.Sequential):
+    """Its state holds what is no tensor: notes of its own, and torch's extra state of a module inside."""
+
+    def state_dict(self, *args, **kwargs):
+        return {**super().state_dict(*args, **kwargs), "notes": {"version": 2}}
+
+    def load_state_dict(self, state, *args, **kwargs):
+        return super().load_state_dict({name: value for name, value in state.items() if name != "notes"})
+
+
+class Counted(nn.ReLU):
+    def get_extra_state(self):
+        return {"seen": [1, 2]}
+
+    def set_extra_state(self, state):
+        assert state == {"seen": [1, 2]}
+
+
+def test_a_state_with_more_than_tensors_is_kept_and_gone_on_with(tmp_path):
+    def network():
+        torch.manual_seed(0)
+        return Noted(nn.Linear(4, 8), Counted(), nn.Linear(8, 2))
+
+    data = (torch.randn(32, 4), torch.randint(0, 2, (32,)))
+    how = {"target": 0.5, "quiet": True, "validation": data, "monitor": "loss", "epochs": 4, "batch_size": 8}
+    result = espalier.fit(network(), data, **how)
+    stopped = espalier.fit(network(), data, checkpoint=tmp_path / "run", time_limit=1e-6, **how)
+    again = espalier.fit(network(), data, checkpoint=tmp_path / "run", **how)
+    assert (stopped.finished, again.finished) == (False, True)
+    espalier.save(result.model, tmp_path / "small")
+    loaded = espalier.load(tmp_path / "small", network)
+    for model in (again.model, loaded):
+        assert torch.equal(model(data[0]), result.model(data[0]))

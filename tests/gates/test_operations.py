@@ -6,6 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import espalier
+from espalier.gates.verify import MadeIn
+from zoo.counter import by_operations
 
 
 class Net(nn.Module):
@@ -191,12 +193,67 @@ class Written(Net):
         return torch.cat((x[:, 9:], self.mix(x[:, :5]).relu()), 1)
 
 
+class Scored(Net):
+    """Neighbours weighted by scores, as in a graph attention network: a product with a vector is written out."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(5, 16), nn.Linear(12, 3), mix=nn.Linear(16, 12, bias=False))
+        self.near, self.far = nn.Parameter(torch.randn(1, 1, 12)), nn.Parameter(torch.randn(1, 1, 12))
+
+    def between(self, x):
+        x = self.mix(x.relu())
+        scores = (x * self.near).sum(-1)[:, :, None] + (x.tanh() * self.far).sum(dim=-1)[:, None]
+        return scores.softmax(-1) @ x
+
+
+class Weighted(Net):
+    """Curves from every unit to every other, weighted and added up, as in a KAN, beside units of a kind that it has
+    none of."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(5, 16), nn.Linear(12, 3), width=16)
+        self.weights, self.shifts = nn.Parameter(torch.randn(16, 12)), nn.Parameter(torch.randn(16, 12))
+
+    def between(self, x):
+        x = torch.cat([x[..., : self.width], x[..., self.width :: 2] * x[..., self.width + 1 :: 2]], -1)
+        return (self.weights * torch.tanh(x[..., None] + self.shifts)).sum(2)
+
+
+class Shape(nn.Module):
+    """A view by sizes that it keeps in a dict and, made of that, in a tuple."""
+
+    def __init__(self, **sizes):
+        super().__init__()
+        self.sizes = sizes
+        self.pairs = tuple(sizes.items())
+
+    def forward(self, x):
+        return x.reshape(*x.shape[:2], self.pairs[0][1], x.shape[2] // self.sizes["heads"])
+
+
+class KeptSizes(Net):
+    """Heads whose number layers without tensors keep, as those that rearrange axes do."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(5, 16), nn.Linear(16, 3), out=nn.Linear(16, 16))
+        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+        self.split_q, self.split_k = Shape(heads=4), nn.Unflatten(2, (4, -1))
+
+    def between(self, x):
+        q, k, v = self.split_q(self.q(x)), self.split_k(self.k(x)), self.v(x).view(2, 6, -1, 4)
+        weights = torch.einsum("bihd,bjhd->bhij", q, k).softmax(-1)
+        return self.out(torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2))
+
+
 ROWS, IMAGE = (2, 6, 5), (2, 3, 6, 6)
 NETS = {
     LinearAttention: (ROWS, {"stem": 16, "q": 4, "out": 16}),
     Latent: (ROWS, {"stem": 16, "q": 4, "out": 16}),
     EinsumHeads: (ROWS, {"stem": 16, "query": 4, "out": 16}),
     Splines: (ROWS, {"stem": 16, "curves": 12}),
+    Scored: (ROWS, {"stem": 16, "mix": 12}),
+    Weighted: (ROWS, {"stem": 16, "weights": 12}),
+    KeptSizes: (ROWS, {"stem": 16, "q": 4, "out": 16}),
     Rotary: (ROWS, {"stem": 16, "q": 4, "out": 16}),
     Complex: (ROWS, {"stem": 16, "real": 12}),
     Filter: (IMAGE, {"stem": 8}),
@@ -222,6 +279,63 @@ def test_gates_are_found_and_exact(net):
         with gated.masked(mask):
             expected = model(x)
         torch.testing.assert_close(gated.compact(mask)(x), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_sizes_that_layers_keep_follow_a_cut():
+    gated = espalier.attach(KeptSizes(), torch.randn(2, 6, 5))
+    mask = torch.ones(gated.d)
+    mask[gated.space.slices["q"]] = torch.tensor([1.0, 0, 1, 0])
+    small = gated.compact(mask)
+    assert (small.split_q.sizes, small.split_q.pairs) == ({"heads": 2}, (("heads", 2),))
+    assert (small.split_k.unflattened_size, small.v.out_features) == ((2, -1), 8)
+    assert gated.model.split_q.sizes == {"heads": 4}
+
+
+def test_a_vector_written_out_counts_in_no_weights():
+    gated = espalier.attach(Scored(), torch.randn(2, 6, 5))
+    assert gated.cost("weights")(torch.ones(gated.d)) == 5 * 16 + 16 * 12 + 12 * 3
+    assert gated.cost("macs")(torch.ones(gated.d)) == 2 * (6 * (5 * 16 + 16 * 12) + 6 * 12 * 3)
+
+
+def test_no_unit_of_zeros_stands_in_where_a_layer_would_run_on_it():
+    class Projected(Net):
+        """Keys and values of fewer positions, as in a Linformer; its code does not run without a head."""
+
+        def __init__(self):
+            super().__init__(nn.Linear(5, 16), nn.Linear(16, 3), out=nn.Linear(16, 16), heads=4)
+            self.q, self.k, self.v = (nn.Linear(16, 16, bias=False) for _ in range(3))
+            self.positions = nn.Parameter(torch.randn(6, 4))
+
+        def between(self, x):
+            k, v = (torch.einsum("bnd,nk->bkd", f(x), self.positions) for f in (self.k, self.v))
+            q, k, v = (y.reshape(*y.shape[:2], -1, 4).transpose(1, 2) for y in (self.q(x), k, v))
+            k, v = (y.expand(-1, self.heads, -1, -1) for y in (k, v))
+            y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+            return x + self.out(y.reshape(*y.shape[:2], -1))
+
+    x = torch.randn(2, 6, 5)
+    gated = espalier.attach(Projected(), x)
+    least = gated.canonical(torch.zeros(gated.d))
+    assert gated.cost("macs")(least) == by_operations(gated.compact(least).eval(), x).macs
+
+
+def test_nested_tensors_are_refused_by_name():
+    class Ragged(Net):
+        def __init__(self):
+            super().__init__(nn.Linear(5, 8), nn.Linear(8, 3))
+
+        def between(self, x):
+            rows = torch.nested.nested_tensor([x[0, :2], x[1]], layout=torch.jagged)
+            return torch.nested.to_padded_tensor(rows.relu(), 0.0)
+
+    with pytest.raises(espalier.BadInput, match="a nested tensor is made in the model"):
+        espalier.attach(Ragged(), torch.randn(2, 6, 5))
+
+
+def test_a_row_behind_the_last_of_a_sparse_matrix_ends_no_process():
+    """Torch writes it without a look, so that a wrong cut would end the process a while later."""
+    with MadeIn(torch.float64), pytest.raises(espalier.BadInput, match="row 3 of a sparse matrix of 3 rows"):
+        torch._convert_indices_from_coo_to_csr(torch.tensor([0, 3]), 3)
 
 
 def test_why_an_input_of_a_computed_weight_stays():

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from espalier.compact.layers import Attention, Constant, Fill, Pass, Select
 from espalier.compact.plan import Plan, from_runs
@@ -27,6 +27,11 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
             if tensor is not None:
                 named[f"{path}.{name}" if path else name] = tensor
     return named
+
+
+def tensor_state(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a model's ``state_dict``. What else a class puts there, as notes of its version, is its own."""
+    return {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
 
 
 def without_graphs(model: nn.Module) -> dict[int, Any]:
@@ -67,11 +72,13 @@ def apply_plan(
     for name, value in plan.attributes.items():
         path, _, attribute = name.rpartition(".")
         module = _module(small, path)
-        attribute, _, place = attribute.partition("[")  # such as the second of several sizes: sizes[1]
+        attribute, _, place = attribute.partition("[")  # of several numbers in it: "sizes[1]" is the second
         held = getattr(module, attribute, None)
         new: Any = value
-        if isinstance(held, (tuple, list)) and place[:-1].isdecimal() and int(place[:-1]) < len(held):
-            new = type(held)(value if i == int(place[:-1]) else own for i, own in enumerate(held))
+        leaves, form = tree_flatten(held)
+        if place[:-1].isdecimal() and len(place) < 10 and [type(one) for one in leaves[int(place[:-1]) :]][:1] == [int]:
+            leaves[int(place[:-1])] = value
+            new = tree_unflatten(leaves, form)
         elif place or not isinstance(held, (int, tuple)):
             raise BadInput(f"the plan sets {name}, which is no number of this model")
         elif isinstance(held, tuple):  # a norm's shape

@@ -67,9 +67,10 @@ class Plan:
     """How a model becomes its compact model. Names are those of the uncut model.
 
     ``tensors``: name -> dimension -> runs of indices that stay, in their new order; ``shapes``: name -> shape before.
-    ``attributes``: "module.attribute" -> value. ``layers``: module -> the change of the layer itself, ``{"kind": ..}``
-    with what that kind needs: ``select`` before it; ``identity``, ``fill``, ``zeros``, ``bias``, ``attention`` or
-    ``pass`` in its place; one ``option`` of a choice; ``padded``: a selection before it, zeros behind it, or both.
+    ``attributes``: "module.attribute" -> value; "module.attribute[1]" -> the second number in it. ``layers``:
+    module -> the change of the layer itself, ``{"kind": ..}`` with what that kind needs: ``select`` before it;
+    ``identity``, ``fill``, ``zeros``, ``bias``, ``attention`` or ``pass`` in its place; one ``option`` of a choice;
+    ``padded``: a selection before it, zeros behind it, or both.
     ``earlier``: of a model that was cut before, the plan of that cut; names are then those of the model after it.
     """
 

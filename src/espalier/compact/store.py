@@ -17,7 +17,7 @@ from safetensors.torch import save as tensors_as_bytes
 from torch import Tensor, nn
 
 from espalier import schema
-from espalier.compact.apply import apply_plan
+from espalier.compact.apply import apply_plan, tensor_state
 from espalier.compact.plan import Plan
 from espalier.files import PARTIAL, put_in_place, write_beside
 from espalier.schema import anything, each, integer, record, table, text
@@ -45,7 +45,7 @@ def save(small: nn.Module, folder: str | Path) -> None:
     stored: dict[str, Tensor] = {}
     places: dict[str, str] = {}
     first: dict[tuple[Any, ...], str] = {}
-    for name, tensor in small.state_dict(keep_vars=True).items():
+    for name, tensor in tensor_state(small).items():
         tensor = tensor.detach()
         same = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
         if tensor.numel() and same in first:
@@ -103,7 +103,7 @@ def load(folder: str | Path, factory: Callable[[], nn.Module]) -> nn.Module:
         small = apply_plan(model, plan)
     except BadInput as error:
         raise Corrupt(f"{unfit}: {error}") from None
-    wanted = small.state_dict(keep_vars=True)
+    wanted = tensor_state(small)
     given = {**{name: name for name in tensors}, **index["tied"]}
     missing, extra = sorted(set(wanted) - set(given)), sorted(set(given) - set(wanted))
     if missing or extra:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from espalier.compact.plan import Plan, Runs, to_runs
 from espalier.gates.norms import norm_of
@@ -116,11 +117,13 @@ def build_plan(structure: Structure, mask: Array, adapted: Sequence[Adapted] = (
         for name, value in _norm_attributes(modules[path], keep.count(entries)).items():
             attributes[join(path, name)] = value
     sizes = {group.name: int(group.widths[keep.opened[structure.where(group)]].sum()) for group in structure.groups}
+    units = {group.name: int(group.widths.sum()) for group in structure.groups if group.name in learned.phantoms}
     for item in (*learned.adapted, *adapted):
         if item.tensor >= 0 or item.part >= 0:
-            tensors_, parts = structure.trace.tensors, structure.trace.p.parts
-            own = tensors_[item.tensor].atoms[item.dim] if item.part < 0 else parts[item.part][1]
-            attributes[join(item.path, item.attribute)] = int(keep(own).sum())
+            held, parts = structure.trace.tensors, structure.trace.p.parts
+            own = held[item.tensor].atoms[item.dim] if item.part < 0 else parts[item.part][1]
+            one = len(own) // units[item.group] if item.group in units else 0  # of the unit that stands in for all
+            attributes[join(item.path, item.attribute)] = int(keep(own).sum()) or one
         elif item.group in sizes:
             attributes[join(item.path, item.attribute)] = item.per_unit * max(1, sizes[item.group])
     gone = {path: entry for path, entry in structure.branches.items() if not keep.opened[entry]}
@@ -148,7 +151,7 @@ def _current(modules: Mapping[str, nn.Module], name: str) -> Any:
     attribute, _, place = attribute.partition("[")
     value: Any = getattr(modules[path], attribute, None)
     if place:
-        return value[int(place[:-1])]
+        return tree_leaves(value)[int(place[:-1])]
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value
 
 
@@ -202,12 +205,14 @@ def padded_axes(structure: Structure, group: GateGroup) -> tuple[list[Axis], lis
             return None
         else:
             whole.append(axis.atoms)
-    where = structure.where(group)
-    for event in (*structure.trace.events, *structure.trace.computed):  # layers between, run once for each that is open
-        entries = np.concatenate([np.zeros(0, dtype=np.int64), *(structure.follow(row).ravel() for row in event.rows)])
-        if ((entries >= where.start) & (entries < where.stop)).any():
-            return None
-    return (list(normed.values()) or written), read, np.concatenate(whole)
+    return None if _runs_for_each(structure, group) else (list(normed.values()) or written, read, np.concatenate(whole))
+
+
+def _runs_for_each(structure: Structure, group: GateGroup) -> bool:
+    """Whether a layer between those of the group runs once for each of its units that is open."""
+    where, trace = structure.where(group), structure.trace
+    rows = [structure.follow(row).ravel() for event in (*trace.events, *trace.computed) for row in event.rows]
+    return any(((entries >= where.start) & (entries < where.stop)).any() for entries in rows)
 
 
 def _pad(
@@ -352,6 +357,8 @@ def phantom_layers(
     them does more than that.
     """
     layers: dict[str, Mapping[str, Any]] = {}
+    if _runs_for_each(structure, group):  # it would cost, and read zeros
+        return None
     for axis, inside in structure.along(group):
         tensor, (path, name) = axis.info.tensor, axis.info.places[0]
         module = structure.modules[path]

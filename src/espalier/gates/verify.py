@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.torch_version import TorchVersion
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from espalier.compact.apply import apply_plan, without_graphs
 from espalier.compact.plan import Plan
@@ -33,6 +33,7 @@ from espalier.gates.masking import install, set_mask, strip
 from espalier.gates.norms import norm_of
 from espalier.gates.structure import Adapted, Axis, GateGroup, Structure, canonical
 from espalier.gates.trace import Array, Example, tensors_in, values_kept
+from espalier.gates.trace.layout import depends_only_on
 from espalier.space import BadInput
 
 TOLERANCE = 1e-6  # relative, in float64; what is inexact is so by far more, and some models round to float32 inside
@@ -75,15 +76,15 @@ class Trial:
         """
         try:
             with isolated_random():
-                first, second = (self.run(self.model, True, seed) for seed in (7, 8))
+                (again, called_again), second = self._called(True), self.run(self.model, True, 8)
         except Exception:
             with contextlib.suppress(Exception):
                 self.run(self.model, False)
                 return {False: True}
             return {}
-        if not distance(first, second) < TOLERANCE:
+        if not distance(again, second) < TOLERANCE:
             return {False: True, True: False}
-        (whole, called), (again, called_again) = (self._called(training) for training in (False, True))
+        whole, called = self._called(False)
         same = distance(whole, again) == 0.0 and called == called_again  # hooks act only where modules are called
         return {False: True} if same else {False: True, True: True}
 
@@ -391,23 +392,20 @@ def _adapt(trial: Trial, structure: Structure, group: GateGroup, masks: Sequence
     """
     learned = structure.learned
     learned.read = learned.read or trial.attributes_read()
-    own = _sizes_of_parts(structure, group)
+    own = _kept_sizes(structure, group)
     if group.kind == "width":  # every layer along the stream may keep its own size: all of them follow at once
         own += _own_sizes(structure, group)
     if own and not trial.disagreement(structure, masks, own):
-        learned.adapted += own
-        known = {a.group for a in learned.adapted}
-        for other in structure.groups:
-            if other.name not in known and _shape(other.name) == _shape(group.name):
-                learned.adapted += _sizes_of_parts(structure, other)
+        learned.adapted += [*own, *_alike(structure, own, group)]
         return True
     candidates = _candidates(structure, group)
     for count in range(min(len(candidates), 4) + 1):  # none: what was proposed for this layer was wrong
         for chosen in islice(combinations(candidates, count), 60):
             places = {(c.path, c.attribute) for c in chosen}
-            if len(places) == count and not trial.disagreement(structure, masks, chosen):
-                learned.adapted += [*chosen, *_alike(structure, chosen, group)]
-                return True
+            for items in [chosen, (*own, *chosen)] if own else [chosen]:
+                if len(places) == count and not trial.disagreement(structure, masks, items):
+                    learned.adapted += [*items, *_alike(structure, items, group)]
+                    return True
     return False
 
 
@@ -431,27 +429,15 @@ def _pad(trial: Trial, structure: Structure, group: GateGroup, masks: Sequence[A
     return True
 
 
-def _integers(structure: Structure, path: str, listed: bool = False) -> dict[str, int]:
-    """The positive integers that a module keeps and looks at, unless it is known which of them are sizes; ``listed``:
-    also those in its lists and tuples."""
+def _integers(structure: Structure, path: str, inside: bool = False) -> dict[str, int]:
+    """The positive integers that a module keeps and looks at, unless it is known which of them are sizes; ``inside``:
+    also those in its tuples, lists and dicts, where "sizes[1]" is the second."""
     module, read = structure.modules[path], structure.learned.read
     held = {} if isinstance(module, KNOWN_SIZES) else vars(module)
     held = {name: value for name, value in held.items() if read is None or (path, name) in read}
-    lists = {name: value for name, value in held.items() if type(value) in (list, tuple) and listed}
-    held |= {f"{name}[{i}]": item for name, value in lists.items() for i, item in enumerate(value)}
+    several = {name: value for name, value in held.items() if isinstance(value, (tuple, list, dict)) and inside}
+    held |= {f"{name}[{i}]": one for name, value in several.items() for i, one in enumerate(tree_leaves(value))}
     return {name: value for name, value in held.items() if type(value) is int and value > 0}
-
-
-def _sizes_of_parts(structure: Structure, group: GateGroup) -> list[Adapted]:
-    """Integers of the modules that split an axis of the group, alone or in a list, equal to the length of a part."""
-    sizes, own = dict[tuple[str, str], Adapted](), structure.numbers(group)
-    for number, (path, atoms) in enumerate(structure.trace.p.parts):
-        if not np.isin(structure.follow(atoms), own).any():
-            continue
-        for name, value in _integers(structure, path, listed=True).items():
-            if value == len(atoms):
-                sizes.setdefault((path, name), Adapted(path, name, group.name, part=number))
-    return list(sizes.values())
 
 
 def _own_sizes(structure: Structure, group: GateGroup) -> list[Adapted]:
@@ -465,6 +451,33 @@ def _own_sizes(structure: Structure, group: GateGroup) -> list[Adapted]:
     return list(sizes.values())
 
 
+def _kept_sizes(structure: Structure, group: GateGroup) -> list[Adapted]:
+    """Integers of the modules that split an axis of the group, equal to the length of a part; and of modules without
+    tensors that give its axis another shape, as nn.Unflatten does. Torch's other layers keep no sizes of channels."""
+    where, own, trace = structure.where(group), structure.numbers(group), structure.trace
+    sizes = dict[tuple[str, str], Adapted]()
+    for number, (path, atoms) in enumerate(trace.p.parts):
+        if np.isin(structure.follow(atoms), own).any():
+            for name, value in _integers(structure, path, inside=True).items():
+                if value == len(atoms):
+                    sizes.setdefault((path, name), Adapted(path, name, group.name, part=number))
+    for path, layouts in (*trace.exits.items(), *trace.entries.items()):
+        module = structure.modules[path]
+        if module._modules or module._parameters or module._buffers:
+            continue
+        if type(module).__module__.startswith("torch.nn.") and not isinstance(module, nn.Unflatten):
+            continue
+        for block in (block for layout in layouts for block in layout.blocks):
+            entries = structure.follow(block.atoms)
+            length = next((n for i, n in enumerate(entries.shape) if depends_only_on(entries, i)), 0)
+            if not length or length % group.size or not ((entries >= where.start) & (entries < where.stop)).all():
+                continue
+            for name, value in _integers(structure, path, inside=True).items():
+                if value == length:
+                    sizes.setdefault((path, name), Adapted(path, name, group.name, length // group.size))
+    return list(sizes.values())
+
+
 def _alike(structure: Structure, chosen: Sequence[Adapted], group: GateGroup) -> Iterator[Adapted]:
     known = {a.group for a in structure.learned.adapted}
     taken = {(a.path, a.attribute) for a in (*structure.learned.adapted, *chosen)}  # an integer follows one group
@@ -472,7 +485,8 @@ def _alike(structure: Structure, chosen: Sequence[Adapted], group: GateGroup) ->
     for other in structure.groups:
         if other is group or other.name in known or _shape(other.name) != _shape(group.name):
             continue
-        free = [c for c in _candidates(structure, other) if (c.path, c.attribute) not in taken]
+        around = (*_kept_sizes(structure, other), *_candidates(structure, other))
+        free = [c for c in around if (c.path, c.attribute) not in taken]
         matches = [c for c in free if _pattern(c) in wanted]
         if {_pattern(c) for c in matches} == wanted:
             yield from matches
@@ -558,13 +572,23 @@ def _empties(structure: Structure, mask: Array) -> bool:
 
 
 class MadeIn(TorchFunctionMode):
-    """What the model makes anew, as a first hidden state of zeros, is of this type, as its parameters are."""
+    """What the model makes anew, as a first hidden state of zeros, is of this type, as its parameters are.
+
+    Refuses a row that a wrong cut left behind the last one of a sparse matrix, where torch writes without a look.
+    """
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (
+            func is torch._convert_indices_from_coo_to_csr
+            and len(args) == 2
+            and len(args[0])
+            and args[0].max() >= args[1]
+        ):
+            raise BadInput(f"row {int(args[0].max())} of a sparse matrix of {args[1]} rows")
         out = func(*args, **(kwargs or {}))
         single = isinstance(out, Tensor) and out.dtype == torch.float32
         return out.to(self.dtype) if single and next(tensors_in((args, kwargs)), None) is None else out

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from espalier.compact import load, save
-from espalier.compact.apply import without_graphs
+from espalier.compact.apply import tensor_state, without_graphs
 from espalier.gates.latency import timed
 from espalier.gates.verify import distance
 from espalier.records import RESULT, settings_of
@@ -297,7 +297,7 @@ def _loaded_again(parcel: Parcel, folder: Path) -> dict[str, Any]:
         pairs = list(zip(answers(again, parcel.inputs), answers(small, parcel.inputs), strict=True))
         compared = {"examples": examples(parcel.inputs)}
     else:
-        pairs = list(zip(again.state_dict().values(), small.state_dict().values(), strict=True))
+        pairs = list(zip(tensor_state(again).values(), tensor_state(small).values(), strict=True))
         compared = {"tensors": len(pairs)}
     if not all(torch.equal(ours, theirs) for ours, theirs in pairs):
         raise Corrupt(f"what was saved in {folder} does not answer as the network it was saved from; nothing is lost")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from espalier.compact.apply import tensor_state
 from espalier.files import clean
 from espalier.gates.recalibrate import calibrated
 from espalier.space import BadInput, Diverged
@@ -230,17 +231,17 @@ class EagerEngine(Engine):
     def keep(self, best: dict[str, Tensor] | None, better: Sequence[bool]) -> dict[str, Tensor]:
         if best is not None and not better[0]:
             return best
-        return {name: tensor.clone() for name, tensor in self.structure.network.state_dict().items()}
+        return {name: tensor.detach().clone() for name, tensor in tensor_state(self.structure.network).items()}
 
     def put_back(self, best: dict[str, Tensor]) -> None:
-        self.structure.network.load_state_dict(best)
+        self.structure.network.load_state_dict({**self.structure.network.state_dict(), **best})
 
     def results(self, loop: Loop) -> list[Result]:
         about: dict[str, Any] = {"history": list(loop.histories[0]), "finished": loop.finished, "stopped": loop.stopped}
         about |= {"seconds": loop.elapsed, "metrics": self.metrics}
         result = self.structure.finish(self.feed, loss=self.loss, validation=self.validation, **about)
         if self.ranks is not None:
-            self.ranks.same(list(result.model.state_dict().values()))
+            self.ranks.same([tensor.detach() for tensor in tensor_state(result.model).values()])
             # Scored with statistics of BatchNorm of what a rank has read, which may be a share of its own.
             score = self.ranks.from_first(lambda: {} if result.validation is None else asdict(result.validation))
             result = replace(result, validation=Score(**score) if score else None)
@@ -253,7 +254,7 @@ class EagerEngine(Engine):
         self.structure.write_back()
         return {
             "began_with": self.began_with,
-            "model": self.gated.model.state_dict(),
+            "model": {name: tensor.detach() for name, tensor in tensor_state(self.gated.model).items()},
             "structure": self.structure.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "sums": self.sums.tolist(),
@@ -269,7 +270,7 @@ class EagerEngine(Engine):
                 f"{self.began_with} here (hashes). Give the same network to go on with it (torch.manual_seed before it "
                 "is built makes it the same), or another folder to start anew"
             )
-        self.gated.model.load_state_dict(state["model"])
+        self.gated.model.load_state_dict({**self.gated.model.state_dict(), **state["model"]})
         self.structure.load_state_dict(state["structure"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])

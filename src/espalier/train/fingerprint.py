@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier import files, schema
+from espalier.compact.apply import tensor_state
 from espalier.space import Corrupt
 
 PIECE = 1 << 24  # bytes
@@ -41,7 +42,7 @@ _SCHEMA = schema.record({"hashes": _TABLE, schema.CHECKSUM: schema.text()})
 
 def network(model: nn.Module) -> str:
     """Its type, and a hash of its parts as it prints them, of the shapes of its tensors, of classes of one's own."""
-    shapes = [[name, str(value.dtype), *value.shape] for name, value in model.state_dict().items()]
+    shapes = [[name, str(value.dtype), *value.shape] for name, value in tensor_state(model).items()]
     written = [source(kind) for kind in dict.fromkeys(type(module) for module in model.modules()) if _own(kind)]
     text = ADDRESS.sub("", repr(model)) + json.dumps(shapes) + (json.dumps(written) if written else "")
     return f"{type(model).__qualname__} {_hashed(text)}"

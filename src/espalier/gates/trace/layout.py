@@ -112,13 +112,14 @@ class Layout:
     """The blocks of one tensor of the given shape.
 
     ``weight``: the number of the parameter that the tensor is, or is a bare view of. ``computed``: it is the result of
-    a computation on parameters alone.
+    a computation on parameters alone. ``scaled``: what the tensor was just multiplied with, if that is a parameter.
     """
 
     shape: tuple[int, ...]
     blocks: tuple[Block, ...] = ()
     weight: int = -1
     computed: bool = False
+    scaled: Layout | None = None
 
     def at(self, dim: int) -> Block | None:
         for block in self.blocks:
@@ -133,7 +134,13 @@ class Layout:
 
     def activation(self) -> Layout:
         """The same, no longer a bare view of a parameter."""
-        return replace(self, weight=-1)
+        return replace(self, weight=-1, scaled=None)
+
+    def lifted(self, shape: Sequence[int]) -> Layout:
+        """The same with dimensions of one index in front, as many as this shape has more."""
+        shift = len(shape) - len(self.shape)
+        blocks = tuple(Block(tuple(d + shift for d in b.dims), b.atoms) for b in self.blocks)
+        return Layout((1,) * shift + self.shape, blocks, self.weight)
 
 
 class Propagation:
@@ -278,12 +285,8 @@ class Propagation:
 
     def merged(self, layouts: Sequence[Layout], shape: Sequence[int], why: str) -> Layout:
         """The layout of an elementwise operation with broadcasting: equal places are tied."""
-        shape, n = tuple(shape), len(shape)
-        lifted = []
-        for layout in layouts:
-            shift = n - len(layout.shape)
-            place = {d: d + shift for d in range(len(layout.shape))}
-            lifted.append(self.renumbered(layout.activation(), (1,) * shift + layout.shape, place))
+        shape = tuple(shape)
+        lifted = [self.clean(x.shape, x.blocks) for x in (layout.lifted(shape) for layout in layouts)]
         while self._align(lifted, shape, why):
             pass
         out: dict[tuple[int, ...], Array] = {}

@@ -451,6 +451,9 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.of(args[0])  # known before `transpose_` and the like change the shape under the same tensor
         strides = args[0].stride() if func._schema.name in ("aten::as_strided", "aten::as_strided_") else ()
         out = func(*args, **kwargs)
+        if any(tensor.is_nested for tensor in tensors_in(out)):
+            where = f"in {self.stack[-1]}" if self.stack and self.stack[-1] else "in the model"
+            raise BadInput(f"a nested tensor is made {where}: gates need padded tensors, each axis of one length")
         self.time += 1
         self._note_origin(args, kwargs, out)
         if self.paused:

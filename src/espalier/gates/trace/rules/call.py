@@ -22,7 +22,8 @@ from espalier.gates.trace.layout import Layout, Propagation
 class Event:
     """One product: the number of the parameter in it, and how often each of its elements was used.
 
-    Number -1: no single parameter, but a tensor ``computed`` from parameters, or a product of two activations.
+    Used 0 times: multiplied and summed element by element, which no cost counts. Number -1: no single parameter, but
+    a tensor ``computed`` from parameters, or a product of two activations.
     """
 
     weight: int

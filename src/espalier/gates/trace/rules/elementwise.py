@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 from torch import Tensor
 
 from espalier.gates.trace.layout import Block, Layout
-from espalier.gates.trace.rules.call import Call, Result, dims_of, rule
+from espalier.gates.trace.rules.call import Call, Event, Result, dims_of, rule
 
 # ---- the same indices at the same places -----------------------------------------------------------------------------
 
@@ -39,6 +43,10 @@ def filled(call: Call) -> Result:
 def pointwise(call: Call) -> Result:
     """Elementwise with broadcasting: what is combined goes together."""
     layouts, verb = call.tensors, call.name.removeprefix("aten::").rstrip("_")
+    weights = [x for x in layouts if x.weight >= 0]
+    if verb == "mul" and len(layouts) == 2 and len(weights) == 1:
+        product = call.p.merged(layouts, call.shape(), f"combined by {verb}")
+        return replace(product, scaled=weights[0].lifted(product.shape))
     return [call.p.merged(layouts, tuple(out.shape), f"combined by {verb}") for out in call.outs]
 
 
@@ -61,9 +69,29 @@ def reduce_(call: Call) -> Result:
     if isinstance(over, Tensor):  # the larger of two tensors
         return pointwise(call)
     dims = dims_of(None if isinstance(over, bool) else over, len(call.x.shape))
-    x = call.p.mixed_all(call.x.activation(), dims, f"{verb} over the axis")
+    x = _dotted(call, call.x, dims) if verb == "sum" else call.x
+    x = call.p.mixed_all(x.activation(), dims, f"{verb} over the axis")
     kept = len(call.shape()) == len(x.shape)
     return call.in_shape(x) if kept else [call.p.without(x, dims)] * len(call.outs)
+
+
+def _dotted(call: Call, x: Layout, dims: Sequence[int]) -> Layout:
+    """Multiplied with a parameter and summed over its axis: a product with a vector, written out. A mask acts on the
+    parameter, and what is closed adds nothing. Written out element by element, it counts in no cost."""
+    atoms, weight = call.p.atoms, x.scaled
+    if weight is None:
+        return x
+    for dim in dims:
+        own, block = weight.at(dim), x.at(dim)
+        if own is None or block is None or len(own.dims) > 1 or len(block.dims) > 1:
+            continue
+        if not np.array_equal(atoms.roots(own.atoms), atoms.roots(block.atoms)):
+            continue
+        atoms.read[own.atoms] = True
+        x = replace(x, blocks=tuple(b for b in x.blocks if b is not block))
+        summed = frozenset(int(d) for d in np.unique(atoms.dim[own.atoms]))
+        call.events.append(Event(weight.weight, 0.0, (), call.module, False, summed))
+    return x
 
 
 @rule("_softmax", "_log_softmax", "softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp")
