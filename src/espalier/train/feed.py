@@ -305,7 +305,8 @@ def as_tensors(value: Any) -> Nested:
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biuf":
             raise BadType(f"arrays hold numbers, not {value.dtype}; encode what is not a number first")
-        return torch.from_numpy(np.ascontiguousarray(value, np.float32 if value.dtype == np.float64 else None))
+        held = np.ascontiguousarray(value, np.float32 if value.dtype == np.float64 else None)
+        return torch.from_numpy(held if held.flags.writeable else held.copy())  # those of pandas may be read-only
     return value
 
 
