@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import espalier
 from espalier.compact import Plan
@@ -79,6 +80,27 @@ def test_a_plan_on_another_model_is_refused_by_name(other, match):
     _, _, gated = subject()
     with pytest.raises(espalier.BadInput, match=match):
         apply_plan(other(), gated.plan(MASK))
+
+
+class Sizes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.sizes, self.named, self.eps = [4, (8, 16)], {"heads": 4, "share": 0.5}, 0.1
+
+
+def test_a_plan_sets_numbers_inside_what_a_module_keeps():
+    set_to = {"sizes[1]": 3, "named[0]": 2}
+    small = apply_plan(Sizes(), Plan({}, set_to))
+    assert (small.sizes, small.named) == ([4, (3, 16)], {"heads": 2, "share": 0.5})
+
+
+@pytest.mark.parametrize(
+    "name", ["eps", "sizes", "sizes[3]", "sizes[-1]", "sizes[x]", "named[1]", "gone[0]", "__dict__[0]"]
+)
+def test_a_plan_sets_nothing_but_numbers_that_are_there(name):
+    name = name.format(tree_leaves(vars(Sizes())).index(4))
+    with pytest.raises(espalier.BadInput, match="is no number of this model"):
+        apply_plan(Sizes(), Plan({}, {name: 3}))
 
 
 def test_the_compact_model_is_plain_and_the_original_untouched():

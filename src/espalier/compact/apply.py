@@ -73,7 +73,7 @@ def apply_plan(
         path, _, attribute = name.rpartition(".")
         module = _module(small, path)
         attribute, _, place = attribute.partition("[")  # of several numbers in it: "sizes[1]" is the second
-        held = getattr(module, attribute, None)
+        held = None if attribute.startswith("__") else getattr(module, attribute, None)  # a plan may be a stranger's
         new: Any = value
         leaves, form = tree_flatten(held)
         if place[:-1].isdecimal() and len(place) < 10 and [type(one) for one in leaves[int(place[:-1]) :]][:1] == [int]:
