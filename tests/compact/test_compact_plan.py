@@ -95,7 +95,7 @@ def test_a_plan_sets_numbers_inside_what_a_module_keeps():
 
 
 @pytest.mark.parametrize(
-    "name", ["eps", "sizes", "sizes[3]", "sizes[-1]", "sizes[x]", "named[1]", "gone[0]", "__dict__[0]"]
+    "name", ["eps", "sizes", "sizes[3]", "sizes[-1]", "sizes[x]", "named[1]", "gone[0]", "__dict__[{}]"]
 )
 def test_a_plan_sets_nothing_but_numbers_that_are_there(name):
     name = name.format(tree_leaves(vars(Sizes())).index(4))
