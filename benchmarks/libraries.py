@@ -133,10 +133,132 @@ def _efficientnet() -> tuple[nn.Module, Any]:
     return model, torch.randn(3, 3, 64, 64, dtype=torch.float64)
 
 
+# Networks written as calls, which are their labels, apart by semicolons, by what they are given.
+
+GRAPHS = {  # 20 nodes of 16 numbers, 60 edges; each stands between two linear layers
+    "nodes, edges": """
+        GCN(16, 32, 3, 16, norm="batch_norm"); GraphSAGE(16, 32, 3, 16, jk="cat"); GIN(16, 32, 3, 16);
+        GAT(16, 32, 2, 16, heads=4); GAT(16, 32, 2, 16, v2=True); EdgeCNN(16, 32, 2, 16); GCN(16, 32, 2, 16, jk="lstm");
+        PNA(16, 32, 2, 16, aggregators=["mean", "std"], scalers=["identity", "amplification"], deg=tensor([1, 5, 9]));
+        ChebConv(16, 16, 3); ARMAConv(16, 16); TAGConv(16, 16); ClusterGCNConv(16, 16); LEConv(16, 16);
+        MFConv(16, 16); GENConv(16, 16); ResGatedGraphConv(16, 16); TransformerConv(16, 4, heads=4); FiLMConv(16, 16);
+        EGConv(16, 16); MixHopConv(16, 16); FeaStConv(16, 16); GatedGraphConv(16, 3); AntiSymmetricConv(16);
+        SuperGATConv(16, 16); GraphUNet(16, 32, 16, 2); LINKX(20, 16, 32, 16, 2)""",
+    "nodes, edges, kinds": "RGCNConv(16, 16, 3); RGCNConv(16, 16, 3, num_bases=2); RGATConv(16, 16, 3)",
+    "nodes, edges, attributes": """
+        GATConv(16, 16, edge_dim=4); CGConv(16, 4); GMMConv(16, 16, 4, 3); PDNConv(16, 16, 4, 6);
+        GINEConv(nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 16)), edge_dim=4)""",
+    "nodes, edges, graph": """
+        GPSConv(16, GCNConv(16, 16), heads=4); models.SGFormer(16, 32, 16); models.Polynormer(16, 32, 16)""",
+    "nodes, graph": """
+        Set2Set(16, 3); SortAggregation(5); AttentionalAggregation(nn.Linear(16, 1));
+        aggr.SoftmaxAggregation(learn=True); aggr.SetTransformerAggregation(16, heads=4)""",
+}
+LANGUAGE = {  # stacks of two blocks of width 48 and 4 heads, on 50 tokens
+    "tokens": """
+        Decoder(); Encoder(); Decoder(attn_flash=True); Encoder(attn_num_mem_kv=4); Decoder(use_rmsnorm=True);
+        Decoder(ff_glu=True, ff_swish=True); Decoder(ff_post_act_ln=True); Encoder(macaron=True);
+        Decoder(attn_kv_heads=2); Decoder(attn_one_kv_head=True); Decoder(attn_sparse_topk=4);
+        Encoder(attn_on_attn=True); Encoder(attn_gate_values=True); Decoder(attn_selective=True);
+        Decoder(attn_pre_talking_heads=True); Decoder(attn_head_scale=True); Encoder(weight_tie_layers=True);
+        Decoder(attn_qk_norm=True, attn_qk_norm_dim_scale=True); Encoder(pre_norm=False, residual_attn=True);
+        Encoder(rel_pos_bias=True); Decoder(alibi_pos_bias=True, alibi_num_heads=2); Decoder(rotary_pos_emb=True);
+        Decoder(dynamic_pos_bias=True); Decoder(gate_residual=True); Decoder(shift_tokens=1);
+        Decoder(use_dynamic_tanh=True); Decoder(num_residual_streams=4)"""
+}
+MEDICAL = {
+    "randn(2, 1, 32, 32)": """
+        UNet(2, 1, 2, (8, 16, 32), (2, 2), num_res_units=2); BasicUNet(2, 1, 2, (8, 8, 16, 16, 32, 8));
+        BasicUNetPlusPlus(2, 1, 2, (8, 8, 16, 16, 32, 8)); SegResNet(2, 8, 1, 2); VNet(2, 1, 2); HighResNet(2, 1, 2);
+        DynUNet(2, 1, 2, [3, 3, 3], [1, 2, 2], [2, 2], [8, 16, 32]); AttentionUnet(2, 1, 2, (8, 16, 32), (2, 2));
+        DenseNet(2, 1, 2, 8, 8, (2, 2)); SEResNet50(layers=(1, 1, 1, 1), spatial_dims=2, in_channels=1, num_classes=2);
+        UNETR(1, 2, 32, 8, 48, 64, 4, spatial_dims=2); ViT(1, (32, 32), (8, 8), 48, 64, 2, 4, spatial_dims=2);
+        MedNeXt(2, 8, 1, 2, blocks_down=(1, 1, 1, 1), blocks_bottleneck=1, blocks_up=(1, 1, 1, 1));
+        RegUNet(2, 1, 8, 2, out_channels=2)""",
+    "randn(2, 1, 32, 32), tensor([3, 7])": """
+        DiffusionModelUNet(2, 1, 1, (1, 1), (8, 16), (False, True), 4, num_head_channels=8)""",
+}
+DIFFUSION = {
+    "dict(hidden_states=image, timestep=times, class_labels=times)": """
+        diffusers.DiTTransformer2DModel(4, 8, 4, 8, 2, norm_num_groups=4, sample_size=8, num_embeds_ada_norm=10)""",
+    "dict(hidden_states=image, timestep=times, encoder_hidden_states=text, pooled_projections=pooled)": """
+        diffusers.SD3Transformer2DModel(8, 1, 4, 2, 8, 4, 12, 32, 16, 4, 16, qk_norm="rms_norm")""",
+    "dict(hidden_states=image.flatten(2).mT, timestep=times, encoder_hidden_states=text, pooled_projections=pooled, "
+    "img_ids=randn(64, 3), txt_ids=randn(5, 3))": """
+        diffusers.FluxTransformer2DModel(1, 4, 4, 1, 2, 16, 2, 12, 16, False, [4, 4, 8])""",
+    "dict(sample=image, timestep=times)": """
+        diffusers.UNet2DModel(8, 4, 4, down_block_types=("DownBlock2D", "AttnDownBlock2D"), norm_num_groups=4,
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"), block_out_channels=(8, 16), layers_per_block=1)""",
+}
+
+
+class Between(nn.Module):
+    """A layer of graphs between two linear layers, so that its own widths may go."""
+
+    def __init__(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        super().__init__()
+        with torch.no_grad():  # it may keep what it saw
+            width = layer.double()(*inputs).shape[-1]
+        self.first, self.layer, self.last = nn.Linear(16, 16), layer, nn.Linear(width, 3)
+
+    def forward(self, nodes: torch.Tensor, *rest: Any) -> Any:
+        return self.last(self.layer(self.first(nodes).relu(), *rest))
+
+
+def graphs() -> dict[str, Any]:
+    import torch_geometric.nn
+
+    where = {"edges": torch.randint(20, (2, 60)), "graph": torch.arange(20) // 10, "kinds": torch.randint(3, (60,))}
+    given = {"nodes": torch.randn(20, 16).double(), "attributes": torch.randn(60, 4).double()}
+    return vars(torch_geometric.nn) | where | given | {"wrap": Between}
+
+
+def language() -> dict[str, Any]:
+    import x_transformers as xt
+
+    small = {"dim": 48, "depth": 2, "heads": 4, "attn_dim_head": 12}
+    stacks = {name: functools.partial(getattr(xt, name), **small) for name in ("Encoder", "Decoder")}
+    wrapped = {"wrap": lambda stack, _: xt.TransformerWrapper(num_tokens=50, max_seq_len=32, attn_layers=stack)}
+    return stacks | wrapped | {"tokens": torch.randint(50, (2, 12))}
+
+
+def medical() -> dict[str, Any]:
+    from monai.networks import nets
+
+    return vars(nets)
+
+
+def diffusion() -> dict[str, Any]:
+    import diffusers.utils.import_utils
+
+    diffusers.utils.import_utils._transformers_available = False  # else it insists on torchvision
+    given = {"image": torch.randn(2, 4, 8, 8), "text": torch.randn(2, 5, 12), "pooled": torch.randn(2, 16)}
+    doubles = {name: value.double() for name, value in given.items()}
+    return doubles | {"times": torch.tensor([3, 5]), "diffusers": diffusers}
+
+
+def called(names: Callable[[], dict[str, Any]], networks: dict[str, str]) -> Networks:
+    """Networks written as calls; names: what calls and inputs are written with."""
+    for inputs, calls in networks.items():
+        for network in (" ".join(text.split()) for text in calls.split(";")):
+            yield network, functools.partial(_called, names, network, inputs)
+
+
+def _called(names: Callable[[], dict[str, Any]], network: str, inputs: str) -> tuple[nn.Module, Any]:
+    known = {"nn": nn, "tensor": torch.tensor} | names()
+    known["randn"] = functools.partial(torch.randn, dtype=torch.float64)
+    given, module = eval(inputs, known), eval(network, known)
+    return known["wrap"](module, given) if "wrap" in known else module, given
+
+
 LIBRARIES: dict[str, Callable[[], Networks]] = {
     "timm": timm,
     "segmentation_models_pytorch": segmentation_models,
     "efficientnet_pytorch": efficientnet_pytorch,
+    "torch_geometric": functools.partial(called, graphs, GRAPHS),
+    "x_transformers": functools.partial(called, language, LANGUAGE),
+    "monai": functools.partial(called, medical, MEDICAL),
+    "diffusers": functools.partial(called, diffusion, DIFFUSION),
 }
 
 # ---- one network -----------------------------------------------------------------------------------------------------

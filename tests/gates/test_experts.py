@@ -63,3 +63,27 @@ def test_rows_are_counted_once_for_all_experts(by_kernel):
     gated = espalier.attach(*build(by_kernel))
     counted = 12 * (6 * 8 + 8 * 3 + 8 * 5 + 2 * 8 * 16)
     assert float(gated.cost("macs")(torch.ones(gated.d))) == pytest.approx(counted, rel=1e-12)
+
+
+class Kinds(nn.Module):
+    """A layer for each kind of row; the first example may hold none of a kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(6, 8), nn.Linear(7, 2)
+        self.kinds = nn.ModuleList(nn.Linear(8, 7) for _ in range(3))
+
+    def forward(self, x: Tensor, kind: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        return self.head(torch.cat([layer(x[kind == i]) for i, layer in enumerate(self.kinds)]).relu())
+
+
+def test_a_layer_that_got_no_rows_has_its_weights_counted():
+    model, inputs = Kinds(), (torch.randn(5, 6), torch.tensor([0, 0, 2, 2, 2]))
+    gated = espalier.attach(model, inputs)
+    for mask in (torch.ones(gated.d), gated.canonical((torch.arange(gated.d) % 3 > 0).float())):
+        small = gated.compact(mask)
+        kept = sum(m.weight.numel() for m in small.modules() if isinstance(m, nn.Linear))
+        assert float(gated.cost("weights")(mask)) == kept
+        at_rows = sum(m.weight.numel() * n for m, n in zip((small.stem, *small.kinds, small.head), (5, 2, 0, 3, 5)))
+        assert float(gated.cost("macs")(mask)) == at_rows

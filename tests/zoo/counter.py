@@ -21,7 +21,14 @@ from .entry import Inputs, call
 
 aten = torch.ops.aten
 BUFFER = -1  # stands for every buffer, and for what is computed from buffers alone
-PRODUCTS = {aten.mm: (0, 1), aten.addmm: (1, 2), aten.bmm: (0, 1), aten.baddbmm: (1, 2)}
+PRODUCTS = {
+    aten.mm: (0, 1),
+    aten.addmm: (1, 2),
+    aten.bmm: (0, 1),
+    aten.baddbmm: (1, 2),
+    aten.mv: (0, 1),
+    aten.addmv: (1, 2),
+}
 SAME_ELEMENTS = {  # what hands a parameter on without computing: its elements stay its elements
     aten.t, aten.transpose, aten.permute, aten.view, aten._unsafe_view, aten.reshape, aten.clone, aten._to_copy,
     aten.detach, aten.alias, aten.expand, aten.unsqueeze, aten.squeeze, aten.slice, aten.select, aten.split,
@@ -117,7 +124,9 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         packet = func.overloadpacket
-        if packet in PRODUCTS:
+        if packet is aten.mv and self.owner(args[1]) == BUFFER:
+            pass  # how a spectral norm measures its weight: a part of computing the weight, no layer
+        elif packet in PRODUCTS:
             left, right = (args[i] for i in PRODUCTS[packet])
             self.multiply(left, right, out.numel() * left.shape[-1])
         elif packet is aten.convolution:

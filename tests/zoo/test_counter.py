@@ -59,6 +59,19 @@ def test_raw_parameter_and_einsum_are_seen():
     assert (seen.weights, seen.macs) == (24, 5 * 24)
 
 
+def test_a_vector_counts_as_a_matrix_of_one_column():
+    class Vector(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.matrix = nn.Parameter(double(4)), nn.Parameter(double(3, 5))
+
+        def forward(self, x):  # x: (batch, 4)
+            return torch.addmv(x @ self.weight, x @ double(4, 5), self.matrix[0]) + (self.matrix @ x[0, 0].expand(5))[0]
+
+    seen = by_operations(Vector(), double(7, 4))
+    assert (seen.weights, seen.macs, seen.attention) == (4 + 15, 7 * 4 + 7 * 5 + 15, 7 * 4 * 5)
+
+
 @pytest.mark.parametrize(
     ("norm", "more"), [(nn.utils.parametrizations.weight_norm, 7), (nn.utils.parametrizations.spectral_norm, 0)]
 )

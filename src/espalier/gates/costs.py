@@ -61,7 +61,7 @@ def by_tensor(gated: Gated, kind: str) -> Iterator[tuple[str, Cost]]:
     structure = gated.structure
     trace, uses = structure.trace, dict[int, float]()
     if kind != "macs":
-        numbers = {event.weight for event in trace.events if event.uses}
+        numbers = {event.weight for event in trace.events if event.counted}
         counted = [info for info in trace.tensors if kind == "parameters" or info.number in numbers]
         uses = {info.number: 1.0 for info in counted if info.is_parameter}
     for event in (*trace.events, *trace.computed) if kind == "macs" else ():

@@ -22,7 +22,7 @@ from espalier.gates.trace.layout import Layout, Propagation
 class Event:
     """One product: the number of the parameter in it, and how often each of its elements was used.
 
-    Used 0 times: multiplied and summed element by element, which no cost counts. Number -1: no single parameter, but
+    Not counted: multiplied and summed element by element, which no cost counts. Number -1: no single parameter, but
     a tensor ``computed`` from parameters, or a product of two activations.
     """
 
@@ -33,6 +33,7 @@ class Event:
     grouped: bool = False  # a grouped convolution: each group passes through, nothing is mixed between them
     summed: frozenset[int] = frozenset()  # the parameter's dimensions that were summed over; the others are written
     computed: Layout | None = None
+    counted: bool = True
 
 
 @dataclass(eq=False)

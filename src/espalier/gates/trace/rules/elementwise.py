@@ -90,7 +90,7 @@ def _dotted(call: Call, x: Layout, dims: Sequence[int]) -> Layout:
         atoms.read[own.atoms] = True
         x = replace(x, blocks=tuple(b for b in x.blocks if b is not block))
         summed = frozenset(int(d) for d in np.unique(atoms.dim[own.atoms]))
-        call.events.append(Event(weight.weight, 0.0, (), call.module, False, summed))
+        call.events.append(Event(weight.weight, 0.0, (), call.module, False, summed, counted=False))
     return x
 
 
