@@ -33,7 +33,7 @@ class Event:
     grouped: bool = False  # a grouped convolution: each group passes through, nothing is mixed between them
     summed: frozenset[int] = frozenset()  # the parameter's dimensions that were summed over; the others are written
     computed: Layout | None = None
-    counted: bool = True
+    counted: bool = True  # an element of it counts as a weight, also where a layer got no rows
 
 
 @dataclass(eq=False)
