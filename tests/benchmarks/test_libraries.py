@@ -41,4 +41,6 @@ def test_every_network_has_a_line(tmp_path, monkeypatch):
 
 
 def test_the_page_has_the_table_of_the_lines():
-    assert libraries.table(libraries.lines_of(libraries.RESULTS)) in PAGE.read_text()
+    lines = libraries.lines_of(libraries.RESULTS)
+    assert libraries.table(lines) in PAGE.read_text()
+    assert f" {len(lines)} networks of " in (PAGE.parents[1] / "README.md").read_text()

@@ -76,9 +76,9 @@ def apply_plan(
         held = None if attribute.startswith("__") else getattr(module, attribute, None)  # a plan may be a stranger's
         new: Any = value
         leaves, form = tree_flatten(held)
-        if place[:-1].isdecimal() and len(place) < 10 and [type(one) for one in leaves[int(place[:-1]) :]][:1] == [int]:
-            leaves[int(place[:-1])] = value
-            new = tree_unflatten(leaves, form)
+        i = int(place[:-1]) if place[:-1].isdecimal() and len(place) < 10 else len(leaves)
+        if i < len(leaves) and type(leaves[i]) is int:
+            new = tree_unflatten([*leaves[:i], value, *leaves[i + 1 :]], form)
         elif place or not isinstance(held, (int, tuple)):
             raise BadInput(f"the plan sets {name}, which is no number of this model")
         elif isinstance(held, tuple):  # a norm's shape

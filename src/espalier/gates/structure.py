@@ -90,8 +90,7 @@ class Adapted:
 class Learned:
     """What a trial found out: integers that follow a cut, groups for which, emptied, a unit of zeros stands in, and
     groups on whose width the code between their layers insists, each with the atoms of parameters that stay whole
-    there. ``read``: path and name of each attribute that a
-    forward pass looks at, once that was needed."""
+    there. ``read``: path and name of each attribute that a forward pass looks at, once that was needed."""
 
     adapted: list[Adapted] = field(default_factory=list)
     phantoms: list[str] = field(default_factory=list)
