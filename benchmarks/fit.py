@@ -12,16 +12,17 @@ beside compiled networks. Rounds of all take turns, and medians are compared. Th
 the whole network trained; shaped by the default recipe, with settling and the cut; and trained whole for half of the
 updates, pruned by Torch-Pruning to the same share of the MACs, and trained on. A network that Torch-Pruning refuses has
 none. On a GPU ``--compile`` adds whole runs of recorded updates. ``--round-to 8`` adds a run in blocks of eight units,
-``--limit`` a limit on its latency, that of a uniform network; what the limit takes to measure is not counted. It also
-adds a plain loop on the compact network with each width rounded up to a multiple of eight ("widened"). On a CPU
-some networks are narrow (``ON_CPU``); on a GPU they run under bfloat16 autocast. ViT, GPT and ResNet-18 are those of
-Transformers.
+``--limit`` a limit on its latency, that of a uniform network; what the limit takes to measure is not counted.
+``--pad 8`` adds settled updates, and whole runs, whose compact network is trained with zeros up to widths that are
+multiples of eight. On a CPU some networks are narrow (``ON_CPU``); on a GPU they run under bfloat16 autocast. ViT, GPT
+and ResNet-18 are those of Transformers.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import itertools
 import json
 import os
@@ -48,6 +49,7 @@ from espalier.train.gradients import Update as UpdateOf
 
 Update = Callable[[], object]
 FEWEST, SLICES = 100, 50  # updates of a whole run, and the slices of it that take turns with those of others
+SEARCHED = 60  # updates of the run whose search gives the widths of settled updates
 
 
 class Recurrent(nn.Module):
@@ -268,34 +270,45 @@ class Bench:
         update()
         return update, structure.gated.one_at_a_time()
 
-    def settled(self) -> tuple[espalier.StructureOptimizer, nn.Module]:
-        """Settled on a network of the wanted size; and that network alone."""
-        structure = self.structure("slopes", 1)
+    @functools.cached_property
+    def search(self) -> espalier.Search:
+        """Settled on widths of the wanted size, which a short search finds: theta alone would cut layer by layer."""
+        model = self.build()
+        gated = espalier.attach(model, self.x[:4])
+        structure = espalier.shape(gated, None, self.sgd(model), updates=SEARCHED, target={"macs": self.target})
+        assert structure.phases is not None
+        closure = self.closure(model)
+        for _ in range(structure.phases.settle):
+            structure.step(closure, self.x, self.y)
         structure.search.settle()
-        structure.compact()
-        return structure, structure.gated.compact(structure.search.select())
+        return structure.search
 
-    def widened(self, multiple: int) -> nn.Module:
-        """That network with each width rounded up to a multiple, as far as the whole one goes."""
-        structure = self.structure("slopes", 1)
-        mask = structure.search.select().clone()
-        for where in structure.gated.space.slices.values():
-            part = mask[where]
-            closed, more = (part == 0).nonzero().flatten(), -int(part.sum()) % multiple
-            part[closed[:more]] = 1.0
-        return structure.gated.compact(mask)
+    def settled(self, pad: int = 1) -> tuple[espalier.StructureOptimizer, nn.Module]:
+        """Settled, and padded to multiples of so many channels; and the compact network alone."""
+        model = self.build()
+        structure = espalier.StructureOptimizer(self.sgd(model), self.search, espalier.attach(model, self.x[:4]))
+        structure.compact(pad)
+        return structure, structure.gated.compact(self.search.select())
 
     def run_shaped(
-        self, updates: int, settling: Callable[[Update], None], round_to: int | None, limit: bool, record: bool
+        self,
+        updates: int,
+        settling: Callable[[Update], None],
+        record: bool,
+        *,
+        round_to: int | None = None,
+        limit: bool = False,
+        pad: int = 1,
     ) -> Update:
-        """The updates of a run by the default recipe, all of its phases; in blocks, and with a limit on latency.
-        settling: called with what settles the structure and cuts the network."""
+        """The updates of a run by the default recipe, all of its phases; in blocks, with a limit on latency, or padded
+        once settled. settling: called with what settles the structure and cuts the network."""
         model = self.build()
         gated = espalier.attach(model, self.x[:4], round_to=round_to)
         target: dict[Any, Any] = {"macs": self.target}
         if limit:
             target[gated.cost("latency", device=self.device, batch=self.batch)] = "uniform"
         structure = espalier.shape(gated, None, self.sgd(model), updates=updates, target=target)
+        structure.multiple = pad
         compiling, recording = Compiling(backend=as_it_is), Recording() if record else None
 
         def update() -> None:
@@ -347,20 +360,22 @@ class Bench:
         raise ValueError("Torch-Pruning does not make it so small")
 
     def whole_runs(
-        self, updates: int, clock: Callable[[], float], round_to: int | None, limit: bool, record: bool
+        self, updates: int, clock: Callable[[], float], record: bool, round_to: int | None, limit: bool, pad: int | None
     ) -> dict[str, Any]:
         """Seconds of whole runs of so many updates, in slices that take turns, and over those of the plain one."""
         settling: dict[str, float] = {}  # seconds of it, which a run of any length takes once
 
-        def shaped(name: str, round_to: int | None, limit: bool) -> Update:
+        def shaped(name: str, **how: Any) -> Update:
             def settle(update: Update) -> None:
                 settling[name] = round(timed(update, 1, self.device, clock), 3)
 
-            return self.run_shaped(updates, settle, round_to, limit, record)
+            return self.run_shaped(updates, settle, record, **how)
 
-        runs = {"plain": self.run_plain(record), "shaped": shaped("shaped", None, False)}
+        runs = {"plain": self.run_plain(record), "shaped": shaped("shaped")}
         if round_to is not None:
-            runs["shaped in blocks"] = shaped("shaped in blocks", round_to, limit)
+            runs["shaped in blocks"] = shaped("shaped in blocks", round_to=round_to, limit=limit)
+        if pad is not None:
+            runs["shaped, padded"] = shaped("shaped, padded", pad=pad)
         told: dict[str, Any] = {"updates": updates, "seconds to settle": settling}
         try:
             runs["pruned"] = self.run_pruned(updates, record)
@@ -375,7 +390,7 @@ class Bench:
         told |= {f"{name} over plain": round(seconds[name] / seconds["plain"], 3) for name in list(runs)[1:]}
         return told
 
-    def updates(self, *, one_pass: bool, compile: bool, multiple: int | None) -> dict[str, Update]:
+    def updates(self, *, one_pass: bool, compile: bool, pad: int | None) -> dict[str, Update]:
         settled, alone = self.settled()
         updates = {
             "plain": self.plain(self.build()),
@@ -384,8 +399,8 @@ class Bench:
             "settled": self.shaped(settled),
             "compact, plain": self.plain(alone),
         }
-        if multiple is not None:
-            updates["widened, plain"] = self.plain(self.widened(multiple))
+        if pad is not None:
+            updates["padded"] = self.shaped(self.settled(pad)[0])
         if one_pass:
             (ranked_pass, self.one_at_a_time), (slopes_pass, _) = self.in_one_pass("ranked"), self.in_one_pass("slopes")
             updates |= {
@@ -399,9 +414,10 @@ class Bench:
             updates["plain, compiled"] = self.plain(self.build(), compile=True)
             if self.device.type == "cuda":
                 updates |= self.recorded(", recorded", backend=as_it_is) | self.recorded(", compiled and recorded")
-                if multiple is not None:
-                    for kind, how in ((", recorded", {"backend": as_it_is}), (", compiled and recorded", {})):
-                        updates[f"widened, plain{kind}"] = self.plain_recorded(self.widened(multiple), **how)
+                for kind, how in ((", recorded", {"backend": as_it_is}), (", compiled and recorded", {})):
+                    if pad is not None:
+                        padded = self.settled(pad)[0]
+                        updates[f"padded{kind}"] = self.shaped(padded, compile=True, record=True, **how)
             else:
                 updates |= {
                     "search, slopes, compiled": self.shaped(self.structure("slopes", 1), compile=True),
@@ -449,9 +465,10 @@ def ratios(times: dict[str, float]) -> dict[str, float]:
         if f"search, no slopes{kind}" in times:
             more = times[f"search, slopes{kind}"] - times[f"search, no slopes{kind}"]
             found[f"price of slopes, share of plain{kind}"] = round(more / times[f"plain{kind}"], 3)
-        if f"settled{kind}" in times:
-            mean = (times[f"search, slopes{kind}"] + times[f"settled{kind}"]) / 2
-            found[f"half searched, half settled, over plain{kind}"] = round(mean / times[f"plain{kind}"], 3)
+        for form in ("settled", "padded"):
+            if f"{form}{kind}" in times:
+                mean = (times[f"search, slopes{kind}"] + times[f"{form}{kind}"]) / 2
+                found[f"half searched, half {form}, over plain{kind}"] = round(mean / times[f"plain{kind}"], 3)
     return found
 
 
@@ -509,8 +526,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5, help="of each round of each update")
     parser.add_argument("--run", type=float, default=10.0, help="seconds of a plain run beside whole runs; 0: none")
-    parser.add_argument("--round-to", type=int, help="and a whole run in blocks of so many units, and widened")
+    parser.add_argument("--round-to", type=int, help="and a whole run in blocks of so many units")
     parser.add_argument("--limit", action="store_true", help="on the latency of that run: a uniform network's")
+    parser.add_argument("--pad", type=int, help="and settled in widths that are multiples of so many, by zeros")
     parser.add_argument("--one-pass", action=argparse.BooleanOptionalAction, default=True, help="and two masks")
     parser.add_argument("--compile", action="store_true", help="and compiled; on a GPU recorded, too")
     parser.add_argument(
@@ -526,7 +544,7 @@ def main() -> None:
         narrow = given.narrow or (ON_CPU.get(name, 1) if device.type == "cpu" else 1)
         bench = Bench(name, device, given.batch, narrow, given.target)
         try:
-            updates = bench.updates(one_pass=given.one_pass, compile=given.compile, multiple=given.round_to)
+            updates = bench.updates(one_pass=given.one_pass, compile=given.compile, pad=given.pad)
             times, failed = measured(updates, device, given.rounds, given.seconds, clock)
         except Exception as error:  # one network that fails is told of in its place
             rows[name] = {"failed": f"{type(error).__name__}: {error}"}
@@ -539,7 +557,9 @@ def main() -> None:
                 continue
             updates_of_run, key = max(FEWEST, round(1e3 * given.run / times[f"plain{kind}"])), f"whole run{kind}"
             try:
-                rows[name][key] = bench.whole_runs(updates_of_run, clock, given.round_to, given.limit, bool(kind))
+                rows[name][key] = bench.whole_runs(
+                    updates_of_run, clock, bool(kind), given.round_to, given.limit, given.pad
+                )
             except Exception as error:  # what was measured before is kept
                 rows[name][key] = {"failed": f"{type(error).__name__}: {error}"}
             print(name, key, json.dumps(rows[name][key]), file=sys.stderr, flush=True)

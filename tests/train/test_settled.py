@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,7 +72,9 @@ class Tied(nn.Module):
         return out
 
 
-def trained(make: type[nn.Module], optimizer: str, compact: bool, updates: int = 12) -> tuple[nn.Module, nn.Module]:
+def trained(
+    make: type[nn.Module], optimizer: str, compact: bool, updates: int = 12, multiple: int = 1
+) -> tuple[nn.Module, nn.Module]:
     """A few updates of search, then settled ones; the model afterwards, and its compact network."""
     torch.manual_seed(3)
     model = make().double()
@@ -82,7 +86,7 @@ def trained(make: type[nn.Module], optimizer: str, compact: bool, updates: int =
         if update == 8:
             search.settle()
             search._settled = gated.canonical(search.select())  # the masked road, to be compared, trains under it too
-            network = structure.compact() if compact else model
+            network = structure.compact(multiple) if compact else model
         part = slice(16 * (update % 6), 16 * (update % 6) + 16)
 
         def closure(part: slice = part, network: nn.Module = network) -> Tensor:
@@ -103,6 +107,110 @@ def test_the_trajectory_is_that_of_masked_training(make: type[nn.Module], optimi
     assert sum(p.numel() for p in small.parameters()) < 0.6 * sum(p.numel() for p in make().parameters())
     for (name, ours), theirs in zip(small.state_dict().items(), masked.state_dict().values(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-11, msg=name)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("make", [Net, Recurrent, Tied])
+def test_padded_with_zeros_it_trains_the_same(make: type[nn.Module], optimizer: str) -> None:
+    whole, small = trained(make, optimizer, compact=True)
+    wide, padded = trained(make, optimizer, compact=True, multiple=4)
+    for (name, ours), theirs in zip(padded.state_dict().items(), small.state_dict().values(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-11, msg=name)
+    for (name, ours), theirs in zip(wide.state_dict().items(), whole.state_dict().values(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-11, msg=name)  # no zeros came back
+
+
+class Through(nn.Module):
+    """Two layers of 24 units behind what is between."""
+
+    def __init__(self, *between: nn.Module) -> None:
+        super().__init__()
+        self.first, self.between, self.head = nn.Linear(16, 24), nn.Sequential(*between), nn.Linear(24, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.between(self.first(x)))
+        return out
+
+
+WAYS = {
+    "relu": ((nn.ReLU(),), 8),
+    "gelu, batch norm": ((nn.GELU(), nn.BatchNorm1d(24)), 8),
+    "sigmoid": ((nn.Sigmoid(),), 0),  # 0.5 for a zero: weights behind it would begin to learn
+    "batch norm, sigmoid": ((nn.BatchNorm1d(24), nn.Sigmoid()), 0),
+    "one of two": ((nn.ReLU(), nn.Linear(24, 24), nn.Sigmoid()), 8),
+    "width of a norm": ((nn.ReLU(), nn.LayerNorm(24), nn.ReLU()), 0),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_only_what_stays_zero_is_padded(way: str) -> None:
+    """Each group where it is exact: how many channels the network is trained with, and what it says."""
+    between, multiple = WAYS[way]
+    torch.manual_seed(5)
+    model = Through(*copy.deepcopy(between)).double()
+    x = X[:64].flatten(1)[:, :16]
+    gated = espalier.attach(model, x[:8], kinds=["units", "width"])
+    search = Search(gated.space, initial=0.45, seed=4)
+    structure = StructureOptimizer(torch.optim.AdamW(model.parameters(), 1e-2), search, gated)
+    search.settle()
+    expected = gated.compact(search.select())
+    widths = {name: m.out_features for name, m in expected.named_modules() if isinstance(m, nn.Linear)}
+    assert all(widths[name] % 8 for name in widths), "the masks of this seed leave nothing to pad"
+    small = structure.compact(8)
+    padded = {name: m.out_features for name, m in small.named_modules() if isinstance(m, nn.Linear)}
+    assert all(padded[name] == -(-widths[name] // 8) * 8 for name in widths if padded[name] != widths[name])
+    assert {name for name in widths if padded[name] != widths[name]} == ({"first"} if multiple else set())
+    torch.testing.assert_close(small.eval()(x), expected.eval()(x), rtol=1e-12, atol=1e-12)
+    small.train()
+    for _ in range(5):
+        structure.step(lambda: _backward(F.cross_entropy(structure.network(x), Y[:64])))
+    structure.write_back()
+    torch.testing.assert_close(
+        gated.compact(search.select()).eval()(x), small.eval()(x), rtol=1e-10, atol=1e-10
+    )  # so that what it was padded with says nothing still
+
+
+class Padding(espalier.Callback):
+    """As ``fit(compile=True)`` on a GPU has it: multiples of 8; and the network that is trained is remembered."""
+
+    def on_epoch(self, loop: Any, rows: Any) -> None:
+        loop.engine.structure.multiple = 8
+        self.network = loop.engine.structure.network
+
+
+def test_a_padded_run_of_fit_stops_and_goes_on(tmp_path: Path) -> None:
+    x = X[:, :, :4, :4].flatten(1)
+
+    def run(*callbacks: espalier.Callback, **more: Any) -> espalier.Result:
+        torch.manual_seed(7)
+        model = nn.Sequential(nn.Linear(48, 30), nn.ReLU(), nn.Linear(30, 26), nn.ReLU(), nn.Linear(26, 5)).double()
+        data = {"epochs": 12, "batch_size": 32, "target": 0.4, "quiet": True, "optimizer": OPTIMIZERS["momentum"]}
+        return espalier.fit(model, (x, Y), callbacks=callbacks, **data, **more)  # type: ignore[arg-type]
+
+    expected, padding = run(), Padding()
+    whole = run(padding, checkpoint=tmp_path / "whole")
+    stopped = [run(Padding(), StopAt(epoch), checkpoint=tmp_path / "parts") for epoch in (8, 10, 99)][-1]
+    found, trained = ([m.out_features for m in list(net)[:-1:2]] for net in (expected.model, padding.network))
+    assert trained == [min(-(-width // 8) * 8, most) for width, most in zip(found, (30, 26))] != found
+    for result in (whole, stopped):
+        assert result.mask.equal(expected.mask)
+        for ours, theirs in zip(result.model.parameters(), expected.model.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+    assert all(a.equal(b) for a, b in zip(whole.model.parameters(), stopped.model.parameters(), strict=True))
+
+
+class StopAt(espalier.Callback):
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def on_epoch(self, loop: Any, rows: Any) -> None:
+        if rows[0]["epoch"] == self.epoch:
+            loop.limit.end = 0.0
+
+
+def _backward(loss: Tensor) -> Tensor:
+    loss.backward()
+    return loss
 
 
 def test_the_model_gets_the_slices_back_and_keeps_the_rest() -> None:
@@ -137,7 +245,8 @@ def test_the_model_gets_the_slices_back_and_keeps_the_rest() -> None:
     assert all(a.equal(b) for a, b in zip(again.state_dict().values(), small.state_dict().values(), strict=True))
 
 
-def test_a_state_goes_on_in_another_process() -> None:
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_a_state_goes_on_in_another_process(multiple: int) -> None:
     """Saved in the settled part: the model, then the optimiser, which cuts it again."""
     torch.manual_seed(3)
     start = Net().double().state_dict()
@@ -162,7 +271,8 @@ def test_a_state_goes_on_in_another_process() -> None:
 
     model, structure = begin()
     structure.search.settle()
-    go_on(structure, structure.compact(), range(3))
+    go_on(structure, structure.compact(multiple), range(3))
+    assert (structure.padded is None) == (multiple == 1)
     weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(structure.state_dict())
     go_on(structure, structure.compact(), range(3, 6))
     other, resumed = begin()

@@ -32,8 +32,8 @@ def rounded(
 
     structure: of one gate for each unit. round_to: as in :func:`espalier.attach`.
     """
-    spans, importance = _measured(structure)
-    wanted = _wanted(structure, model, round_to, spans)
+    width_of, importance = spans(structure), _importance(structure)
+    wanted = _wanted(structure, model, round_to, width_of)
     groups, small, blocks = list[GateGroup](), dict[str, str](), Blocks()
     for group in structure.groups:
         width = wanted.get(group.name)
@@ -41,7 +41,7 @@ def rounded(
             groups.append(group)
             continue
         if isinstance(width, int):
-            step = width // math.gcd(width, spans[group.name])
+            step = width // math.gcd(width, width_of[group.name])
             if step == 1:  # a head is as wide already
                 groups.append(group)
                 continue
@@ -92,15 +92,19 @@ def usual_width(model: nn.Module) -> int:
     return 16 if device_of(model).type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
 
 
-def _measured(structure: Structure) -> tuple[dict[str, int], Array]:
-    """By group the channels of one unit (the size of a head), and the importance ``(d)`` of every unit.
+def spans(structure: Structure) -> dict[str, int]:
+    """By group the channels of one unit: the size of a head."""
+    classes = [(g.name, [np.unique(structure.trace.atoms.roots(unit)) for unit in g.units]) for g in structure.groups]
+    return {name: max(1, *(int(structure.spans[own].sum()) for own in units)) for name, units in classes}
 
-    The importance is the size of the weights that write a unit times that of the weights that read it, which stays the
-    same when one is scaled up and the other down. Behind a norm the norm's scale stands for the weights that write.
+
+def _importance(structure: Structure) -> Array:
+    """Of every unit ``(d)``: the size of the weights that write it times that of the weights that read it.
+
+    That stays the same when one is scaled up and the other down. Behind a norm its scale stands for the weights that
+    write.
     """
     d = structure.space.d
-    classes = [(g.name, [np.unique(structure.trace.atoms.roots(unit)) for unit in g.units]) for g in structure.groups]
-    spans = {name: max(1, *(int(structure.spans[own].sum()) for own in units)) for name, units in classes}
     written, scales, read = np.zeros(d), np.zeros(d), np.zeros(d)
     for axis in structure.axes:
         inside = axis.entries >= 0
@@ -114,4 +118,4 @@ def _measured(structure: Structure) -> tuple[dict[str, int], Array]:
         where = structure.where(group)
         if scales[where].any():
             written[where] = scales[where]
-    return spans, np.sqrt(written * read)
+    return np.asarray(np.sqrt(written * read))

@@ -61,13 +61,22 @@ class Trial:
             self.modes = self._modes() or {False: True}
         self._refuse_original(model)
 
-    def run(self, model: nn.Module, training: bool, seed: int = 7) -> list[Tensor]:
-        """The output's tensors; buffers are put back afterwards."""
+    def run(self, model: nn.Module, training: bool, seed: int = 7, backward: bool = False) -> list[Tensor]:
+        """The output's tensors; buffers are put back afterwards. backward: from random gradients of them."""
         model.train(training)
         seed_all(seed)
-        with values_kept(model.buffers()), torch.no_grad(), warnings.catch_warnings(), MadeIn(self.dtype):
+        with (
+            values_kept(model.buffers()),
+            torch.set_grad_enabled(backward),
+            warnings.catch_warnings(),
+            MadeIn(self.dtype),
+        ):
             warnings.simplefilter("ignore")
-            return list(tensors_in(model(*self.args, **self.kwargs)))
+            outputs = list(tensors_in(model(*self.args, **self.kwargs)))
+            if backward:
+                ends = [output for output in outputs if output.requires_grad]
+                torch.autograd.backward(ends, [torch.randn_like(output) for output in ends])
+            return outputs
 
     def _modes(self) -> dict[bool, bool]:
         """Eval mode, and train mode where that runs and differs; for each whether its values are not random.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from espalier.compact.apply import tensor_state
 from espalier.files import clean
+from espalier.gates.blocks import usual_width
 from espalier.gates.recalibrate import calibrated
 from espalier.space import BadInput, Diverged
 from espalier.train import checks, fingerprint, pytree, scoring
@@ -63,6 +64,7 @@ class EagerEngine(Engine):
             self.recording = Recording(asked=bool(self.compile)) if on_gpu else None
         if self.compile and on_gpu:  # on a CPU theta's update of one run is not torch's
             self.search.compile()
+            self.structure.multiple = usual_width(self.gated.model)
         # Of an epoch: loss, updates, wrong classes, predictions. On the device: reading one would wait for a GPU.
         self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
         self._batches: Iterator[Batch] | None = None  # of the rest of the epoch

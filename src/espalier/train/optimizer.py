@@ -8,18 +8,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from espalier.compact.apply import apply_plan, cut, named_tensors, put_back
-from espalier.compact.plan import Plan
 from espalier.cost import Cost
 from espalier.data import Dataset
 from espalier.gates.attach import attach, uncompiled
 from espalier.gates.blocks import RoundTo
-from espalier.gates.masking import strip
+from espalier.gates.gated import Gated as Attached
 from espalier.gates.recalibrate import recalibrate_under
 from espalier.search import Search
 from espalier.space import BadInput, BadType, Diverged
@@ -32,6 +30,7 @@ from espalier.train.ranks import Ranks, WholeBatch
 from espalier.train.recipes import OptimizerFactory, Phases, Recipe
 from espalier.train.result import Result, Row, Shares, rows, sizes
 from espalier.train.scoring import Loss, Metrics
+from espalier.train.settled import Settled, widened
 from espalier.train.targets import Target
 
 NO_MASK = torch.ones(1, 1)  # of a compact network: one call of the closure, and no mask to draw
@@ -96,6 +95,8 @@ class StructureOptimizer(torch.optim.Optimizer):
         self.corrections = 0  # how often a measured cost asked for a smaller network
         self.errors: dict[str, float] = {}  # by measured cost: measured over predicted, when it last did
         self.settled: Settled | None = None
+        self.multiple = 1  # what `settle` gives to `compact`
+        self.padded: Tensor | None = None  # the mask of the network that is trained, if it is wider than what ships
         self.ranks = ranks
         # The mean over processes that train the same model.
         self.across: Callable[[Tensor], Tensor] | None = None if ranks is None else ranks.mean
@@ -147,7 +148,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         self.corrections, self.errors = targets.correct(self.search, self.gated)
         self.search.settle()
         if hasattr(self.gated, "plan"):  # a handle of one's own may know no plan, and goes on masked
-            self.compact()
+            self.compact(self.multiple)
 
     def step(  # type: ignore[override]
         self,
@@ -243,11 +244,14 @@ class StructureOptimizer(torch.optim.Optimizer):
         with noise, WholeBatch(ranks) if sharing else nullcontext():
             yield
 
-    def compact(self) -> torch.nn.Module:
+    def compact(self, multiple: int = 1, *, padded: Tensor | None = None) -> torch.nn.Module:
         """Once the search is settled: train on with the compact network, and return it.
 
         From here on the closure runs that network instead of the model. This optimiser holds its parameters, with the
         state they had. ``write_back`` brings what was trained into the model, for ``gated.compact`` and for saving.
+        multiple: 8 on a GPU: the network is trained with zeros beside its channels, up to multiples of so many, which
+        kernels are faster at. They stay zeros where the optimiser moves each number by its own gradient and value, and
+        what ships has none. Groups where that is not exact are left. padded: the mask of it, as a state has kept it.
         """
         if not self.search.settled:
             raise BadInput("compact() goes on with the structure that was settled on: call search.settle() first")
@@ -266,8 +270,10 @@ class StructureOptimizer(torch.optim.Optimizer):
                     "parameters of .network",
                     stacklevel=3,
                 )
-            plan = self.gated.plan(self.search.select())  # type: ignore[attr-defined]
-            self.settled = Settled(self.gated.model, plan, self.inner)
+            gated, mask = cast(Attached, self.gated), self.search.select()
+            self.padded = widened(gated, mask, multiple) if padded is None and multiple > 1 else padded
+            wider = None if self.padded is None else gated.plan(self.padded)
+            self.settled = Settled(gated.model, gated.plan(mask), self.inner, wider)
         return self.settled.small
 
     def _versions(self) -> dict[str, int]:
@@ -322,12 +328,13 @@ class StructureOptimizer(torch.optim.Optimizer):
             "update": self.update,
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             **({"blocks": blocks} if blocks else {}),
+            **({} if self.padded is None else {"padded": self.padded.tolist()}),
             **({"weights": fingerprint.weights(self.settled.small.parameters())} if self.settled is not None else {}),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the model first: where the state is of a compact network, it is cut out of the model as it is now."""
-        if state_dict.keys() - {"blocks", "weights"} != {"inner", "search", "compact", "update", "scheduler"}:
+        if state_dict.keys() - {"blocks", "padded", "weights"} != {"inner", "search", "compact", "update", "scheduler"}:
             raise BadInput(
                 "the state of a StructureOptimizer holds inner, search, compact, update and scheduler, not "
                 f"{sorted(state_dict)}; a state of its inner optimiser alone goes into .inner"
@@ -341,7 +348,9 @@ class StructureOptimizer(torch.optim.Optimizer):
             )
         self.search.load_state_dict(state_dict["search"])
         if state_dict["compact"]:
-            weights = fingerprint.weights(self.compact().parameters())
+            kept = state_dict.get("padded")
+            padded = None if kept is None else torch.tensor(kept, device=self.search.device)
+            weights = fingerprint.weights(self.compact(padded=padded).parameters())
             if state_dict.get("weights", weights) != weights:
                 warnings.warn(
                     "the model holds other weights than this state was kept with, and goes on from them: load the "
@@ -428,53 +437,6 @@ class StructureOptimizer(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return f"StructureOptimizer({self.inner!r}, d={self.search.space.d})"
-
-
-class Settled:
-    """A gated model's compact network in its place, trained by the same optimiser. ``small``: the network.
-
-    Masked training computes the closed gates too, and multiplies them by zero. The compact network computes the same
-    without them. Its tensors are slices of the model's, the optimiser's state is cut along, and what was trained is
-    written back.
-    """
-
-    def __init__(self, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
-        self.model, named = model, named_tensors(model)
-        self.cuts = {id(named[name]): dims for name, dims in plan.tensors.items()}  # a tied tensor has several names
-        self.pieces: dict[str, Tensor] = {}
-        self.small = strip(apply_plan(model, plan, pieces=self.pieces))
-        self._hand_over(optimizer)
-
-    def _hand_over(self, optimizer: torch.optim.Optimizer) -> None:
-        """Give the optimiser the smaller parameters in the places of the whole ones, with their state."""
-        names = {id(tensor): name for name, tensor in named_tensors(self.model).items()}
-        for group in optimizer.param_groups:
-            for place, parameter in enumerate(group["params"]):
-                name = names[id(parameter)]
-                piece = self.pieces[name]
-                group["params"][place] = piece
-                if parameter in optimizer.state:
-                    optimizer.state[piece] = self._cut_state(optimizer.state.pop(parameter), parameter, name)
-
-    def _cut_state(self, state: Mapping[str, Any], whole: Tensor, name: str) -> dict[str, Any]:
-        """What is as large as the parameter is cut as it is, along those dimensions that it has: Adafactor keeps sums
-        over others. A state of another form, which cannot be cut, is begun anew."""
-        dims, left = self.cuts.get(id(whole), {}), dict(state)
-        for key, value in state.items() if dims else ():
-            if not isinstance(value, Tensor) or (value.numel() == 1 and value.shape != whole.shape):
-                continue
-            if value.ndim != whole.ndim or not all(a in (1, b) for a, b in zip(value.shape, whole.shape)):
-                return {}
-            own = {dim: runs for dim, runs in dims.items() if value.shape[dim] == whole.shape[dim]}
-            left[key] = cut(value, name, own)
-        return left
-
-    def write_back(self) -> None:
-        """Write the trained slices into the model; what was cut away stays there as it was."""
-        current = named_tensors(self.small)  # a module may have put another tensor in a buffer's place
-        for name, tensor in named_tensors(self.model).items():
-            if not name.rpartition(".")[2].startswith("espalier_"):
-                put_back(tensor, current.get(name, self.pieces[name]), self.cuts.get(id(tensor), {}))
 
 
 def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
