@@ -45,12 +45,17 @@ def row(name: str, method: str, by_label: dict[float, list[Run]]) -> dict[str, A
         "setting": head["settings"], "examples": head["examples"],
         "mean": [round(100 * statistics.mean(run.number("error") for run in runs), 3) for runs in groups],
         "train_loss": [last_losses(runs) for runs in groups],
-        "pairs": [[[run.fold or 0, run.seed] for run in runs] for runs in groups],
+        "pairs": once([[[run.fold or 0, run.seed] for run in runs] for runs in groups]),
         "errors": [[run.number("error") for run in runs] for runs in groups],
         "seconds": round(sum(one["seconds"]["batch"] for one in heads), 1),
         "hardware": head["hardware"], "versions": head["versions"], "commit": head["commit"],
         "commands": list(dict.fromkeys(one["command"] for one in heads)),
     }  # fmt: skip
+
+
+def once(lists: list[Any]) -> list[Any]:
+    """A single one where all are alike."""
+    return lists[:1] if all(one == lists[0] for one in lists) else lists
 
 
 def named(method: str, labels: list[float], groups: list[list[Run]]) -> dict[str, list[float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -63,8 +64,21 @@ def save(figure: Figure, stem: Path) -> list[Path]:
         for kind, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
             buffer = io.BytesIO()
             figure.savefig(buffer, format=kind, dpi=160, metadata=metadata, bbox_inches="tight")
-            written.append(files.write(stem.with_name(f"{stem.name}.{kind}"), buffer.getvalue()))
+            drawn = shorter(buffer.getvalue()) if kind == "svg" else buffer.getvalue()
+            written.append(files.write(stem.with_name(f"{stem.name}.{kind}"), drawn))
     return written
+
+
+def shorter(svg: bytes) -> bytes:
+    """With hundredths of a point in places and paths, where matplotlib writes millionths."""
+
+    def rounded(number: re.Match[bytes]) -> bytes:
+        return f"{float(number[0]):.2f}".encode()
+
+    def places(attribute: re.Match[bytes]) -> bytes:
+        return re.sub(rb"\d+\.\d{3,}", rounded, attribute[0])
+
+    return re.sub(rb' (?:d|x|y|transform)="[^"]*"', places, svg)
 
 
 def trade_off(section: Section) -> Figure | None:
