@@ -30,13 +30,13 @@ class Settled:
     def __init__(
         self, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer, padded: Plan | None = None
     ) -> None:
-        self.form = Form(model, plan, padded)
+        self.model, self.form = model, Form(model, plan, padded)
         self.small = self.form.small
         self._hand_over(optimizer)
 
     def _hand_over(self, optimizer: torch.optim.Optimizer) -> None:
         """Give the optimiser the smaller parameters in the places of the whole ones, with their state."""
-        names = {id(tensor): name for name, tensor in self.form.named.items()}
+        names = {id(tensor): name for name, tensor in named_tensors(self.model).items()}
         for group in optimizer.param_groups:
             for place, parameter in enumerate(group["params"]):
                 name = names[id(parameter)]
@@ -48,7 +48,7 @@ class Settled:
     def _cut_state(self, state: Mapping[str, Any], whole: Tensor, name: str) -> dict[str, Any]:
         """What is as large as the parameter is cut as it is, along those dimensions that it has: Adafactor keeps sums
         over others. A state of another form, which cannot be cut, is begun anew."""
-        dims, left = self.form.cuts.get(id(whole), {}), dict(state)
+        dims, left = self.form.cuts.get(name, {}), dict(state)
         for key, value in state.items() if dims else ():
             if not isinstance(value, Tensor) or (value.numel() == 1 and value.shape != whole.shape):
                 continue
@@ -56,15 +56,15 @@ class Settled:
                 return {}
             has = [dim for dim in dims if value.shape[dim] == whole.shape[dim]]
             left[key] = cut(value, name, {dim: dims[dim] for dim in has})
-            self.form.clear(left[key], whole, has)
+            self.form.clear(left[key], name, has)
         return left
 
     def write_back(self) -> None:
         """Write the trained slices into the model; what was cut away stays there as it was."""
         current = named_tensors(self.small)  # a module may have put another tensor in a buffer's place
-        for name, piece in self.form.pieces.items():
+        for name, tensor in named_tensors(self.model).items():
             if not name.rpartition(".")[2].startswith("espalier_"):
-                self.form.write(name, current.get(name, piece))
+                self.form.write(tensor, current.get(name, self.form.pieces[name]), name)
 
 
 class Form:
@@ -73,41 +73,40 @@ class Form:
     padded: a plan that keeps more than ``plan`` does; the network then has zeros in what that one would cut."""
 
     def __init__(self, model: nn.Module, plan: Plan, padded: Plan | None = None) -> None:
-        self.named, self.pieces = named_tensors(model), dict[str, Tensor]()
+        named, self.pieces = named_tensors(model), dict[str, Tensor]()
         self.small = strip(apply_plan(model, padded or plan, pieces=self.pieces))
-        # By the model's tensor, since a tied one has several names: its places in a piece, and those of the network.
-        self.cuts = {id(self.named[name]): dims for name, dims in (padded or plan).tensors.items()}
-        self.own = {id(self.named[name]): dims for name, dims in plan.tensors.items()}
-        self.inside = {} if padded is None else {key: self._inside(key, dims) for key, dims in self.own.items()}
-        for name, tensor in self.named.items():
-            self.clear(self.pieces[name].detach(), tensor, self.inside.get(id(tensor), ()))
+        # By name: which places of the model's tensor a piece has, which of them the network itself keeps, and where
+        # those are in the piece.
+        self.cuts, self.own = _by_name(named, padded or plan), _by_name(named, plan)
+        self.inside = {} if padded is None else {name: self._inside(name) for name in self.own}
+        for name, inside in self.inside.items():
+            self.clear(self.pieces[name].detach(), name, inside)
 
-    def _inside(self, key: int, dims: Places) -> dict[int, Tensor]:
+    def _inside(self, name: str) -> dict[int, Tensor]:
         """Where a piece has what the network keeps, by dimension."""
-        kept = {dim: from_runs(runs) for dim, runs in self.cuts.get(key, {}).items()}
+        kept = {dim: from_runs(runs) for dim, runs in self.cuts.get(name, {}).items()}
         places = {dim: {index: place for place, index in enumerate(own)} for dim, own in kept.items()}
         return {
             dim: torch.tensor(
                 [places[dim][index] if dim in places else index for index in from_runs(runs)], dtype=torch.int64
             )
-            for dim, runs in dims.items()
+            for dim, runs in self.own[name].items()
         }
 
-    def clear(self, piece: Tensor, whole: Tensor, dims: Iterable[int]) -> None:
-        """Put zeros where the piece of a tensor, or what is of its shape along these dimensions, is wider."""
-        inside = self.inside.get(id(whole), {})
+    def clear(self, piece: Tensor, name: str, dims: Iterable[int]) -> None:
+        """Put zeros where a piece, or what is of its shape along these dimensions, is wider than the network."""
+        inside = self.inside.get(name, {})
         for dim in dims:
             if dim in inside:
                 wider = torch.ones(piece.shape[dim], dtype=torch.bool)
                 wider[inside[dim]] = False
                 piece.index_fill_(dim, wider.nonzero().flatten().to(piece.device), 0)
 
-    def write(self, name: str, piece: Tensor) -> None:
+    def write(self, tensor: Tensor, piece: Tensor, name: str) -> None:
         """Write a piece into the model's tensor of this name, without the zeros that make it wider."""
-        tensor = self.named[name]
-        for dim, inside in self.inside.get(id(tensor), {}).items():
+        for dim, inside in self.inside.get(name, {}).items():
             piece = piece.detach().index_select(dim, inside.to(piece.device))
-        put_back(tensor, piece, self.own.get(id(tensor), {}))
+        put_back(tensor, piece, self.own.get(name, {}))
 
     def is_proven(self, trial: Trial, own: nn.Module) -> bool:
         """Whether it computes what the network itself does, and no gradient reaches its zeros, so that they stay."""
@@ -115,14 +114,20 @@ class Form:
             if compared and not distance(trial.run(own, training), trial.run(self.small, training)) < trial.tolerance:
                 return False
         trial.run(self.small, True, backward=True)
-        for name, tensor in self.named.items():
+        for name, inside in self.inside.items():
             gradient = self.pieces[name].grad
-            if gradient is not None and id(tensor) in self.inside:
+            if gradient is not None:
                 before = gradient.clone()
-                self.clear(gradient, tensor, self.inside[id(tensor)])
+                self.clear(gradient, name, inside)
                 if not before.equal(gradient):  # also where it is not a number
                     return False
         return True
+
+
+def _by_name(named: Mapping[str, Tensor], plan: Plan) -> dict[str, Places]:
+    """What a plan keeps of each tensor. Of a tied one it tells under one name alone."""
+    kept = {id(named[name]): dims for name, dims in plan.tensors.items()}
+    return {name: kept[id(tensor)] for name, tensor in named.items() if id(tensor) in kept}
 
 
 def widened(gated: Gated, mask: Tensor, multiple: int) -> Tensor | None:
