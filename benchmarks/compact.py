@@ -161,10 +161,11 @@ def graphed(model: nn.Module, x: Tensor) -> Action:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """The GPU for one process at a time, of all benchmarks that time networks there: others get theirs ready then."""
+def alone(*, timing: bool = True) -> Iterator[None]:
+    """The GPU for one process at a time, of all benchmarks that time networks there: others get theirs ready then, and
+    those who need it for that (``timing=False``) do so together."""
     with open(Path(tempfile.gettempdir()) / "espalier-timing.lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX if timing else fcntl.LOCK_SH)
         yield
 
 

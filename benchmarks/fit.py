@@ -41,14 +41,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import espalier
+from compact import alone
 from espalier.models import VGG, ResNet
+from espalier.search.recorded import WARM
 from espalier.space import first_line
 from espalier.train.compiling import Compiling, Recording, as_it_is
 from espalier.train.gradients import Gradient, OnePass
 from espalier.train.gradients import Update as UpdateOf
+from espalier.train.recipes import PRESETS
 
 Update = Callable[[], object]
 FEWEST, SLICES = 100, 50  # updates of a whole run, and the slices of it that take turns with those of others
+FIRST = WARM + 3  # updates until what is recorded is replayed
 SEARCHED = 60  # updates of the run whose search gives the widths of settled updates
 
 
@@ -291,17 +295,10 @@ class Bench:
         return structure, structure.gated.compact(self.search.select())
 
     def run_shaped(
-        self,
-        updates: int,
-        settling: Callable[[Update], None],
-        record: bool,
-        *,
-        round_to: int | None = None,
-        limit: bool = False,
-        pad: int = 1,
+        self, updates: int, record: bool, *, round_to: int | None = None, limit: bool = False, pad: int = 1
     ) -> Update:
         """The updates of a run by the default recipe, all of its phases; in blocks, with a limit on latency, or padded
-        once settled. settling: called with what settles the structure and cuts the network."""
+        once settled."""
         model = self.build()
         gated = espalier.attach(model, self.x[:4], round_to=round_to)
         target: dict[Any, Any] = {"macs": self.target}
@@ -313,7 +310,7 @@ class Bench:
 
         def update() -> None:
             if structure.update == structure.phases.settle:  # as `fit` does, so that the closure has the network
-                settling(structure.settle)
+                structure.settle()
             network = compiling.form(structure.network) if record else structure.network
             structure.step(self.closure(network), self.x, self.y, together=recording)
 
@@ -359,36 +356,17 @@ class Bench:
                 return model
         raise ValueError("Torch-Pruning does not make it so small")
 
-    def whole_runs(
-        self, updates: int, clock: Callable[[], float], record: bool, round_to: int | None, limit: bool, pad: int | None
-    ) -> dict[str, Any]:
-        """Seconds of whole runs of so many updates, in slices that take turns, and over those of the plain one."""
-        settling: dict[str, float] = {}  # seconds of it, which a run of any length takes once
-
-        def shaped(name: str, **how: Any) -> Update:
-            def settle(update: Update) -> None:
-                settling[name] = round(timed(update, 1, self.device, clock), 3)
-
-            return self.run_shaped(updates, settle, record, **how)
-
-        runs = {"plain": self.run_plain(record), "shaped": shaped("shaped")}
+    def whole_runs(self, updates: int, record: bool, round_to: int | None, limit: bool, pad: int | None) -> WholeRuns:
+        """Whole runs of so many updates, that of the whole network first."""
+        runs = WholeRuns(updates, self.device)
+        runs.add("plain", lambda: self.run_plain(record))
+        runs.add("shaped", lambda: self.run_shaped(updates, record))
         if round_to is not None:
-            runs["shaped in blocks"] = shaped("shaped in blocks", round_to=round_to, limit=limit)
+            runs.add("shaped in blocks", lambda: self.run_shaped(updates, record, round_to=round_to, limit=limit))
         if pad is not None:
-            runs["shaped, padded"] = shaped("shaped, padded", pad=pad)
-        told: dict[str, Any] = {"updates": updates, "seconds to settle": settling}
-        try:
-            runs["pruned"] = self.run_pruned(updates, record)
-        except Exception as error:  # a network that it refuses
-            told["pruned"] = f"-: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        seconds = dict.fromkeys(runs, 0.0)
-        marks = [round(place * updates / SLICES) for place in range(SLICES + 1)]
-        for start, stop in itertools.pairwise(marks):
-            for name, update in runs.items():
-                seconds[name] += timed(update, stop - start, self.device, clock)
-        told["seconds"] = {name: round(value, 3) for name, value in seconds.items()}
-        told |= {f"{name} over plain": round(seconds[name] / seconds["plain"], 3) for name in list(runs)[1:]}
-        return told
+            runs.add("shaped, padded", lambda: self.run_shaped(updates, record, pad=pad))
+        runs.add("pruned", lambda: self.run_pruned(updates, record))
+        return runs
 
     def updates(self, *, one_pass: bool, compile: bool, pad: int | None) -> dict[str, Update]:
         settled, alone = self.settled()
@@ -440,6 +418,42 @@ class Bench:
         }
 
 
+class WholeRuns:
+    """Whole runs of so many updates, a slice of each in turn.
+
+    What takes a run of any length as long is told apart: the first updates of a network, which trace and record it and,
+    where one settles, cut it. They are the same updates of every run: at its start, where the search begins, where it
+    settles, and where a rival prunes.
+    """
+
+    def __init__(self, updates: int, device: torch.device) -> None:
+        self.updates, self.device = updates, device
+        phases = PRESETS["default"].phases(updates, "a target")
+        self.new = {0, phases.begin, phases.settle, updates // 2}
+        self.runs, self.failed = dict[str, Update](), dict[str, str]()
+
+    def add(self, name: str, make: Callable[[], Update]) -> None:
+        try:
+            self.runs[name] = make()
+        except Exception as error:  # a network that a rival refuses
+            self.failed[name] = f"-: {type(error).__name__}: {first_line(error)}"
+
+    def measure(self, clock: Callable[[], float]) -> dict[str, Any]:
+        """Seconds of each run, and over those of the first."""
+        seconds, once = dict.fromkeys(self.runs, 0.0), dict.fromkeys(self.runs, 0.0)
+        marks = {round(place * self.updates / SLICES) for place in range(SLICES + 1)}
+        marks |= {update + more for update in self.new for more in (0, FIRST)}
+        for start, stop in itertools.pairwise(sorted(mark for mark in marks if mark <= self.updates)):
+            apart = any(update <= start < update + FIRST for update in self.new)
+            for name, update in self.runs.items():
+                (once if apart else seconds)[name] += timed(update, stop - start, self.device, clock)
+        told: dict[str, Any] = {"updates": self.updates, **self.failed}
+        for key, times in (("seconds", seconds), ("seconds of first updates", once)):
+            told[key] = {name: round(value, 3) for name, value in times.items()}
+        first, *others = self.runs
+        return told | {f"{name} over {first}": round(seconds[name] / seconds[first], 3) for name in others}
+
+
 RATIOS = {
     "search over plain": ("search, slopes", "plain"),
     "settled over compact": ("settled", "compact, plain"),
@@ -487,25 +501,33 @@ def timed(update: Update, count: int, device: torch.device, clock: Callable[[], 
     return clock() - began
 
 
-def measured(
-    updates: dict[str, Update], device: torch.device, rounds: int, seconds: float, clock: Callable[[], float]
+def ready(
+    updates: dict[str, Update], device: torch.device, clock: Callable[[], float]
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Milliseconds of one update each, medians over rounds that take turns; and what failed, by its name."""
-    counts, failed = dict[str, int](), dict[str, str]()
+    """Seconds of one update of each that works, compiled and recorded by now; and what failed, by its name."""
+    seconds, failed = dict[str, float](), dict[str, str]()
     for name, update in updates.items():
         began = time.perf_counter()
         try:
             timed(update, 5, device, clock)
-            counts[name] = max(1, round(seconds / timed(update, 1, device, clock)))
+            seconds[name] = timed(update, 1, device, clock)
         except Exception as error:  # torch.compile refuses an LSTM
             failed[name] = f"{type(error).__name__}: {first_line(error)}"
         told = failed.get(name, "ready")
         print(f"{name}: {told}, {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+    return seconds, failed
+
+
+def measured(
+    updates: dict[str, Update], device: torch.device, rounds: int, seconds: float, clock: Callable[[], float]
+) -> dict[str, float]:
+    """Milliseconds of one update each, medians over rounds that take turns."""
+    counts = {name: max(1, round(seconds / timed(update, 1, device, clock))) for name, update in updates.items()}
     times: dict[str, list[float]] = {name: [] for name in counts}
     for _ in range(rounds):
         for name, count in counts.items():
             times[name].append(1e3 * timed(updates[name], count, device, clock) / count)
-    return {name: statistics.median(values) for name, values in times.items()}, failed
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def processor() -> str:
@@ -539,30 +561,31 @@ def main() -> None:
         torch.set_num_threads(1)
     clock = time.process_time if given.processor_time else time.perf_counter
     device = torch.device(given.device)
+    on_gpu = device.type == "cuda"
     rows: dict[str, dict[str, Any]] = {}
     for name in given.networks.split(","):
         narrow = given.narrow or (ON_CPU.get(name, 1) if device.type == "cpu" else 1)
         bench = Bench(name, device, given.batch, narrow, given.target)
+        runs: dict[str, WholeRuns] = {}
         try:
-            updates = bench.updates(one_pass=given.one_pass, compile=given.compile, pad=given.pad)
-            times, failed = measured(updates, device, given.rounds, given.seconds, clock)
-        except Exception as error:  # one network that fails is told of in its place
-            rows[name] = {"failed": f"{type(error).__name__}: {error}"}
+            with alone(timing=False) if on_gpu else nullcontext():
+                updates = bench.updates(one_pass=given.one_pass, compile=given.compile, pad=given.pad)
+                first, failed = ready(updates, device, clock)
+                for kind in ("", ", recorded") if given.run else ():
+                    if f"plain{kind}" in first:
+                        count = max(FEWEST, round(given.run / first[f"plain{kind}"]))
+                        runs[kind] = bench.whole_runs(count, bool(kind), given.round_to, given.limit, given.pad)
+            with alone() if on_gpu else nullcontext():
+                times = measured({key: updates[key] for key in first}, device, given.rounds, given.seconds, clock)
+                rows[name] = {"narrow": narrow, "ms": {key: round(value, 3) for key, value in times.items()}}
+                rows[name] |= ratios(times) | ({"failed": failed} if failed else {})
+                for kind, whole in runs.items():
+                    print(name, json.dumps(rows[name]), file=sys.stderr, flush=True)
+                    rows[name][f"whole run{kind}"] = whole.measure(clock)
+        except Exception as error:  # one network that fails is told of in its place, with what was measured before
+            rows[name] = rows.get(name, {}) | {"failed": f"{type(error).__name__}: {error}"}
             continue
-        rows[name] = {"narrow": narrow, "ms": {key: round(value, 3) for key, value in times.items()}, **ratios(times)}
-        rows[name] |= {"failed": failed} if failed else {}
         print(name, json.dumps(rows[name]), file=sys.stderr, flush=True)
-        for kind in ("", ", recorded") if given.run else ():
-            if f"plain{kind}" not in times:
-                continue
-            updates_of_run, key = max(FEWEST, round(1e3 * given.run / times[f"plain{kind}"])), f"whole run{kind}"
-            try:
-                rows[name][key] = bench.whole_runs(
-                    updates_of_run, clock, bool(kind), given.round_to, given.limit, given.pad
-                )
-            except Exception as error:  # what was measured before is kept
-                rows[name][key] = {"failed": f"{type(error).__name__}: {error}"}
-            print(name, key, json.dumps(rows[name][key]), file=sys.stderr, flush=True)
         if given.one_pass:
             rows[name]["one mask at a time, because"] = bench.one_at_a_time
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
