@@ -27,7 +27,6 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,11 +129,6 @@ def attached(name: str, model: nn.Module, **how: Any) -> Any:
     return espalier.attach(model, inputs(NETWORKS[name][1], 4), check=name != "densenet40", **kinds, **how)
 
 
-def waiting(given: argparse.Namespace) -> AbstractContextManager[None]:
-    """For the GPU, where it is measured there: see ``alone``."""
-    return nullcontext() if given.device == "cpu" else alone()
-
-
 def found(name: str, given: argparse.Namespace, shares: dict[str, Any], **how: Any) -> tuple[nn.Module, Any]:
     """What a short run leaves at these shares of the MACs, or of the latency of so many examples at once, or both."""
     factory, shape = NETWORKS[name]
@@ -143,13 +137,11 @@ def found(name: str, given: argparse.Namespace, shares: dict[str, Any], **how: A
     y = (x.float().flatten(1)[:, :10]).argmax(1)
     gated = attached(name, factory(), **how)
     here = {"batch": given.latency_batch, "device": given.device}
-    measures = any(kind.startswith("latency") for kind in shares)
-    with waiting(given) if measures else nullcontext():
-        started = time.time()
-        kinds = {kind: here if kind.startswith("latency") else {} for kind in shares}
-        target = {gated.cost(kind, **kinds[kind]): share for kind, share in shares.items()}
-        ready = time.time()
-        result = espalier.fit(gated, (x, y), target=target, epochs=1, batch_size=8, samples=1, quiet=True, device="cpu")
+    started = time.time()
+    kinds = {kind: here if kind.startswith("latency") else {} for kind in shares}
+    target = {gated.cost(kind, **kinds[kind]): share for kind, share in shares.items()}
+    ready = time.time()
+    result = espalier.fit(gated, (x, y), target=target, epochs=1, batch_size=8, samples=1, quiet=True, device="cpu")
     about: dict[str, Any] = {"seconds": round(time.time() - ready, 1), "seconds_measuring": round(ready - started, 1)}
     if result.latency is not None:
         about |= {"latency": result.latency, "latencies": list(result.latencies)}
@@ -310,8 +302,7 @@ def benchmark(name: str, given: argparse.Namespace) -> dict[str, Any]:
             for runtime in given.runtimes:
                 if runtime == "compiled" and (threads, batch) != (given.threads[0], max(given.batches)):
                     continue
-                with waiting(given):
-                    times = measured(models, inputs(shape, batch).to(given.device), runtime, given)
+                times = measured(models, inputs(shape, batch).to(given.device), runtime, given)
                 for row in rows:
                     value = times[row["variant"]]
                     row["milliseconds"][f"{runtime}, batch {batch}, threads {threads}"] = (
@@ -410,6 +401,8 @@ def main() -> None:
             setattr(given, key, value)
     given.latency_batch = given.latency_batch or max(given.batches)
     torch.set_num_threads(1)
+    if device == "cuda":
+        latency.timed = alone()(latency.timed)
     started = time.time()
     for name in given.networks:
         if (given.missing and (given.out / f"{name}.json").exists()) or time.time() - started > 60 * given.minutes:
