@@ -63,8 +63,10 @@ class Settled:
         """Write the trained slices into the model; what was cut away stays there as it was."""
         current = named_tensors(self.small)  # a module may have put another tensor in a buffer's place
         for name, tensor in named_tensors(self.model).items():
-            if not name.rpartition(".")[2].startswith("espalier_"):
-                self.form.write(tensor, current.get(name, self.form.pieces[name]), name)
+            piece = current.get(name, self.form.pieces.get(name))
+            # A model that runs the compact network itself holds the pieces: see ``integrations.carried``.
+            if piece is not None and piece is not tensor and not name.rpartition(".")[2].startswith("espalier_"):
+                self.form.write(tensor, piece, name)
 
 
 class Form:
