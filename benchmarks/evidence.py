@@ -124,6 +124,7 @@ class Worker:
             torch.set_float32_matmul_precision("high")
         if given.jobs > 0:
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // given.jobs))
+        self.trained: dict[Any, Any] = {}
         self.images = Images(read(given.data_dir, given.held_out, given.examples, given.data), device)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
         self.place = {"torch": torch.__version__, "device": name, "jobs": given.jobs, "revision": given.revision}
@@ -138,7 +139,7 @@ class Worker:
         budget = Budget(epochs, batch, updates, entry["lr"], entry["weight_decay"], entry["schedule"])
         case = Case(
             entry["network"], entry["narrow"], entry["cost"], entry["target"], entry["seed"], entry["setting"], budget,
-            self.images, parent, self.given.compile,
+            self.images, parent, self.given.compile, self.trained,
         )  # fmt: skip
         line = run(case)
         if self.images.device.type == "cuda":

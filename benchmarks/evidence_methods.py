@@ -7,8 +7,8 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -184,7 +184,8 @@ class Budget:
 @dataclass(frozen=True)
 class Case:
     """One run: its network, size, seed, budget and setting, on images. parent: the line of the run it builds on.
-    compile: networks are compiled, those of ours and of plain training."""
+    compile: networks are compiled, those of ours and of plain training. trained: whole networks that other runs of this
+    process have trained, see ``finetuned``."""
 
     network: str
     narrow: int
@@ -196,6 +197,7 @@ class Case:
     images: Images
     parent: dict[str, Any] | None = None
     compile: bool = False
+    trained: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -235,9 +237,15 @@ class Case:
         return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
 
 
-# What a method gives: the network it ends with, the loss on the training set in the last epoch, and the examples that
-# were read, those for statistics of BatchNorm and for criteria of pruning included.
-Outcome = tuple[nn.Module, float, int]
+class Outcome(NamedTuple):
+    """What a method gives: the network it ends with, the loss on the training set in the last epoch, and the examples
+    that were read, those for statistics of BatchNorm and for criteria of pruning included. spared: seconds of another
+    run of this process that this one would have taken, too."""
+
+    model: nn.Module
+    loss: float
+    read: int
+    spared: float = 0.0
 
 
 def train(
@@ -294,7 +302,7 @@ def scratch(case: Case) -> Outcome:
     loss = train(case, model, loader, case.budget.optimizer(model.parameters()), case.budget.updates)
     if case.setting.get("recalibrate"):
         recalibrate(model, loader)
-    return model, loss, loader.read
+    return Outcome(model, loss, loader.read)
 
 
 def shaped(case: Case, model: nn.Module | None = None) -> Outcome:
@@ -329,19 +337,30 @@ def shaped(case: Case, model: nn.Module | None = None) -> Outcome:
         raise RuntimeError("the search was not made blind, so this run is no control")
     if result.updates != case.budget.updates:
         raise RuntimeError(f"fit made {result.updates} updates, not {case.budget.updates}")
-    return case.place(result.model), float(result.history[-1]["loss"]), loader.read
+    return Outcome(case.place(result.model), float(result.history[-1]["loss"]), loader.read)
 
 
 def finetuned(case: Case) -> Outcome:
-    """Ours on a trained network: trained whole for a share of the updates, then trained on and shaped."""
-    first = round(case.setting["dense"] * case.budget.updates)
-    model, loader = case.place(case.start(case.whole)), case.loader()
-    span = first if case.setting["anneal"] else case.budget.updates
-    train(case, model, loader, case.budget.optimizer(model.parameters(), span), first)
-    epochs = max(round(case.budget.epochs * (1 - case.setting["dense"])), 1)
+    """Ours on a trained network: trained whole for a share of the updates, then trained on and shaped.
+
+    The trained network is the same for every size: a process trains it once, and counts its seconds in each run."""
+    dense, anneal = case.setting["dense"], case.setting["anneal"]
+    first = round(dense * case.budget.updates)
+    key = (case.network, case.narrow, case.seed, case.budget, dense, anneal, case.compile)
+    if key not in case.trained:
+        began, model, loader = time.perf_counter(), case.place(case.start(case.whole)), case.loader()
+        span = first if anneal else case.budget.updates
+        train(case, model, loader, case.budget.optimizer(model.parameters(), span), first)
+        model.cpu().to(memory_format=torch.contiguous_format)
+        case.trained[key] = model, loader.read, time.perf_counter() - began
+        spared = 0.0
+    else:
+        spared = case.trained[key][2]
+    model, read, _ = case.trained[key]
+    epochs = max(round(case.budget.epochs * (1 - dense)), 1)
     rest = replace(case.budget, epochs=epochs, updates=case.budget.updates - first)
-    shaped_model, loss, read = shaped(replace(case, budget=rest), model.cpu().to(memory_format=torch.contiguous_format))
-    return shaped_model, loss, read + loader.read
+    outcome = shaped(replace(case, budget=rest), copy.deepcopy(model))
+    return outcome._replace(read=read + outcome.read, spared=spared)
 
 
 def permuted(search: Any, among: str, seed: int) -> Any:
@@ -423,10 +442,10 @@ def evaluate(model: nn.Module, images: Images) -> tuple[float, float]:
 def run(case: Case) -> dict[str, Any]:
     """Train and measure; what a line says beside its key."""
     began = time.perf_counter()
-    model, train_loss, read = METHODS[case.setting["method"]](case)
+    model, train_loss, read, spared = METHODS[case.setting["method"]](case)
     if case.device.type == "cuda":
         torch.cuda.synchronize(case.device)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - began + spared
     error, loss = evaluate(model, case.images)
     whole, counts = case.count(), count(model, case.images.shape)
     return {

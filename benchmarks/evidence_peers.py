@@ -186,7 +186,7 @@ def pruned(case: Case) -> Outcome:
         optimizer = fine.optimizer(model.parameters(), budget.updates - offset, start - offset)
         if stop > start:
             loss = train(case, model, loader, optimizer, stop - start)
-    return model, loss, loader.read
+    return Outcome(model, loss, loader.read)
 
 
 @contextlib.contextmanager
@@ -263,4 +263,4 @@ def oto(case: Case) -> Outcome:
             expected = model.eval()(inputs)
             rival.construct_subnet(out_dir=folder, save_full_group_sparse_model=False)
             torch.testing.assert_close(model(inputs), expected, rtol=1e-3, atol=1e-3)
-    return model, loss, loader.read
+    return Outcome(model, loss, loader.read)

@@ -84,6 +84,22 @@ def test_another_network_cost_and_a_setting_of_ones_own(tmp_path):
         command(tmp_path, *words, methods="late", network="vgg16")
 
 
+def test_a_network_trained_once_is_finetuned_to_every_size_as_if_alone(tmp_path):
+    def finetuned(name, targets):
+        words = ["--epochs", "2", "--targets", targets]
+        return command(tmp_path / name, *words, methods="finetuned")
+
+    for folder in ("both", "one"):
+        (tmp_path / folder).mkdir()
+    both, alone = finetuned("both", "0.6,0.3"), finetuned("one", "0.3")
+    differ = {"seconds", "argv"}
+    assert {k: v for k, v in both[1].items() if k not in differ} == {
+        k: v for k, v in alone[0].items() if k not in differ
+    }
+    assert [line["updates"] for line in both] == [6, 6]
+    assert both[0]["widths"] != both[1]["widths"]
+
+
 def test_a_run_that_fails_is_noted_and_the_others_go_on(tmp_path, capsys):
     file = tmp_path / "settings.json"
     file.write_text(json.dumps({"odd": {"like": "ours", "recipe": {"no_such_field": 1}}}))
