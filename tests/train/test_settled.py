@@ -109,11 +109,12 @@ def test_the_trajectory_is_that_of_masked_training(make: type[nn.Module], optimi
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-11, msg=name)
 
 
+@pytest.mark.parametrize("multiple", [4, 100])  # 100: all are as wide as they were
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("make", [Net, Recurrent, Tied])
-def test_padded_with_zeros_it_trains_the_same(make: type[nn.Module], optimizer: str) -> None:
+def test_padded_with_zeros_it_trains_the_same(make: type[nn.Module], optimizer: str, multiple: int) -> None:
     whole, small = trained(make, optimizer, compact=True)
-    wide, padded = trained(make, optimizer, compact=True, multiple=4)
+    wide, padded = trained(make, optimizer, compact=True, multiple=multiple)
     for (name, ours), theirs in zip(padded.state_dict().items(), small.state_dict().values(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-11, msg=name)
     for (name, ours), theirs in zip(wide.state_dict().items(), whole.state_dict().values(), strict=True):

@@ -526,13 +526,13 @@ def stochastic(engine: BatchEngine, theta: Tensor) -> tuple[Tensor, Tensor]:
     generator = torch.Generator(theta.device).manual_seed(engine.seed)
     masks = torch.rand((DRAWS, *theta.shape), dtype=theta.dtype, device=theta.device, generator=generator) < theta
     sums = torch.zeros(2, len(theta), dtype=torch.float64, device=theta.device)
-    over_runs = vmap(engine.gated.call, in_dims=(0, 0, None))
+    over_runs, weights = vmap(engine.gated.call, in_dims=(0, 0, None)), engine.weights()
     with engine.batch.compute.applied():
         for start in range(0, len(labels), CHUNK):
             x, y = engine.validation.read(inputs[start : start + CHUNK]), labels[start : start + CHUNK]
             mean = torch.zeros((), device=theta.device)
             for drawn in masks:
-                mean = mean + over_runs(engine.batch.state.params, drawn.to(x.dtype), x).softmax(-1) / DRAWS
+                mean = mean + over_runs(weights, drawn.to(x.dtype), x).softmax(-1) / DRAWS
             right = mean.gather(-1, y.view(1, -1, 1).expand(len(theta), -1, 1)).squeeze(-1)
             sums[0] += -right.clamp(min=1e-30).log().to(torch.float64).sum(-1)
             sums[1] += (mean.argmax(-1) != y).sum(-1)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from espalier.compact.apply import apply_plan, cut, named_tensors, put_back
 from espalier.compact.plan import Plan, from_runs
@@ -48,15 +49,13 @@ class Settled:
     def _cut_state(self, state: Mapping[str, Any], whole: Tensor, name: str) -> dict[str, Any]:
         """What is as large as the parameter is cut as it is, along those dimensions that it has: Adafactor keeps sums
         over others. A state of another form, which cannot be cut, is begun anew."""
-        dims, left = self.form.cuts.get(name, {}), dict(state)
-        for key, value in state.items() if dims else ():
+        cuts, left = self.form.cuts, dict(state)
+        for key, value in state.items() if name in cuts.own else ():
             if not isinstance(value, Tensor) or (value.numel() == 1 and value.shape != whole.shape):
                 continue
             if value.ndim != whole.ndim or not all(a in (1, b) for a, b in zip(value.shape, whole.shape)):
                 return {}
-            has = [dim for dim in dims if value.shape[dim] == whole.shape[dim]]
-            left[key] = cut(value, name, {dim: dims[dim] for dim in has})
-            self.form.clear(left[key], name, has)
+            left[key] = cuts.cut(value, name, [dim for dim, size in enumerate(whole.shape) if value.shape[dim] == size])
         return left
 
     def write_back(self) -> None:
@@ -66,28 +65,24 @@ class Settled:
             piece = current.get(name, self.form.pieces.get(name))
             # A model that runs the compact network itself holds the pieces: see ``integrations.carried``.
             if piece is not None and piece is not tensor and not name.rpartition(".")[2].startswith("espalier_"):
-                self.form.write(tensor, piece, name)
+                self.form.cuts.write(tensor, piece, name)
 
 
-class Form:
-    """A compact network as it is trained. ``pieces``: its tensors, by the names of the model's.
+class Cuts:
+    """Which places of each tensor a compact network has, by the names of the model's. ``held``: those of the network as
+    it is trained; ``own``: those that it ends with.
 
     padded: a plan that keeps more than ``plan`` does; the network then has zeros in what that one would cut."""
 
     def __init__(self, model: nn.Module, plan: Plan, padded: Plan | None = None) -> None:
-        named, self.pieces = named_tensors(model), dict[str, Tensor]()
-        self.small = strip(apply_plan(model, padded or plan, pieces=self.pieces))
-        # By name: which places of the model's tensor a piece has, which of them the network itself keeps, and where
-        # those are in the piece.
-        self.cuts, self.own = _by_name(named, padded or plan), _by_name(named, plan)
+        named = named_tensors(model)
+        self.held, self.own = _by_name(named, padded or plan), _by_name(named, plan)
         self.inside = {} if padded is None else {name: self._inside(name) for name in self.own}
-        for name, inside in self.inside.items():
-            self.clear(self.pieces[name].detach(), name, inside)
 
     def _inside(self, name: str) -> dict[int, Tensor]:
-        """Where a piece has what the network keeps, by dimension."""
-        kept = {dim: from_runs(runs) for dim, runs in self.cuts.get(name, {}).items()}
-        places = {dim: {index: place for place, index in enumerate(own)} for dim, own in kept.items()}
+        """Where a piece has what the network ends with, by dimension."""
+        held = {dim: from_runs(runs) for dim, runs in self.held.get(name, {}).items()}
+        places = {dim: {index: place for place, index in enumerate(indices)} for dim, indices in held.items()}
         return {
             dim: torch.tensor(
                 [places[dim][index] if dim in places else index for index in from_runs(runs)], dtype=torch.int64
@@ -95,13 +90,19 @@ class Form:
             for dim, runs in self.own[name].items()
         }
 
-    def clear(self, piece: Tensor, name: str, dims: Iterable[int]) -> None:
-        """Put zeros where a piece, or what is of its shape along these dimensions, is wider than the network."""
-        inside = self.inside.get(name, {})
-        for dim in dims:
-            if dim in inside:
+    def cut(self, tensor: Tensor, name: str, dims: Collection[int] | None = None) -> Tensor:
+        """The piece of the model's tensor of this name, or of what is as large along these dimensions."""
+        held = {dim: runs for dim, runs in self.held.get(name, {}).items() if dims is None or dim in dims}
+        piece = cut(tensor, name, held) if held else tensor.detach().clone()
+        self.clear(piece, name, dims)
+        return piece
+
+    def clear(self, piece: Tensor, name: str, dims: Collection[int] | None = None) -> None:
+        """Put zeros where a piece is wider than what the network ends with, along these dimensions or all."""
+        for dim, inside in self.inside.get(name, {}).items():
+            if dims is None or dim in dims:
                 wider = torch.ones(piece.shape[dim], dtype=torch.bool)
-                wider[inside[dim]] = False
+                wider[inside] = False
                 piece.index_fill_(dim, wider.nonzero().flatten().to(piece.device), 0)
 
     def write(self, tensor: Tensor, piece: Tensor, name: str) -> None:
@@ -110,20 +111,55 @@ class Form:
             piece = piece.detach().index_select(dim, inside.to(piece.device))
         put_back(tensor, piece, self.own.get(name, {}))
 
+
+class Form:
+    """A compact network as it is trained. ``pieces``: its tensors, by the names of the model's. padded: see Cuts."""
+
+    def __init__(self, model: nn.Module, plan: Plan, padded: Plan | None = None) -> None:
+        self.pieces = dict[str, Tensor]()
+        self.small = strip(apply_plan(model, padded or plan, pieces=self.pieces))
+        self.cuts = Cuts(model, plan, padded)
+        for name in self.cuts.inside:
+            self.cuts.clear(self.pieces[name].detach(), name)
+
     def is_proven(self, trial: Trial, own: nn.Module) -> bool:
         """Whether it computes what the network itself does, and no gradient reaches its zeros, so that they stay."""
         for training, compared in trial.modes.items():
             if compared and not distance(trial.run(own, training), trial.run(self.small, training)) < trial.tolerance:
                 return False
         trial.run(self.small, True, backward=True)
-        for name, inside in self.inside.items():
+        for name in self.cuts.inside:
             gradient = self.pieces[name].grad
             if gradient is not None:
                 before = gradient.clone()
-                self.clear(gradient, name, inside)
+                self.cuts.clear(gradient, name)
                 if not before.equal(gradient):  # also where it is not a number
                     return False
         return True
+
+
+class Alike:
+    """Networks of several runs, each under a mask of its own, as networks of one shape. ``small``: computes with the
+    tensors of any of them.
+
+    Each group is as wide as in the run that keeps most of it. What a run keeps less is in its network as zeros."""
+
+    def __init__(self, gated: Gated, plans: Sequence[tuple[Plan, Plan]]) -> None:
+        self.small = strip(apply_plan(gated.model, plans[0][1]))
+        self.cuts = [Cuts(gated.model, plan, padded) for plan, padded in plans]
+
+    def cut(self, stack: Tensor, name: str) -> Tensor:
+        """Of a tensor of all runs ``(R, ...)``, or of what is of its shape."""
+        return torch.stack([own.cut(tensor, name) for own, tensor in zip(self.cuts, stack, strict=True)])
+
+    def write(self, stack: Tensor, pieces: Tensor, name: str) -> None:
+        """Write what was cut, as it is now, into its places; in place."""
+        for own, tensor, piece in zip(self.cuts, stack, pieces, strict=True):
+            own.write(tensor, piece, name)
+
+    def call(self, params_and_buffers: Mapping[str, Tensor], mask: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """In the place of ``gated.call``: the mask is what the network was cut by."""
+        return functional_call(self.small, dict(params_and_buffers), args, kwargs)
 
 
 def _by_name(named: Mapping[str, Tensor], plan: Plan) -> dict[str, Places]:
@@ -167,3 +203,35 @@ def widened(gated: Gated, mask: Tensor, multiple: int) -> Tensor | None:
 
         wide = opened(more)
         return opened([name for name in more if opened([name]) is not None]) if wide is None else wide
+
+
+def alike(gated: Gated, masks: Tensor, names: Collection[str]) -> Alike | None:
+    """The compact networks of runs under these masks ``(R, d)``, if they can be trained in one shape that is smaller
+    than the whole. It is tried out for each run. names: of the tensors that the runs have."""
+    structure, masks = gated.structure, gated.canonical(masks)
+    wide = masks.clone()
+    for group in structure.groups:
+        where = structure.where(group)
+        lacking = (kept := masks[:, where].sum(-1, keepdim=True)).amax() - kept
+        closed = 1 - masks[:, where]
+        wide[:, where] += closed * (closed.cumsum(-1) <= lacking)
+    if bool(wide.all()):
+        return None
+    plans = [(gated.plan(mask), gated.plan(wider)) for mask, wider in zip(masks, wide)]
+    first = plans[0][1]
+    if any((wider.attributes, wider.layers) != (first.attributes, first.layers) for _, wider in plans):
+        return None
+    with isolated_random():
+        trial = Trial(gated.model, gated.example)
+        for plan, wider in plans:
+            own = strip(apply_plan(trial.model, plan, share=True))
+            try:
+                form = Form(trial.model, plan, wider)
+                if not form.is_proven(trial, own):
+                    return None
+            except (KeyError, RuntimeError):  # something else than widths differs, too
+                return None
+            held = named_tensors(form.small)
+            if any(held.get(name) is not form.pieces[name] for name in names):  # kept in another place, or not at all
+                return None
+    return Alike(gated, plans)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -32,6 +32,7 @@ from espalier.train.batched.step import (
 )
 from espalier.train.descent import Optimizer, Schedule
 from espalier.train.pytree import Nested
+from espalier.train.settled import Alike
 
 Precision = Literal["float32", "tf32", "bf16"]
 MOVING = ("params", "slots", "sums", "skipped", "broken")  # what of a state a checkpoint holds
@@ -150,6 +151,8 @@ class Batch:
             )
         self.step = Step(self.state, self.gradient, optimizer, schedule, total, self.feed, known, tf32)
         self.done = 0  # the same as state.done, known without asking the device
+        self.alike: Alike | None = None  # the smaller networks that are trained, where they are
+        self._uncut = self.state
         self._later: tuple[int, Source] | None = None
         if begin and isinstance(source, Searched):
             self._later = begin, source
@@ -215,6 +218,43 @@ class Batch:
         """From now on each run is under its mask ``(R, d)``, and an update reads samples times as many examples."""
         self._start(Given(mask.to(self.device), torch.zeros(self.runs, device=self.device)))
 
+    def cut(self, alike: Alike) -> None:
+        """Go on with the smaller networks of these runs, whose masks are given: tensors and slots are cut along."""
+        state, self.alike = self.state, alike
+        self._uncut = replace(
+            state, params=dict(state.params), fixed=dict(state.fixed), slots=[list(slot) for slot in state.slots]
+        )
+        for named in (state.params, state.fixed):
+            named.update({name: alike.cut(tensor, name) for name, tensor in named.items()})
+        for slot in state.slots:
+            slot[:] = [alike.cut(tensor, name) for tensor, name in zip(slot, state.params, strict=True)]
+        self.differential.call, self.step.chain = alike.call, None
+        self._start(self.source)
+
+    @property
+    def whole(self) -> Stacked:
+        """The state in the shapes of the whole network. What was cut away is as it was then."""
+        if self.alike is not None:
+            for whole, now in self._pairs():
+                for name, tensor in now.items():
+                    self.alike.write(whole[name], tensor, name)
+        return self._uncut
+
+    def put_back(self, kept: Named) -> None:
+        """Go on with these tensors, by name and in the shapes of the whole network."""
+        for whole, now in self._pairs(slots=False):
+            for name, tensor in whole.items():
+                tensor.copy_(kept[name])
+                if self.alike is not None:
+                    now[name].copy_(self.alike.cut(tensor, name))
+
+    def _pairs(self, slots: bool = True) -> list[tuple[Named, Named]]:
+        """Tensors by name in the shapes of the whole network, and as they are trained."""
+        pairs = [(self._uncut.params, self.state.params), (self._uncut.fixed, self.state.fixed)]
+        for whole, now in zip(self._uncut.slots, self.state.slots) if slots else ():
+            pairs.append((dict(zip(self.state.params, whole)), dict(zip(self.state.params, now))))
+        return pairs
+
     def advance(self, updates: int) -> None:
         """So many updates of every run. On a GPU they are under way, not done, when this returns."""
         here = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
@@ -276,7 +316,7 @@ class Batch:
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes, as tensors and plain numbers."""
         saved: dict[str, Any] = {"done": self.done, "stream": self.feed.stream.state_dict()}
-        saved |= {name: getattr(self.state, name) for name in MOVING}
+        saved |= {name: getattr(self.whole, name) for name in MOVING}
         if isinstance(self.source, Given):
             saved["given"] = {"mask": self.source.mask, "rate": self.source.rate}
         if self.source.generator is not None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from espalier.data import Dataset
 from espalier.files import clean
 from espalier.gates.attach import attach
+from espalier.gates.gated import Gated as Attached
 from espalier.gates.recalibrate import Norm, recalibrate
 from espalier.search import Search
 from espalier.space import BadInput, BadType, Diverged
@@ -30,6 +31,7 @@ from espalier.train.loop import Engine, Loop, Stop
 from espalier.train.pytree import Nested
 from espalier.train.result import Result, Row, Shares, rows, sizes
 from espalier.train.scoring import Score, evaluate
+from espalier.train.settled import alike
 from espalier.train.targets import Asked, read
 
 # Builds an nn.Module, or a gated model; given the Run if it has a parameter of the name `run`.
@@ -117,6 +119,7 @@ class BatchEngine(Engine):
         self.validation = None if held is None else held.to(device)
         self.shares = Shares(self.gated, self.search or read(self.gated, plan.cost, None).cost, device)
         self.judge: Gated | None = None  # a model that keeps running statistics, where there are any
+        self.looked = False  # whether smaller networks would do, since the masks are fixed
         self.shipped: list[dict[str, Tensor]] | None = None  # of each run all tensors as it was measured last
         self._read = (stored.inputs, targets, stored.affine or ())
 
@@ -228,7 +231,9 @@ class BatchEngine(Engine):
         return None if self.search is None else self.search.theta
 
     def advance(self, updates: int, stop: Stop) -> None:
-        self.gated.model.train()
+        if self.settled and not self.looked:
+            self._cut()
+        self.network.train()
         self.batch.advance(updates)
         broken = self.batch.state.broken
         if bool((broken >= 0).all()):  # one run that has diverged stops no other
@@ -236,6 +241,25 @@ class BatchEngine(Engine):
                 f"update {int(broken.min())} of {self.total}: every loss of an update was infinite or not a number, of "
                 f"every run by now. {pytree.after_divergence(self._read[:2])}"
             )
+
+    @property
+    def network(self) -> nn.Module:
+        """What computes the runs: the model, or once their masks are fixed a smaller one."""
+        return self.gated.model if self.batch.alike is None else self.batch.alike.small
+
+    def _cut(self) -> None:
+        """Go on with smaller networks where the masks allow it, on a CPU: a GPU would have to compile them."""
+        self.looked = True
+        source = self.batch.source
+        if self.device.type != "cpu" or self.plan.gradient is not None or source.masks_each:
+            return
+        assert isinstance(source, Given)
+        gated = (
+            self._judge() if self._alone else self.gated
+        )  # that one keeps the running statistics, as a plan has them
+        if isinstance(gated, Attached) and (smaller := alike(gated, source.mask, self._trained())) is not None:
+            strip(smaller.small)
+            self.batch.cut(smaller)
 
     def settle(self) -> None:
         assert self.search is not None
@@ -248,7 +272,7 @@ class BatchEngine(Engine):
         return search.cost(search.mode()) / search.full_cost, search.usage()
 
     def measure(self, last: bool) -> list[Row]:
-        self.gated.model.eval()
+        self.network.eval()
         masks = self.masks()
         loss, error = self.batch.read_sums()
         columns = {"loss": loss, "error": error} | self.shares(masks)
@@ -272,7 +296,7 @@ class BatchEngine(Engine):
         return held + (self.stored.n if last else min(self.plan.calibrate, self.stored.n))
 
     def _trained(self) -> dict[str, Tensor]:
-        return self.batch.state.params | self.batch.state.fixed
+        return self.batch.whole.params | self.batch.whole.fixed
 
     def keep(self, best: dict[str, Tensor] | None, better: Sequence[bool]) -> dict[str, Tensor]:
         if best is None:
@@ -284,14 +308,14 @@ class BatchEngine(Engine):
 
     def put_back(self, best: dict[str, Tensor]) -> None:
         self.shipped = None  # statistics of other weights
-        for name, tensor in self._trained().items():
-            tensor.copy_(best[name])
+        self.batch.put_back(best)
 
     # ---- how good the runs are -------------------------------------------------------------------------------------
 
     def weights(self) -> dict[str, Tensor]:
         """All tensors of the runs ``(R, ...)`` by the model's own names, however a step keeps them."""
-        return self.batch.gradient.unpack(self.batch.state.params) | self.batch.state.fixed
+        whole = self.batch.whole
+        return self.batch.gradient.unpack(whole.params) | whole.fixed
 
     @property
     def _alone(self) -> bool:
@@ -327,11 +351,15 @@ class BatchEngine(Engine):
 
     def _loaded(self, weights: dict[str, Tensor], run: int) -> tuple[nn.Module, Gated]:
         """A model that keeps running statistics, with the weights of one run."""
+        judge = self._judge()
+        load(judge, weights, run)
+        return judge.model, judge
+
+    def _judge(self) -> Gated:
         if self.judge is None:
             self.judge = build(self.factory, self.runs[0], self.example, self._how)
             self.judge.model.to(self.device)
-        load(self.judge, weights, run)
-        return self.judge.model, self.judge
+        return self.judge
 
     def _calibrate(self, model: nn.Module, limit: int) -> None:
         with self.batch.compute.applied():
