@@ -416,3 +416,59 @@ def test_hooks_of_parameters_are_named_when_it_settles() -> None:
     model[2].weight.register_hook(lambda gradient: gradient.clamp(-1, 1))
     with pytest.warns(UserWarning, match=r"2\.weight has hooks.*register them anew"):
         espalier.fit(model, (x, Y[:64]), epochs=4, batch_size=32, target=0.6, quiet=True)
+
+
+class Kept(nn.Module):
+    """Keeps an activation, for a loss to look at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(48, 20), nn.Linear(20, 16), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.hidden = F.relu(self.first(x))
+        out: Tensor = self.head(F.relu(self.second(self.hidden)))
+        return out
+
+
+def test_in_fit_the_users_module_is_what_is_trained_for_losses_and_callbacks(tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    model, x = Kept().double(), X[:, :, :4, :4].flatten(1)
+    before = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    sizes, learning, hidden, frozen = list[int](), list[bool](), list[Tensor](), list[Tensor]()
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        if outputs.requires_grad:
+            sizes.append(sum(p.numel() for p in model.parameters()))
+            learning.append(model.hidden.requires_grad and len(model.hidden) == len(outputs))
+            hidden.append(model.hidden.detach())
+        return F.cross_entropy(outputs, targets) + 1e-3 * sum(p.abs().sum() for p in model.parameters())
+
+    class Looking(espalier.Callback):
+        def on_epoch(self, loop: Any, rows: Any) -> None:
+            if loop.phase == "settled":
+                error = float((model(x).argmax(1) != Y).double().mean())
+                assert error == pytest.approx(rows[0]["validation_error"])
+            if rows[0]["epoch"] == 10:
+                model.first.requires_grad_(False)
+            if rows[0]["epoch"] >= 10:
+                frozen.append(model.first.weight.detach().clone())
+
+    result = espalier.fit(
+        model, (x, Y), loss=loss, epochs=12, batch_size=32, target=0.4, validation=(x, Y), quiet=True,
+        callbacks=[Looking()], checkpoint=tmp_path,
+    )  # fmt: skip
+    assert all(learning[: 3 * 10])  # until its layer is frozen
+    assert sizes[0] > sizes[-1] == sum(p.numel() for p in result.model.parameters())
+    assert hidden[-1].shape[1] == result.model.first.out_features < 20
+    assert frozen[0].equal(frozen[-1])
+    assert result.model.first.weight.equal(frozen[-1])
+    assert {name: tensor.shape for name, tensor in model.state_dict().items()} == before
+    small = Kept().double()
+    small.load_state_dict(model.state_dict())  # the whole network again, with the trained weights in it
+    assert small.second.weight.abs().sum() >= result.model.second.weight.abs().sum()
+
+
+def test_no_gradient_of_before_is_left_at_the_model() -> None:
+    model, _ = trained(Net, "momentum", compact=True)
+    assert all(parameter.grad is None for parameter in model.parameters())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,41 +17,10 @@ from torch import Tensor, nn
 
 from espalier.compact.apply import PLAN_OF, keep_plan
 from espalier.files import clean
-from espalier.space import BadInput
 from espalier.train import feed
 from espalier.train.optimizer import StructureOptimizer
 from espalier.train.result import Result, Row
-
-HELD = (
-    "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_forward_pre_hooks", "_forward_hooks",
-    "_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
-)  # fmt: skip
-
-
-class Insides:
-    """The insides of a compact network in the model that it was cut from; out of it again they leave no trace."""
-
-    def __init__(self, model: nn.Module, small: nn.Module) -> None:
-        if type(small) is not type(model):
-            raise BadInput(f"{type(model).__name__} is one layer, which the cut replaces; put it into a module")
-        plan: Mapping[str, Any] = small.__dict__["espalier_plan"]
-        names = {*HELD, *(name for name in plan["attributes"] if "." not in name)}
-        names |= {name for name, value in small.__dict__.items() if _holds_modules(value)}
-        self.model, self.inside = model, False
-        self._other = {name: small.__dict__[name] for name in names}
-
-    def exchange(self) -> None:
-        own = self.model.__dict__
-        self._other, held = {name: own[name] for name in self._other}, self._other
-        own.update(held)
-        self.inside = not self.inside
-
-
-def _holds_modules(value: object) -> bool:
-    """Whether it is a list, tuple or dict with a module in it, which is no child of the module that holds it."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    return isinstance(value, (list, tuple)) and any(isinstance(v, nn.Module) or _holds_modules(v) for v in value)
+from espalier.train.settled import Insides
 
 
 class Carried:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from espalier.train.loop import Engine, Loop, Stop
 from espalier.train.optimizer import StructureOptimizer
 from espalier.train.result import Result, Row
 from espalier.train.scoring import Loss, Score
+from espalier.train.settled import Insides
 
 Scheduler = torch.optim.lr_scheduler.LRScheduler
 LONG = 5000  # updates of a run on a GPU that are worth being recorded
@@ -68,6 +70,7 @@ class EagerEngine(Engine):
         # Of an epoch: loss, updates, wrong classes, predictions. On the device: reading one would wait for a GPU.
         self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
         self._batches: Iterator[Batch] | None = None  # of the rest of the epoch
+        self._insides: Insides | None = None  # of the compact network, for the user's model once settled
 
     @property
     def done(self) -> int:
@@ -91,6 +94,7 @@ class EagerEngine(Engine):
         return self.search.theta.unsqueeze(0)
 
     def advance(self, updates: int, stop: Stop) -> None:
+        self._enter()
         for _ in range(updates):
             if self._batches is None:
                 self._batches = self._read()
@@ -130,6 +134,28 @@ class EagerEngine(Engine):
 
     def settle(self) -> None:
         self.structure.settle()
+        self._enter()
+
+    def _enter(self) -> None:
+        """Once settled, the user's model is the compact network: for a loss and callbacks that look into it."""
+        model, settled = self.gated.model, self.structure.settled
+        if self._insides is None and settled is not None and type(settled.small) is type(model):
+            self._insides = Insides(model, settled.small)
+        if self._insides is not None and not self._insides.inside:
+            self._insides.exchange()
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Inside, the user's model is the whole network, with what was trained."""
+        insides = self._insides
+        if insides is not None and insides.inside:
+            insides.exchange()
+        try:
+            self.structure.write_back()
+            yield
+        finally:
+            if self._insides is not None and insides is not None and not insides.inside:
+                insides.exchange()
 
     def step(self, batch: Batch) -> None:
         """One update of weights and structure."""
@@ -141,6 +167,8 @@ class EagerEngine(Engine):
     def _step(self, batch: Batch) -> None:
         counted: list[bool] = []  # under the first mask: one speaks for all, as each is drawn from theta
         network, compiling = self.structure.network, self.compiling
+        if compiling is None and self._insides is not None:
+            network = self.gated.model  # what its forward pass keeps is kept where the user looks for it
         whole = compiling.form(network, self.loss) if compiling is not None and compiling.on else None
 
         def forward(inputs: Any) -> Any:
@@ -198,28 +226,22 @@ class EagerEngine(Engine):
         """Refuse to save weights from which no run could go on."""
         self._pool()
         self.structure.check()
-        self.structure.write_back()
-        weights = [parameter.detach() for parameter in self.gated.model.parameters()]
-        if not all(bool(weight.isfinite().all()) for weight in weights):
+        with self._whole():
+            finite = all(bool(parameter.detach().isfinite().all()) for parameter in self.gated.model.parameters())
+        if not finite:
             raise Diverged(
                 f"update {self.done} of {self.total}: the weights are no longer finite; this state was not saved, "
                 "and an earlier checkpoint is intact. Lower the learning rate of the weights"
             )
 
     def measure(self, last: bool) -> list[Row]:
-        self.structure.write_back()
         self._pool()
         loss, updates, missed, predictions = self.sums.tolist()
-        row = self.structure.row(self.done // self.feed.updates)
-        row |= {"loss": loss / updates, "error": missed / predictions if predictions else None}
-        if self.validation is not None:
-            mask = self.search.select()
-            with calibrated(self.gated, mask, self.feed.once(CALIBRATED)):
-                held_out = scoring.deterministic(
-                    self.gated, mask, self.validation, loss=self.loss, metrics=self.metrics
-                )
-            row |= {"validation_loss": held_out.loss, "validation_error": held_out.error}
-            row |= {f"validation_{name}": value for name, value in held_out.metrics.items()}
+        with self._whole():
+            row = self.structure.row(self.done // self.feed.updates)
+            row |= {"loss": loss / updates, "error": missed / predictions if predictions else None}
+            if self.validation is not None:
+                row |= self._validated(self.validation)
         if self.ranks is not None:  # what the first one has measured holds for all
             row = self.ranks.from_first(lambda: row)
         if self.scheduler is not None:
@@ -229,6 +251,14 @@ class EagerEngine(Engine):
                 self.scheduler.step()
         self.sums.zero_()
         return [clean(row)]
+
+    def _validated(self, validation: Feed) -> Row:
+        """Of what would ship now."""
+        mask = self.search.select()
+        with calibrated(self.gated, mask, self.feed.once(CALIBRATED)):
+            score = scoring.deterministic(self.gated, mask, validation, loss=self.loss, metrics=self.metrics)
+        named = {f"validation_{name}": value for name, value in score.metrics.items()}
+        return {"validation_loss": score.loss, "validation_error": score.error, **named}
 
     def keep(self, best: dict[str, Tensor] | None, better: Sequence[bool]) -> dict[str, Tensor]:
         if best is not None and not better[0]:
@@ -241,7 +271,8 @@ class EagerEngine(Engine):
     def results(self, loop: Loop) -> list[Result]:
         about: dict[str, Any] = {"history": list(loop.histories[0]), "finished": loop.finished, "stopped": loop.stopped}
         about |= {"seconds": loop.elapsed, "metrics": self.metrics}
-        result = self.structure.finish(self.feed, loss=self.loss, validation=self.validation, **about)
+        with self._whole():
+            result = self.structure.finish(self.feed, loss=self.loss, validation=self.validation, **about)
         if self.ranks is not None:
             self.ranks.same([tensor.detach() for tensor in tensor_state(result.model).values()])
             # Scored with statistics of BatchNorm of what a rank has read, which may be a share of its own.
@@ -250,14 +281,17 @@ class EagerEngine(Engine):
         return [result]
 
     def close(self) -> None:
-        self.structure.write_back()
+        with self._whole():  # from here on it is that again
+            self._insides = None
 
     def state_dict(self) -> dict[str, Any]:
-        self.structure.write_back()
+        with self._whole():
+            model = {name: tensor.detach() for name, tensor in tensor_state(self.gated.model).items()}
+            structure = self.structure.state_dict()
         return {
             "began_with": self.began_with,
-            "model": {name: tensor.detach() for name, tensor in tensor_state(self.gated.model).items()},
-            "structure": self.structure.state_dict(),
+            "model": model,
+            "structure": structure,
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "sums": self.sums.tolist(),
             "generators": [generator.get_state() for generator in self.feed.generators],

@@ -16,8 +16,13 @@ from espalier.gates.blocks import SINGLE, spans
 from espalier.gates.gated import Gated
 from espalier.gates.masking import strip
 from espalier.gates.verify import Trial, distance, isolated_random
+from espalier.space import BadInput
 
 Places = Mapping[int, Any]  # by dimension: runs of indices
+HELD = (
+    "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_forward_pre_hooks", "_forward_hooks",
+    "_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
+)  # fmt: skip
 
 
 class Settled:
@@ -34,6 +39,8 @@ class Settled:
         self.model, self.form = model, Form(model, plan, padded)
         self.small = self.form.small
         self._hand_over(optimizer)
+        for parameter in model.parameters():
+            parameter.grad = None  # of the last update before; to be clipped or summed by nobody
 
     def _hand_over(self, optimizer: torch.optim.Optimizer) -> None:
         """Give the optimiser the smaller parameters in the places of the whole ones, with their state."""
@@ -66,6 +73,32 @@ class Settled:
             # A model that runs the compact network itself holds the pieces: see ``integrations.carried``.
             if piece is not None and piece is not tensor and not name.rpartition(".")[2].startswith("espalier_"):
                 self.form.cuts.write(tensor, piece, name)
+
+
+class Insides:
+    """The insides of a compact network in the model that it was cut from; out of it again they leave no trace."""
+
+    def __init__(self, model: nn.Module, small: nn.Module) -> None:
+        if type(small) is not type(model):
+            raise BadInput(f"{type(model).__name__} is one layer, which the cut replaces; put it into a module")
+        plan: Mapping[str, Any] = small.__dict__["espalier_plan"]
+        names = {*HELD, *(name for name in plan["attributes"] if "." not in name)}
+        names |= {name for name, value in small.__dict__.items() if _holds_modules(value)}
+        self.model, self.inside = model, False
+        self._other = {name: small.__dict__[name] for name in names}
+
+    def exchange(self) -> None:
+        own = self.model.__dict__
+        self._other, held = {name: own[name] for name in self._other}, self._other
+        own.update(held)
+        self.inside = not self.inside
+
+
+def _holds_modules(value: object) -> bool:
+    """Whether it is a list, tuple or dict with a module in it, which is no child of the module that holds it."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return isinstance(value, (list, tuple)) and any(isinstance(v, nn.Module) or _holds_modules(v) for v in value)
 
 
 class Cuts:
