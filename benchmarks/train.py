@@ -30,6 +30,7 @@ from espalier.train.batched.inputs import Given, Searched
 from espalier.train.batched.runs import Run
 from espalier.train.batched.step import cross_entropy
 from espalier.train.descent import SGD, Steps
+from espalier.train.settled import alike
 
 PAPER = (784, 784, 784, 784, 10)
 DIGITS = (64, 64, 64, 64, 10)
@@ -123,6 +124,22 @@ def single(widths: tuple[int, ...]) -> Callable[[int], None]:
             search.tell(masks, torch.stack(losses))
 
     return updates
+
+
+def settled(widths: tuple[int, ...], runs: int, compute: Compute) -> tuple[dict[str, Callable[[int], None]], float]:
+    """Settled runs, each with about a fifth of the units of every layer: under their masks, and as smaller networks of
+    one shape. And the share of the weights that the largest run keeps."""
+    gated: Any = build(lambda: network(widths), Run(0), torch.rand(4, widths[0]))
+    masks = torch.rand(runs, gated.d, generator=torch.Generator().manual_seed(1)) < 0.2
+    both = [batch(widths, runs, torch.device("cpu"), compute, kind="gated") for _ in range(2)]
+    for one in both:
+        one.settle(masks.float())
+    smaller = alike(gated, masks.float(), both[1].state.params)
+    assert smaller is not None
+    both[1].cut(smaller)
+    cost = gated.cost("weights")
+    share = cost(gated.canonical(masks.float())).max() / cost(torch.ones(gated.d))
+    return {"masked": both[0].advance, "smaller": both[1].advance}, float(share)
 
 
 def seconds(updates: Callable[[int], None], count: int, device: torch.device) -> float:
@@ -236,6 +253,8 @@ def on_cpu(updates: int, compute: Compute) -> dict[str, Any]:
         took = fastest({"eight": eight.advance, "single": single(widths)}, count, 5, device)
         ones = {kind: batch(widths, 1, device, compute, kind=kind).advance for kind in ("search", "gated", "plain")}
         took |= fastest(ones, count, 5, device)
+        two, share = settled(widths, 8, compute)
+        took |= fastest(two, count, 5, device)
         found[name] = {
             "network": "-".join(map(str, widths)),
             "us_batched_update_of_8_runs": took["eight"] * 1e6,
@@ -243,6 +262,8 @@ def on_cpu(updates: int, compute: Compute) -> dict[str, Any]:
             "batched_over_8_single": took["eight"] / (8 * took["single"]),
             "gated_over_plain_step": took["gated"] / took["plain"],
             "search_over_plain_step": took["search"] / took["plain"],
+            "settled_8_runs_smaller_over_masked": took["smaller"] / took["masked"],
+            "weights_that_the_largest_of_them_keeps": share,
         }
     return found
 
