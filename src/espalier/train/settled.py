@@ -254,17 +254,16 @@ def alike(gated: Gated, masks: Tensor, names: Collection[str]) -> Alike | None:
     first = plans[0][1]
     if any((wider.attributes, wider.layers) != (first.attributes, first.layers) for _, wider in plans):
         return None
-    with isolated_random():
-        trial = Trial(gated.model, gated.example)
-        for plan, wider in plans:
-            own = strip(apply_plan(trial.model, plan, share=True))
-            try:
+    try:
+        with isolated_random():
+            trial = Trial(gated.model, gated.example)
+            for plan, wider in plans:
                 form = Form(trial.model, plan, wider)
-                if not form.is_proven(trial, own):
+                if not form.is_proven(trial, strip(apply_plan(trial.model, plan, share=True))):
                     return None
-            except (KeyError, RuntimeError):  # something else than widths differs, too
-                return None
-            held = named_tensors(form.small)
-            if any(held.get(name) is not form.pieces[name] for name in names):  # kept in another place, or not at all
-                return None
+                held = named_tensors(form.small)
+                if any(held.get(name) is not form.pieces[name] for name in names):  # kept elsewhere, or not at all
+                    return None
+    except (BadInput, KeyError, RuntimeError):  # something else than widths differs, or the model cannot be tried out
+        return None
     return Alike(gated, plans)
