@@ -251,7 +251,7 @@ def alike(gated: Gated, masks: Tensor, names: Collection[str]) -> Alike | None:
     if bool(wide.all()):
         return None
     plans = [(gated.plan(mask), gated.plan(wider)) for mask, wider in zip(masks, wide)]
-    first = plans[0][1]
+    first, shapes = plans[0][1], set[tuple[torch.Size, ...]]()
     if any((wider.attributes, wider.layers) != (first.attributes, first.layers) for _, wider in plans):
         return None
     try:
@@ -262,7 +262,8 @@ def alike(gated: Gated, masks: Tensor, names: Collection[str]) -> Alike | None:
                 if not form.is_proven(trial, strip(apply_plan(trial.model, plan, share=True))):
                     return None
                 held = named_tensors(form.small)
-                if any(held.get(name) is not form.pieces[name] for name in names):  # kept elsewhere, or not at all
+                shapes.add(tuple(held[name].shape for name in names))
+                if len(shapes) > 1 or any(held[name] is not form.pieces[name] for name in names):  # kept elsewhere
                     return None
     except (BadInput, KeyError, RuntimeError):  # something else than widths differs, or the model cannot be tried out
         return None
