@@ -46,7 +46,8 @@ class Update:
     parameters, see :func:`only_finite`, and returns the losses and, where asked for, the slopes by the gates with
     their sizes.
 
-    masks: ``(samples, d)``. parts: what each mask reads, or one for all of them.
+    masks: ``(samples, d)``. parts: what each mask reads, or one for all of them. parameters: all that are trained of
+    the network, whichever optimiser holds them.
     closure: given a part, computes the loss of the masked model, goes backwards through it, and returns it. What the
     gradients held before is lost. gated: None where it needs no mask, as that of a compact network.
     across: the mean of losses and slopes over processes, where each computes a part: then all of them know the same.

@@ -45,11 +45,12 @@ class StructureOptimizer(torch.optim.Optimizer):
 
     The closure is called once for each mask, with the model masked; it computes the loss, goes backwards and returns
     it, and it may zero gradients. Gradients from before the step are dropped: what is to count goes backwards inside
-    the closure. All calls of one step must see the same mini-batch, unless the search learns from slopes
-    (``search.reads_slopes``): then each may read examples of its own. The weights then take one step of the inner
-    optimiser on the mean gradient, theta one step of the search. Where a loss is not finite the weights stay as they
-    are; see docs/training.md. Once the search is settled there is one mask and the closure is called once: give it
-    ``search.samples`` times as many examples for the same work.
+    the closure. Parameters of the model that another optimiser holds get the mean over the masks, too; at those of
+    another module the gradients of ``search.samples`` calls add up. All calls of one step must see the same mini-batch,
+    unless the search learns from slopes (``search.reads_slopes``): then each may read examples of its own. The weights
+    then take one step of the inner optimiser on the mean gradient, theta one step of the search. Where a loss is not
+    finite the weights stay as they are; see docs/training.md. Once the search is settled there is one mask and the
+    closure is called once: give it ``search.samples`` times as many examples for the same work.
     ``step(closure, inputs, targets)`` hands the closure what each mask reads: with slopes its own part of the batch,
     else all of it.
 
@@ -102,6 +103,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         self.across: Callable[[Tensor], Tensor] | None = None if ranks is None else ranks.mean
         self._lost: Tensor | None = None  # of the updates since the last check: 1 for one that had no finite loss
         self._others: dict[str, int] | None = None  # versions of parameters that this optimiser does not hold
+        self._known: tuple[nn.Module, set[int], list[Tensor]] | None = None  # see _beside
         self._stepped = self._counted = 0  # steps of the inner optimiser, and those of them that were updates
         optimizer.register_step_post_hook(self._count)
         search.record()
@@ -180,7 +182,8 @@ class StructureOptimizer(torch.optim.Optimizer):
         if len(self.param_groups) != self._groups:  # some were added to the inner optimiser
             check_parameters(self.inner, self.network)
             self._groups = len(self.param_groups)
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        held = [parameter for group in self.param_groups for parameter in group["params"]]
+        parameters = [*held, *self._beside(held)]
         if self._others is None:
             self._others = self._versions()
         rests = under is not None or self.search.settled
@@ -202,7 +205,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         update = Update(gated, masks_now, parts, parameters, closure, reads_slopes, across, skipping, self.search.even)
         with nullcontext() if self.ranks is None else self._beside_others(self.ranks, apart is None):
             losses, sized = update.one_at_a_time() if together is None else together(update)
-        if all(parameter.grad is None for parameter in parameters) and bool(losses.isfinite().all()):
+        if all(parameter.grad is None for parameter in held) and bool(losses.isfinite().all()):
             way = "run the compact network, as .network and compact() give it" if self.settled else "go backwards"
             raise BadInput(f"no gradient has reached what this optimiser trains: the closure has to {way}")
         told: list[Tensor | None] = list(sized or ())  # slopes and spreads
@@ -275,6 +278,13 @@ class StructureOptimizer(torch.optim.Optimizer):
             wider = None if self.padded is None else gated.plan(self.padded)
             self.settled = Settled(gated.model, gated.plan(mask), self.inner, wider)
         return self.settled.small
+
+    def _beside(self, held: Sequence[Tensor]) -> list[Tensor]:
+        """What another optimiser may train of the network: gradients there are those of the same update."""
+        network, known = self.network, {id(parameter) for parameter in held}
+        if self._known is None or self._known[:2] != (network, known):
+            self._known = network, known, [own for own in network.parameters() if id(own) not in known]
+        return [parameter for parameter in self._known[2] if parameter.requires_grad]
 
     def _versions(self) -> dict[str, int]:
         """How often each parameter was changed in place that is trained, and that this optimiser does not hold."""
