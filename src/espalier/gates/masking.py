@@ -206,6 +206,21 @@ class Installed:
     tables: dict[torch.device, Tensor] = field(default_factory=dict)  # see readings
     rows: list[Row] = field(default_factory=list)  # see in_rows
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the rows: buffers that are pieces of one tensor here are so in no other process."""
+        return {**vars(self), "rows": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """The handle of a copy, which came with it: what the copy's modules know of its masks is what it says."""
+        vars(self).update(state)
+        self.make_known()
+
+    def make_known(self) -> None:
+        """Tell every module whose masks it reads."""
+        paths = {module: path for path, module in self.model.named_modules()}
+        for module in self.modules:
+            module.__dict__[STATE] = State(paths[module], self.together, module)
+
     def in_rows(self) -> list[Row]:
         """All buffers, those of one device and type together. Laid out anew where a module holds other ones now."""
         if not self.rows or not all(row.is_in_place() for row in self.rows):
@@ -355,10 +370,9 @@ def install(model: nn.Module, structure: Structure) -> Installed:
         norm.register_forward_hook(join_batch, prepend=True, always_call=True)
     model.register_forward_pre_hook(_count_examples, with_kwargs=True)
     modules, together = list(dict.fromkeys([model, *(spot.module for spot in spots), *norms])), Together()
-    paths = {module: path for path, module in model.named_modules()}
-    for module in modules:
-        module.__dict__[STATE] = State(paths[module], together, module)
-    return Installed(model, channels, spots, modules, together)
+    installed = Installed(model, channels, spots, modules, together)
+    installed.make_known()
+    return installed
 
 
 def _hook(spot: Spot) -> None:
