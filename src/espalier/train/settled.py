@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from espalier.compact.apply import apply_plan, cut, named_tensors, put_back
 from espalier.compact.plan import Plan, from_runs
@@ -38,24 +39,33 @@ class Settled:
     def _hand_over(self, optimizer: torch.optim.Optimizer) -> None:
         """Give the optimiser the smaller parameters in the places of the whole ones, with their state."""
         names = {id(tensor): name for name, tensor in named_tensors(self.model).items()}
-        for group in optimizer.param_groups:
-            for place, parameter in enumerate(group["params"]):
-                name = names[id(parameter)]
-                piece = self.form.pieces[name]
-                group["params"][place] = piece
-                if parameter in optimizer.state:
-                    optimizer.state[piece] = self._cut_state(optimizer.state.pop(parameter), parameter, name)
+        for own in family(optimizer):
+            held = [parameter for group in own.param_groups for parameter in group["params"]]
+            for parameter in [*held, *(one for one in own.state if isinstance(one, Tensor))]:
+                name = names.get(id(parameter))
+                if name is not None and parameter in own.state:
+                    state = self._cut_state(own.state.pop(parameter), parameter, name)
+                    own.state[self.form.pieces[name]] = state
+            for group in own.param_groups:  # which an optimiser may share with one that it wraps
+                for place, parameter in enumerate(group["params"]):
+                    if id(parameter) in names:
+                        group["params"][place] = self.form.pieces[names[id(parameter)]]
 
     def _cut_state(self, state: Mapping[str, Any], whole: Tensor, name: str) -> dict[str, Any]:
         """What is as large as the parameter is cut as it is, along those dimensions that it has: Adafactor keeps sums
         over others. A state of another form, which cannot be cut, is begun anew."""
-        cuts, left = self.form.cuts, dict(state)
-        for key, value in state.items() if name in cuts.own else ():
+        cuts = self.form.cuts
+        if name not in cuts.own:
+            return dict(state)
+        leaves, form = tree_flatten(dict(state))  # also in lists, as of the last gradients
+        for place, value in enumerate(leaves):
             if not isinstance(value, Tensor) or (value.numel() == 1 and value.shape != whole.shape):
                 continue
             if value.ndim != whole.ndim or not all(a in (1, b) for a, b in zip(value.shape, whole.shape)):
                 return {}
-            left[key] = cuts.cut(value, name, [dim for dim, size in enumerate(whole.shape) if value.shape[dim] == size])
+            dims = [dim for dim, size in enumerate(whole.shape) if value.shape[dim] == size]
+            leaves[place] = cuts.cut(value, name, dims)
+        left: dict[str, Any] = tree_unflatten(leaves, form)
         return left
 
     def write_back(self) -> None:
@@ -66,6 +76,16 @@ class Settled:
             # A model that runs the compact network itself holds the pieces: see ``integrations.carried``.
             if piece is not None and piece is not tensor and not name.rpartition(".")[2].startswith("espalier_"):
                 self.form.cuts.write(tensor, piece, name)
+
+
+def family(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """An optimiser and those that it holds, as Lookahead does: their states are of the same parameters."""
+    found = [optimizer]
+    for one in found:
+        kept = [value for name, value in vars(one).items() if name not in ("state", "param_groups")]
+        inside = [leaf for leaf in tree_leaves(kept) if isinstance(leaf, torch.optim.Optimizer)]
+        found += [leaf for leaf in inside if not any(leaf is known for known in found)]
+    return found
 
 
 class Cuts:
