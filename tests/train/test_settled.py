@@ -439,6 +439,36 @@ def test_the_state_of_an_optimiser_inside_another_is_cut_too() -> None:
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("way", ["its own list", "groups", "data"])
+def test_an_optimiser_that_keeps_its_own_list_is_named(way: str, recwarn: pytest.WarningsRecorder) -> None:
+    """Once, at the first step of the settled network that has a gradient and a rate."""
+
+    class ByHand(torch.optim.Optimizer):
+        def __init__(self, parameters: Iterable[Tensor]) -> None:
+            self.own = list(parameters)
+            super().__init__(self.own, {"lr": 0.0})
+
+        @torch.no_grad()
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            for parameter in self.own if way == "its own list" else self.param_groups[0]["params"]:
+                if parameter.grad is not None:
+                    moved = parameter.data if way == "data" else parameter
+                    moved -= self.param_groups[0]["lr"] * parameter.grad
+
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 5)).double()
+    gated = espalier.attach(model, torch.zeros(2, 6, dtype=torch.float64))
+    structure = StructureOptimizer(ByHand(model.parameters()), Search(gated.space, initial=0.4, seed=2), gated)
+    closure = on_six_numbers(structure)
+    structure.search.settle()
+    structure.compact()
+    for update in range(4):
+        structure.inner.param_groups[0]["lr"] = 0.1 if update else 0.0
+        structure.step(closure)
+        said = [str(warning.message) for warning in recwarn if "list of parameters" in str(warning.message)]
+        assert len(said) == (way == "its own list" and update > 0)
+
+
 @pytest.mark.parametrize("steps", [True, False])
 def test_another_optimiser_of_the_whole_network_is_named_when_it_settles(
     steps: bool, recwarn: pytest.WarningsRecorder

@@ -30,7 +30,7 @@ from espalier.train.ranks import Ranks, WholeBatch
 from espalier.train.recipes import OptimizerFactory, Phases, Recipe
 from espalier.train.result import Result, Row, Shares, rows, sizes
 from espalier.train.scoring import Loss, Metrics
-from espalier.train.settled import Settled, widened
+from espalier.train.settled import Settled, Stands, widened
 from espalier.train.targets import Target
 
 NO_MASK = torch.ones(1, 1)  # of a compact network: one call of the closure, and no mask to draw
@@ -103,6 +103,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         self.across: Callable[[Tensor], Tensor] | None = None if ranks is None else ranks.mean
         self._lost: Tensor | None = None  # of the updates since the last check: 1 for one that had no finite loss
         self._others: dict[str, int] | None = None  # versions of parameters that this optimiser does not hold
+        self._moves = False  # whether the optimiser was seen to move the settled network, or named
         self._known: tuple[nn.Module, set[int], list[Tensor]] | None = None  # see _beside
         self._stepped = self._counted = 0  # steps of the inner optimiser, and those of them that were updates
         optimizer.register_step_post_hook(self._count)
@@ -228,10 +229,13 @@ class StructureOptimizer(torch.optim.Optimizer):
             self.check(batch)
         if self.ranks is not None:
             self.ranks.add_up(parameters, 1 / self.ranks.count if apart is None else len(masks_now) / len(masks))
+        stands = None if self._moves or self.settled is None else Stands(held)
         if skipping:
             step_unless(some_not, self.inner)
         else:
             self.inner.step()
+        if stands is not None:
+            self._moves = stands.moved or stands.is_named(self.param_groups)
         self._counted = self._stepped if self._counted >= 0 else -1
         # Inside an autocast region torch keeps the weights it has cast; they have just changed.
         torch.clear_autocast_cache()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -86,6 +87,35 @@ def family(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
         inside = [leaf for leaf in tree_leaves(kept) if isinstance(leaf, torch.optim.Optimizer)]
         found += [leaf for leaf in inside if not any(leaf is known for known in found)]
     return found
+
+
+class Stands:
+    """Whether an optimiser leaves the settled network as it was, since it moves a list of parameters of its own."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.parameters, self.versions = parameters, [parameter._version for parameter in parameters]
+        self.before = [parameter.detach().clone() for parameter in parameters]
+
+    @property
+    def moved(self) -> bool:
+        """By what torch counts in every tensor, so that a GPU is not waited for."""
+        return any(own._version != version for own, version in zip(self.parameters, self.versions))
+
+    def is_named(self, groups: Sequence[Mapping[str, Any]]) -> bool:
+        """Of one that torch has counted nothing of: whether it can be told, and then is, by looking at the numbers."""
+        rates = {id(own): float(group.get("lr", 1.0)) for group in groups for own in group["params"]}
+        pushed = [
+            not own.detach().equal(before)
+            for own, before in zip(self.parameters, self.before)
+            if own.grad is not None and rates[id(own)] and bool((own.grad.to_dense() != 0).any())
+        ]
+        if pushed and not any(pushed):
+            warnings.warn(
+                "the optimizer has not moved the settled network: does it keep a list of parameters of its own? Its "
+                "step() is to go through its param_groups, in which the smaller parameters are",
+                stacklevel=4,
+            )
+        return bool(pushed)
 
 
 class Cuts:
