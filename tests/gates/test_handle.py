@@ -109,6 +109,26 @@ def test_gates_that_were_used_mask_their_copy_elsewhere(name, how):
     assert torch.allclose(there.compact(mask)(x), expected, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_model_compiled_in_place_is_gated_uncompiled_and_is_as_it_was_afterwards():
+    model, x = small_mlp(), torch.randn(4, 4)
+    model.compile(backend="eager")
+    model[0].compile(backend="eager")
+    calls = [module._compiled_call_impl for module in (model, model[0])]
+    whole = model(x)  # traced without gates
+    gated = espalier.attach(model, x)
+    with gated.masked(mask := torch.tensor([1.0, 0, 1, 0, 0, 1])):
+        masked = model(x)
+    assert not torch.allclose(masked, whole)
+    assert torch.allclose(gated.compact(mask)(x), masked, atol=1e-6)
+    assert gated.one_at_a_time(x) == ""
+    gated.detach()
+    assert [module._compiled_call_impl for module in (model, model[0])] == calls
+    with pytest.raises(espalier.NoGates):
+        espalier.attach(model, x, ignore=("0",))
+    assert [module._compiled_call_impl for module in (model, model[0])] == calls
+
+
 def test_two_attaches_on_one_model_are_an_error():
     model = small_mlp()
     gated = espalier.attach(model, torch.randn(3, 4))

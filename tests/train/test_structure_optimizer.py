@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import networks
 import pytest
@@ -301,6 +302,15 @@ def test_its_state_goes_on_exactly(tmp_path: Path, adam: bool) -> None:
     assert again[3].ask().equal(whole[3].ask())
 
 
+class SAM(torch.optim.Optimizer):
+    """As it is commonly written."""
+
+    def first_step(self) -> None: ...
+    def second_step(self) -> None: ...
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert closure is not None, "it needs a closure"
+
+
 def test_bad_input_is_named() -> None:
     model, gated, inner, search = parts()
     structure = StructureOptimizer(inner, search, gated)
@@ -318,6 +328,11 @@ def test_bad_input_is_named() -> None:
         StructureOptimizer(model, search, gated)  # type: ignore[arg-type]
     with pytest.raises(espalier.BadInput, match="LBFGS calls the closure by itself"):
         StructureOptimizer(torch.optim.LBFGS(model.parameters()), search, gated)
+    sam = SAM(sgd(model).param_groups, {})
+    with pytest.raises(
+        espalier.BadInput, match=r"SAM calls the closure by itself.*two passes of SAM go into the closure"
+    ):
+        StructureOptimizer(sam, search, gated)
     with pytest.raises(espalier.BadInput, match="batch of runs"):
         StructureOptimizer(inner, Search(gated.space, batch=(2,)), gated)
     with pytest.raises(espalier.BadInput, match="the search is over"):

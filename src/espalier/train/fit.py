@@ -344,5 +344,5 @@ def _settings(module: nn.Module, gated: Gated, optimizer: torch.optim.Optimizer,
         **({"blocks": blocks} if (blocks := getattr(gated, "blocks", None)) else {}),
         "full_cost": float(search.full_cost),
         "samples": search.samples,
-        "optimizer": json.loads(json.dumps({type(optimizer).__name__: numbers}, default=repr)),
+        "optimizer": json.loads(json.dumps({type(optimizer).__name__: numbers}, default=repr), parse_constant=str),
     }

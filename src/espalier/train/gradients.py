@@ -21,7 +21,7 @@ from torch.utils import _pytree
 from espalier.cost import Cost
 from espalier.gates.one_pass import Unfit, interleaved
 from espalier.space import BadInput, BadType, Space
-from espalier.train import pytree
+from espalier.train import checks, pytree
 
 Sized = tuple[Tensor, Tensor | None]  # slopes (samples, d) and sizes, None where each is that of its slope
 Gradient = tuple[Tensor, Sized | None]  # losses (samples), and what the search is told beside them
@@ -198,6 +198,7 @@ def scalar(loss: object) -> Tensor:
     """The loss as a tensor without dimensions and without a graph."""
     if isinstance(loss, float):
         return torch.tensor(loss, dtype=torch.float64)
+    checks.several_losses(loss)
     if not isinstance(loss, Tensor):
         raise BadType(f"the loss is a scalar tensor, not {type(loss).__name__}; does the closure return it?")
     if loss.numel() != 1 or not loss.is_floating_point():

@@ -3,6 +3,7 @@ recipe, ``espalier.shape``; and what comes out."""
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -77,9 +78,11 @@ class StructureOptimizer(torch.optim.Optimizer):
         read. scheduler: stepped after every update. ranks: that train together."""
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise BadType(f"optimizer is a torch.optim.Optimizer, not {type(optimizer).__name__}")
-        if isinstance(optimizer, torch.optim.LBFGS):
+        if _calls_closures(optimizer):
             raise BadInput(
-                "LBFGS calls the closure by itself, as often as it likes; use SGD, Adam or another first-order one"
+                f"{type(optimizer).__name__} calls the closure by itself, as often as it likes; use SGD, Adam or "
+                "another first-order one. The two passes of SAM go into the closure: backward, move the weights, zero, "
+                "backward again, move them back"
             )
         if not isinstance(search, Search) or not hasattr(gated, "space"):
             wrong = search if not isinstance(search, Search) else gated
@@ -116,6 +119,8 @@ class StructureOptimizer(torch.optim.Optimizer):
     def _share(self) -> None:
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
         self._groups = len(self.param_groups)  # those that were looked at
+        if self.scheduler is not None:
+            descent.follow(self.scheduler)
 
     @cached_property
     def shares(self) -> Shares:
@@ -182,7 +187,7 @@ class StructureOptimizer(torch.optim.Optimizer):
             warnings.warn(said, stacklevel=3)
         if len(self.param_groups) != self._groups:  # some were added to the inner optimiser
             check_parameters(self.inner, self.network)
-            self._groups = len(self.param_groups)
+            self._share()
         held = [parameter for group in self.param_groups for parameter in group["params"]]
         parameters = [*held, *self._beside(held)]
         if self._others is None:
@@ -235,7 +240,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         else:
             self.inner.step()
         if stands is not None:
-            self._moves = stands.moved or stands.is_named(self.param_groups)
+            self._moves = stands.moved or (bool(losses.isfinite().all()) and stands.is_named(self.param_groups))
         self._counted = self._stepped if self._counted >= 0 else -1
         # Inside an autocast region torch keeps the weights it has cast; they have just changed.
         torch.clear_autocast_cache()
@@ -445,12 +450,20 @@ class StructureOptimizer(torch.optim.Optimizer):
         except BadInput:
             self.inner.param_groups.pop()
             raise
+        self._share()
 
     def __getstate__(self) -> dict[str, Any]:  # torch's leaves out everything but the groups
         raise BadType("a StructureOptimizer is neither copied nor pickled; keep its state_dict(), beside the model's")
 
     def __repr__(self) -> str:
         return f"StructureOptimizer({self.inner!r}, d={self.search.space.d})"
+
+
+def _calls_closures(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step needs a closure: by its signature, as of LBFGS, or as the common class for SAM does."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    needed = closure is not None and closure.default is inspect.Parameter.empty
+    return needed or all(hasattr(optimizer, name) for name in ("first_step", "second_step"))
 
 
 def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:

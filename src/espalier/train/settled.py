@@ -98,7 +98,7 @@ class Stands:
 
     @property
     def moved(self) -> bool:
-        """By what torch counts in every tensor, so that a GPU is not waited for."""
+        """As torch counts changes, so that a GPU is not waited for; those by fused kernels are not counted."""
         return any(own._version != version for own, version in zip(self.parameters, self.versions))
 
     def is_named(self, groups: Sequence[Mapping[str, Any]]) -> bool:
