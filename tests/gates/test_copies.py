@@ -141,6 +141,85 @@ def test_what_a_model_keeps_of_its_last_pass_is_no_obstacle():
     assert result.model.last.in_features <= 3
 
 
+class Feature:
+    """As scripts of distillation and logging have it."""
+
+    def __init__(self, layer):
+        layer.register_forward_hook(self.keep)
+        layer.register_forward_pre_hook(functools.partial(self.count, 1))
+        layer.register_forward_hook(self)
+        self.calls = self.seen = 0
+
+    def keep(self, module, args, output):
+        self.out = output
+
+    def count(self, by, module, args):
+        self.calls += by
+
+    def __call__(self, module, args, output):
+        self.seen += 1
+
+
+def test_what_listens_to_a_model_is_no_part_of_it():
+    """A copy tells the same object, also where that holds an activation with a graph, which torch does not copy."""
+    model, x = small_mlp(), torch.randn(3, 4)
+    feature = Feature(model[0])
+    gated = espalier.attach(model, x)
+    model(x)
+    small = gated.compact(torch.tensor([1.0, 0, 1, 1, 0, 0]))
+    feature.calls = feature.seen = 0
+    small(x)
+    assert (feature.calls, feature.seen, feature.out.shape) == (1, 1, (3, 3))
+    gated.detach()
+    calls = []
+    shaping = espalier.shape(model, x, torch.optim.SGD(model.parameters(), 0.05), target=0.5, updates=10)
+
+    def closure():
+        loss = F.cross_entropy(shaping.network(x), torch.tensor([0, 1, 1])) + feature.out.square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(10):
+        feature.calls = 0
+        shaping.step(closure)
+        calls.append(feature.calls)
+    assert shaping.phase == "settled"
+    assert calls == [1] * 10
+    shaping.gated.detach()
+    result = espalier.fit(model, (x, torch.tensor([0, 1, 1])), epochs=4, batch_size=3, target=0.5, quiet=True)
+    assert result.model(x).shape == (3, 2)
+
+
+class Helped(nn.Module):
+    """Keeps an object that knows the module, as code for weights that are computed does."""
+
+    class Scale:
+        def __init__(self, module):
+            self.module = module
+            module.register_forward_pre_hook(self.apply)
+
+        def apply(self, module, args):
+            self.module.factor = self.module.weight.mean()
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.inner = nn.Parameter(torch.ones(3)), small_mlp()
+        self.scale = self.Scale(self)
+
+    def forward(self, x):
+        return self.inner(x) * self.factor
+
+
+def test_an_object_that_a_module_holds_is_copied_with_it():
+    model, x = Helped(), torch.randn(3, 4)
+    small = espalier.attach(model, x).compact(torch.ones(6))
+    assert small.scale is not model.scale
+    assert small.scale.module is small
+    model.factor = None
+    small(x)
+    assert model.factor is None
+
+
 def test_a_function_that_holds_the_original_is_refused():
     """A cut would run the whole model, or a dropout that no eval() reaches."""
     model, wrapped = small_mlp(), small_mlp()

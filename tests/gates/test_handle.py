@@ -1,5 +1,6 @@
 """The handle: masks come and go, the model stays the user's; bad input is named."""
 
+import copy
 import pickle
 import re
 
@@ -88,6 +89,44 @@ def test_a_gated_model_can_be_sent_to_another_process():
     gated = espalier.attach(model, torch.randn(3, 4))
     assert pickle.dumps(model)
     assert gated.d == 6
+
+
+@pytest.mark.parametrize("how", [lambda gated: pickle.loads(pickle.dumps(gated)), copy.deepcopy])  # noqa: S301
+@pytest.mark.parametrize("name", NETS)
+def test_gates_that_were_used_mask_their_copy_elsewhere(name, how):
+    """Some masks act on weights or in norms, which ask whether one is set: the copy's modules know of its handle."""
+    make, example = NETS[name]
+    model, x = make().eval(), example()
+    gated = espalier.attach(model, x, kinds=("units", "channels", "heads"))
+    mask = gated.canonical((torch.arange(gated.d) % 2).float())
+    with gated.masked(mask):
+        expected = model(x)
+    there = how(gated)
+    for _ in range(2):
+        with there.masked(mask):
+            assert torch.equal(there.model(x), expected)
+        assert torch.equal(there.model(x), model(x))
+    assert torch.allclose(there.compact(mask)(x), expected, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_model_compiled_in_place_is_gated_uncompiled_and_is_as_it_was_afterwards():
+    model, x = small_mlp(), torch.randn(4, 4)
+    model.compile(backend="eager")
+    model[0].compile(backend="eager")
+    calls = [module._compiled_call_impl for module in (model, model[0])]
+    whole = model(x)  # traced without gates
+    gated = espalier.attach(model, x)
+    with gated.masked(mask := torch.tensor([1.0, 0, 1, 0, 0, 1])):
+        masked = model(x)
+    assert not torch.allclose(masked, whole)
+    assert torch.allclose(gated.compact(mask)(x), masked, atol=1e-6)
+    assert gated.one_at_a_time(x) == ""
+    gated.detach()
+    assert [module._compiled_call_impl for module in (model, model[0])] == calls
+    with pytest.raises(espalier.NoGates):
+        espalier.attach(model, x, ignore=("0",))
+    assert [module._compiled_call_impl for module in (model, model[0])] == calls
 
 
 def test_two_attaches_on_one_model_are_an_error():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import networks
@@ -206,12 +207,23 @@ def test_any_optimizer_and_scheduler() -> None:
     assert {row["learning_rate"] for row in constant.history} == {1e-3}
     falling = short(optimizer=Adam(lr=1e-3))  # by the recipe's schedule
     assert falling.history[0]["learning_rate"] > falling.history[-1]["learning_rate"]
-    plateau = short(
-        epochs=6,
-        optimizer=lambda p: torch.optim.SGD(p, lr=1e-4),
-        scheduler=lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=0, threshold=1.0),
-    )
-    assert plateau.history[-1]["learning_rate"] < 1e-5
+
+
+def test_a_plateau_is_seen_also_in_a_run_that_is_kept(tmp_path: Path) -> None:
+    """Its best loss so far is infinite at first, a number that a file of settings does not know."""
+
+    def run(patience: int) -> Any:
+        return short(
+            epochs=6,
+            optimizer=lambda p: torch.optim.SGD(p, lr=1e-4),
+            scheduler=lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=patience, threshold=1.0),
+            checkpoint=tmp_path,
+        )
+
+    assert run(0).history[-1]["learning_rate"] < 1e-5
+    assert run(0).updates == run(0).updates
+    with pytest.raises(espalier.BadInput, match="patience"):
+        run(1)
 
 
 def test_a_cycle_of_the_rate_goes_by_updates() -> None:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import espalier
 from espalier import Callback, fit, sweep
-from espalier.train import evaluate
+from espalier.train import EarlyStopping, evaluate
 from espalier.train import loop as loops
 from espalier.train.progress import describe
 from espalier.train.scoring import KNOWN
@@ -124,14 +124,14 @@ def test_regression_shows_its_loss_and_its_metrics() -> None:
 
 
 class Told(Callback):
-    """Makes the accuracy of each epoch what the test says, and keeps the weights that had it."""
+    """Makes a number of each epoch what the test says, and keeps the weights that had it."""
 
-    def __init__(self, values: list[float]) -> None:
-        self.values, self.weights = values, dict[int, list[Tensor]]()
+    def __init__(self, values: list[float], name: str = "validation_accuracy") -> None:
+        self.values, self.name, self.weights = values, name, dict[int, list[Tensor]]()
 
     def on_epoch(self, loop: Any, rows: list[dict[str, Any]]) -> None:
         epoch = rows[0]["epoch"]
-        rows[0]["validation_accuracy"] = self.values[epoch - 1]
+        rows[0][self.name] = self.values[epoch - 1]
         self.weights[epoch] = [p.detach().clone() for p in loop.engine.structure.network.parameters()]
 
 
@@ -158,6 +158,45 @@ def test_the_best_settled_epoch_ships_also_of_a_run_that_was_stopped(
     again = fit(networks.mlp(), DATA, callbacks=[Told(values)], checkpoint=tmp_path, **settings)  # one is gone
     for ours, fourth in zip(again.model.parameters(), told.weights[4], strict=True):
         assert ours.equal(fourth)
+
+
+class Right(Counts):
+    """As an accuracy of torchmetrics."""
+
+    higher_is_better = True
+
+
+def right(outputs: Tensor, targets: Tensor) -> float:
+    return float((outputs.argmax(1) == targets).float().mean())
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize(
+    ("metric", "monitor"),
+    [(Right(), "acc"), ("accuracy", "acc"), (KNOWN["accuracy"], "validation_acc"), (right, "max acc")],
+)
+def test_which_is_better_is_known_or_said(metric: Any, monitor: str, stops: bool) -> None:
+    """Of the settled epochs the fourth has the largest number, the second the smallest."""
+    told = Told([0.9, 0.1, 0.2, 0.5, 0.3, 0.4], "validation_acc")
+    settings = SHORT | {"epochs": 6, "settle": 0.6, "metrics": {"acc": metric}, "target": 0.4}
+    how = {"callbacks": [told, EarlyStopping(monitor, None, best=True)]} if stops else {"monitor": monitor}
+    result = fit(networks.mlp(), DATA, **settings, **({"callbacks": [told]} | how))
+    for ours, fourth in zip(result.model.parameters(), told.weights[4], strict=True):
+        assert ours.equal(fourth)
+
+
+def test_which_is_better_is_not_guessed() -> None:
+    for function in (partial(fit, networks.mlp(), target=0.4), partial(sweep, networks.mlp, targets=[0.4])):
+        for how in ({"monitor": "acc"}, {"callbacks": [EarlyStopping("acc")]}):
+            with pytest.raises(espalier.BadInput, match='say "max acc" or "min acc"'):
+                function(DATA, metrics={"acc": right}, **SHORT, **how)
+    with pytest.raises(espalier.BadInput, match="opposite"):
+        EarlyStopping("max acc", largest=False)
+    losses = ("loss", "error", "validation_loss", "rmse", "mae")
+    for name in losses:
+        stopping = EarlyStopping(name)
+        stopping.know({})
+        assert stopping.largest is False
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -383,6 +384,89 @@ def test_a_state_that_cannot_be_cut_is_begun_anew() -> None:
     structure.step(closure)
     assert structure.state[small[0].weight]["rows"].shape == (small[0].out_features,)
     assert 0 < small[0].out_features < 6
+
+
+class Lookahead(torch.optim.Optimizer):
+    """As timm's: it has the groups of another optimiser, and a state of its own."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = (
+            OrderedDict[Any, Any](),
+            OrderedDict[Any, Any](),
+        )
+        self.base, self.param_groups, self.defaults = base, base.param_groups, base.defaults
+        self.state: Any = defaultdict(dict)
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.base.step()
+        self.steps += 1
+        for parameter in self.param_groups[0]["params"]:
+            slow = self.state[parameter].setdefault("slow", [parameter.clone()])[0]  # in a list
+            if self.steps % 3 == 0:
+                parameter.copy_(slow.lerp_(parameter, 0.5))
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.base.state_dict()
+
+
+def test_the_state_of_an_optimiser_inside_another_is_cut_too() -> None:
+    """And tensors in lists: the trajectory is that of masked training, which a state begun anew would not give."""
+
+    def trained(compact: bool) -> tuple[nn.Module, Lookahead]:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 5)).double()
+        gated = espalier.attach(model, torch.zeros(2, 6, dtype=torch.float64))
+        inner = Lookahead(torch.optim.AdamW(model.parameters(), 1e-2))
+        structure = StructureOptimizer(inner, Search(gated.space, initial=0.4, seed=2), gated)
+        closure = on_six_numbers(structure)
+        for _ in range(4):
+            structure.step(closure)
+        structure.search.settle()
+        if compact:
+            structure.compact()
+        for _ in range(6):
+            structure.step(closure)
+        structure.state_dict()
+        return gated.compact(structure.search.select()), inner
+
+    (ours, inner), (masked, _) = trained(True), trained(False)
+    held = [parameter for group in inner.param_groups for parameter in group["params"]]
+    assert all(inner.base.state[parameter]["step"] == 10 for parameter in held)
+    assert len(inner.base.state) == len(inner.state) == len(held) == 4
+    for a, b in zip(ours.parameters(), masked.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("way", ["its own list", "groups", "data"])
+def test_an_optimiser_that_keeps_its_own_list_is_named(way: str, recwarn: pytest.WarningsRecorder) -> None:
+    """Once, at the first step of the settled network that has a gradient and a rate."""
+
+    class ByHand(torch.optim.Optimizer):
+        def __init__(self, parameters: Iterable[Tensor]) -> None:
+            self.own = list(parameters)
+            super().__init__(self.own, {"lr": 0.0})
+
+        @torch.no_grad()
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            for parameter in self.own if way == "its own list" else self.param_groups[0]["params"]:
+                if parameter.grad is not None:
+                    moved = parameter.data if way == "data" else parameter
+                    moved -= self.param_groups[0]["lr"] * parameter.grad
+
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 5)).double()
+    gated = espalier.attach(model, torch.zeros(2, 6, dtype=torch.float64))
+    structure = StructureOptimizer(ByHand(model.parameters()), Search(gated.space, initial=0.4, seed=2), gated)
+    closure = on_six_numbers(structure)
+    structure.search.settle()
+    structure.compact()
+    for update in range(4):
+        structure.inner.param_groups[0]["lr"] = 0.1 if update else 0.0
+        structure.step(closure)
+        said = [str(warning.message) for warning in recwarn if "list of parameters" in str(warning.message)]
+        assert len(said) == (way == "its own list" and update > 0)
 
 
 @pytest.mark.parametrize("steps", [True, False])

@@ -198,6 +198,51 @@ def test_layers_are_unfrozen_before_and_after_it_settles() -> None:
             shaping.step(closure, *DATA)
 
 
+@pytest.mark.parametrize("schedule", ["linear", "steps", "constant"])
+@pytest.mark.parametrize("on_inner", [False, True])
+def test_groups_that_are_added_follow_the_schedule(schedule: str, on_inner: bool) -> None:
+    model = networks.mlp()
+    model[0].requires_grad_(False)
+    shaping = shape(model, DATA[0][:4], target=0.5, updates=8, schedule=schedule)
+
+    def closure(inputs: Tensor, targets: Tensor) -> Tensor:
+        loss = F.cross_entropy(shaping.network(inputs), targets)
+        loss.backward()
+        return loss
+
+    for update in range(8):
+        if update == 2:
+            first = {"params": list(model[0].requires_grad_(True).parameters()), "lr": 0.01}
+            (shaping.inner if on_inner else shaping).add_param_group(first)
+            before = model[0].weight.clone()
+        if update < 7:  # then linear is at 0
+            shaping.step(closure, *DATA)
+        if update >= 2:
+            ours, added = (group["lr"] for group in shaping.param_groups)
+            assert added == pytest.approx(0.1 * ours)
+    assert not model[0].weight.equal(before)
+    kept = shaping.state_dict()
+    assert len(kept["inner"]["param_groups"]) == 2
+
+
+@pytest.mark.parametrize("given", [lambda loss: (loss, {"loss": 1.0}), lambda loss: {"cross entropy": loss}])
+def test_a_loss_in_parts_is_refused_with_the_way_out(given: Any) -> None:
+    model = networks.mlp()
+    shaping = shape(model, DATA[0][:4], updates=10, target=0.5)
+
+    def closure(inputs: Tensor, targets: Tensor) -> Any:
+        loss = F.cross_entropy(model(inputs), targets)
+        loss.backward()
+        return given(loss)
+
+    with pytest.raises(espalier.BadInput, match=r"one scalar tensor, not a .* of .: add the parts"):
+        shaping.step(closure, *DATA)
+    with pytest.raises(espalier.BadInput, match="add the parts"):
+        espalier.fit(
+            networks.mlp(), DATA, loss=lambda o, y: given(F.cross_entropy(o, y)), epochs=1, target=0.5, quiet=True
+        )
+
+
 def test_a_step_that_was_left_in_the_loop_is_named() -> None:
     """The weights move twice by one gradient."""
     model = networks.mlp()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import networks
 import pytest
@@ -198,6 +199,39 @@ def test_clipping_by_a_hook_on_the_inner_optimiser_sees_the_mean_gradient() -> N
     assert float((after - before).norm()) == pytest.approx(0.01, rel=1e-3)
 
 
+@pytest.mark.parametrize("samples", [2, 3])
+def test_what_another_optimiser_holds_gets_the_mean_gradient_too(samples: int) -> None:
+    """And none where a loss is not finite. Of a parameter outside the model the gradients of the calls add up."""
+    model, gated, _, search = parts(samples=samples)
+    structure = StructureOptimizer(torch.optim.SGD(model[:4].parameters(), 0.0), search, gated)
+    head, outside = model[4], nn.Parameter(torch.zeros(10))
+    x, y = batch(0)
+    spoilt = False
+
+    def closure() -> torch.Tensor:
+        loss = F.cross_entropy(model(x) + outside, y)
+        loss.backward()
+        return loss * spoilt.pop()
+
+    spoilt = [torch.nan] + [1.0] * (3 * samples - 1)
+    for _ in range(2):  # gradients of the step before are dropped
+        masks = copy.deepcopy(search).ask()
+        outside.grad = None
+        structure.step(closure)
+    assert head.weight.grad is not None
+    given = [head.weight.grad, head.bias.grad, outside.grad]
+    expected = [torch.zeros_like(one) for one in given]
+    for mask in masks:
+        with gated.masked(mask):
+            loss = F.cross_entropy(model(x) + outside, y)
+            for total, one in zip(expected, torch.autograd.grad(loss, [head.weight, head.bias, outside])):
+                total += one
+    for ours, total, factor in zip(given, expected, (samples, samples, 1), strict=True):
+        torch.testing.assert_close(ours, total / factor)
+    structure.step(closure)
+    assert head.weight.grad is None
+
+
 def test_accumulation_over_parts_of_a_batch_is_the_whole_batch() -> None:
     weights = []
     for pieces in (1, 4):
@@ -268,6 +302,15 @@ def test_its_state_goes_on_exactly(tmp_path: Path, adam: bool) -> None:
     assert again[3].ask().equal(whole[3].ask())
 
 
+class SAM(torch.optim.Optimizer):
+    """As it is commonly written."""
+
+    def first_step(self) -> None: ...
+    def second_step(self) -> None: ...
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert closure is not None, "it needs a closure"
+
+
 def test_bad_input_is_named() -> None:
     model, gated, inner, search = parts()
     structure = StructureOptimizer(inner, search, gated)
@@ -285,6 +328,11 @@ def test_bad_input_is_named() -> None:
         StructureOptimizer(model, search, gated)  # type: ignore[arg-type]
     with pytest.raises(espalier.BadInput, match="LBFGS calls the closure by itself"):
         StructureOptimizer(torch.optim.LBFGS(model.parameters()), search, gated)
+    sam = SAM(sgd(model).param_groups, {})
+    with pytest.raises(
+        espalier.BadInput, match=r"SAM calls the closure by itself.*two passes of SAM go into the closure"
+    ):
+        StructureOptimizer(sam, search, gated)
     with pytest.raises(espalier.BadInput, match="batch of runs"):
         StructureOptimizer(inner, Search(gated.space, batch=(2,)), gated)
     with pytest.raises(espalier.BadInput, match="the search is over"):

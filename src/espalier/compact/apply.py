@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -36,9 +37,30 @@ def tensor_state(model: nn.Module) -> dict[str, Tensor]:
 
 def without_graphs(model: nn.Module) -> dict[int, Any]:
     """A memo for ``deepcopy``: what modules keep of their last pass, such as attention to be looked at, without the
-    graph behind it, which torch does not copy."""
+    graph behind it, which torch does not copy. What listens to the model is no part of it, and is not copied."""
     held = (leaf for module in model.modules() for leaf in tree_leaves(list(vars(module).values())))
-    return {id(leaf): leaf.detach().clone() for leaf in held if isinstance(leaf, Tensor) and leaf.grad_fn is not None}
+    passed = {id(leaf): leaf.detach().clone() for leaf in held if isinstance(leaf, Tensor) and leaf.grad_fn is not None}
+    return passed | listeners(model)
+
+
+def listeners(model: nn.Module) -> dict[int, Any]:
+    """A memo for ``deepcopy``: objects that are hooks of the model, or whose methods are, stay themselves, so that a
+    hook of the copy tells the same object. Those that a module holds are parts of it, and copied."""
+    memo, kept = dict[int, Any](), list[Any]()
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if not name.endswith("_hooks"):
+                kept.append(value)
+                continue
+            for hook in value.values() if isinstance(value, dict) else ():
+                while isinstance(hook, functools.partial):
+                    hook = hook.func
+                owner = getattr(hook, "__self__", hook)
+                memo[id(owner)] = owner
+    if memo:
+        for part in (*model.modules(), *tree_leaves(kept)):
+            memo.pop(id(part), None)
+    return memo
 
 
 def apply_plan(
@@ -54,7 +76,7 @@ def apply_plan(
         model = apply_plan(model, plan.earlier)
     elif hasattr(model, PLAN_OF):
         plan = replace(plan, earlier=Plan.from_dict(getattr(model, PLAN_OF)))
-    memo = {} if share else without_graphs(model)  # a model that is tried out makes no graph
+    memo = listeners(model) if share else without_graphs(model)  # a model that is tried out makes no graph
     named = named_tensors(model)
     for name, dims in plan.tensors.items():
         if name not in named:

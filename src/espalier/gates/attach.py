@@ -21,7 +21,7 @@ from espalier.gates.blocks import Blocks, RoundTo, rounded
 from espalier.gates.find import KINDS, choice_groups, find_groups, structure_of
 from espalier.gates.gate import Gate, Mixed
 from espalier.gates.gated import Gated
-from espalier.gates.masking import strip
+from espalier.gates.masking import COMPILED, strip
 from espalier.gates.norms import norm_of
 from espalier.gates.one_pass import STATE
 from espalier.gates.order import positional, segments_of
@@ -77,17 +77,24 @@ def attach(
         if state.is_original:
             raise BadInput("this model has gates already; use them, or call .detach() on their handle first")
         strip(model)  # a deepcopy of a gated model: its hooks belong to nobody
-    with isolated_random():
-        if any(isinstance(module, Gate) for module in model.modules()):
-            if round_to is not None:
-                raise BadInput(
-                    "round_to is for gates that are found; those placed by hand have the sizes they were given"
-                )
-            if any(isinstance(module, Mixed) for module in model.modules()):
-                raise BadInput("a model holds espalier.Gate modules or espalier.Mixed ones, not both")
-            gated = _attach_placed(model, example, check)
-        else:
-            gated = _attach_found(model, example, kinds, ignore, check, round_to)
+    compiled = [(module, module.__dict__.pop(COMPILED)) for module in model.modules() if COMPILED in module.__dict__]
+    try:
+        with isolated_random():
+            if any(isinstance(module, Gate) for module in model.modules()):
+                if round_to is not None:
+                    raise BadInput(
+                        "round_to is for gates that are found; those placed by hand have the sizes they were given"
+                    )
+                if any(isinstance(module, Mixed) for module in model.modules()):
+                    raise BadInput("a model holds espalier.Gate modules or espalier.Mixed ones, not both")
+                gated = _attach_placed(model, example, check)
+            else:
+                gated = _attach_found(model, example, kinds, ignore, check, round_to)
+    except BaseException:
+        for module, call in compiled:
+            module.__dict__[COMPILED] = call
+        raise
+    gated._installed.compiled = compiled
     gated.example, gated.examples, gated.checks = example, max(example.examples, 1), check
     return gated
 

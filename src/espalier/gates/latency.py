@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from espalier import schema
+from espalier.compact.apply import without_graphs
 from espalier.compact.exported import exported, onnx_file, plain_outputs, quiet
 from espalier.cost import Cost, Form
 from espalier.files import write
@@ -227,7 +228,7 @@ RUNTIMES: dict[str, Runtime] = {"torch": _in_torch, "onnxruntime": _in_onnxrunti
 
 def prepared(runtime: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
     """A copy of a model made ready; the model itself stays where it is, and as it is."""
-    return RUNTIMES[runtime](copy.deepcopy(model), args, kwargs)
+    return RUNTIMES[runtime](copy.deepcopy(model, without_graphs(model)), args, kwargs)
 
 
 @contextmanager

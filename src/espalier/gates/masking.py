@@ -45,6 +45,7 @@ from espalier.space import BadInput
 BUFFER = "espalier_mask"
 CHANNELS = "espalier_mask_channels_index"  # on the model: the gate of each channel, where a gate has several
 BRANCH, PASS = "espalier_mask_branch", "espalier_mask_pass"  # of a residual branch, of a block that may go
+COMPILED = "_compiled_call_impl"  # what ``module.compile()`` leaves, which was traced without gates
 EXAMPLES = 32  # an update reads at least so many, where it matters whether weights or inputs are masked
 
 
@@ -205,6 +206,23 @@ class Installed:
     together: Together
     tables: dict[torch.device, Tensor] = field(default_factory=dict)  # see readings
     rows: list[Row] = field(default_factory=list)  # see in_rows
+    compiled: list[tuple[nn.Module, Any]] = field(default_factory=list)  # modules compiled in place, and by what
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the rows: buffers that are pieces of one tensor here are so in no other process. A copy of a compiled
+        module is not compiled."""
+        return {**vars(self), "rows": [], "compiled": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """The handle of a copy, which came with it: what the copy's modules know of its masks is what it says."""
+        vars(self).update(state)
+        self.make_known()
+
+    def make_known(self) -> None:
+        """Tell every module whose masks it reads."""
+        paths = {module: path for path, module in self.model.named_modules()}
+        for module in self.modules:
+            module.__dict__[STATE] = State(paths[module], self.together, module)
 
     def in_rows(self) -> list[Row]:
         """All buffers, those of one device and type together. Laid out anew where a module holds other ones now."""
@@ -235,6 +253,8 @@ class Installed:
 
     def remove(self) -> None:
         _strip(self.modules)
+        for module, call in self.compiled:
+            module.__dict__[COMPILED] = call
 
 
 def spots_of(model: nn.Module, structure: Structure) -> tuple[list[Spot], Channels]:
@@ -355,10 +375,9 @@ def install(model: nn.Module, structure: Structure) -> Installed:
         norm.register_forward_hook(join_batch, prepend=True, always_call=True)
     model.register_forward_pre_hook(_count_examples, with_kwargs=True)
     modules, together = list(dict.fromkeys([model, *(spot.module for spot in spots), *norms])), Together()
-    paths = {module: path for path, module in model.named_modules()}
-    for module in modules:
-        module.__dict__[STATE] = State(paths[module], together, module)
-    return Installed(model, channels, spots, modules, together)
+    installed = Installed(model, channels, spots, modules, together)
+    installed.make_known()
+    return installed
 
 
 def _hook(spot: Spot) -> None:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espalier.space import BadInput, BadType, whole_number
 from espalier.train import checks
 from espalier.train.result import Result, Row
-from espalier.train.scoring import LARGER
+from espalier.train.scoring import is_larger_better
 
 if TYPE_CHECKING:
     from espalier.train.loop import Loop
@@ -65,9 +65,10 @@ class EarlyStopping(Callback):
     """Ends a run whose validation no longer gets better, once its structure has settled: what comes before is not yet
     what ships. Of a sweep, when it holds for every run of a batch.
 
-    monitor: a number of the rows, or a metric by its name. largest: whether the larger is the better; None: as is known
-    of the metrics that have names, else the smaller. patience: so many measurements without a better one; None: never
-    stop. best: go back to the weights of the best measurement, each run of a sweep to its own.
+    monitor: a number of the rows, or a metric by its name; "max acc" or "min acc" also says which is better. largest:
+    the same, whether the larger is; None: as is known of losses, of named metrics, and of objects of torchmetrics.
+    patience: so many measurements without a better one; None: never stop. best: go back to the weights of the best
+    measurement, each run of a sweep to its own.
     """
 
     def __init__(
@@ -82,9 +83,25 @@ class EarlyStopping(Callback):
             whole_number(patience, "patience, a number of measurements,", 1)
         if not isinstance(monitor, str):
             raise BadType(f"monitor names a number of the rows, such as 'validation_loss', not {monitor!r}")
-        largest = monitor.removeprefix("validation_") in LARGER if largest is None else largest
-        self.monitor, self.patience, self.sign, self.best = monitor, patience, -1.0 if largest else 1.0, best
+        word, _, name = monitor.partition(" ")
+        if word in ("max", "min") and name:
+            if largest is not None and largest is not (word == "max"):
+                raise BadInput(f"monitor={monitor!r} and largest={largest} say opposite things; give one of them")
+            monitor, largest = name, word == "max"
+        self.monitor, self.patience, self.largest, self.best = monitor, patience, largest, best
         self._weights: dict[str, Any] | None = None
+
+    def know(self, metrics: Mapping[str, Any]) -> None:
+        """Find out which is better, where nobody has said it. metrics: of the call, by name."""
+        if self.largest is not None:
+            return
+        name = self.monitor.removeprefix("validation_")
+        self.largest = is_larger_better(name, metrics.get(name))
+        if self.largest is None:
+            raise BadInput(
+                f"whether a larger {self.monitor!r} is better or a smaller one is not known: say "
+                f'"max {self.monitor}" or "min {self.monitor}"'
+            )
 
     def on_epoch(self, loop: Loop, rows: list[Row]) -> None:
         if f"validation_{self.monitor}" in rows[0]:
@@ -103,7 +120,8 @@ class EarlyStopping(Callback):
     def _since(self, history: list[Row]) -> int:
         """Measurements since the best one with a settled structure."""
         settled = [row[self.monitor] for row in history if row["settled"]]
-        values = [math.inf if value is None else self.sign * value for value in settled]  # None of a run that diverged
+        sign = -1.0 if self.largest else 1.0
+        values = [math.inf if value is None else sign * value for value in settled]  # None of a run that diverged
         return len(values) - 1 - values.index(min(values))
 
     def on_leave(self, loop: Loop) -> None:
@@ -203,11 +221,16 @@ def _tracker(name: str) -> Any:
     return checks.needed(name, f"this callback logs by {name}, which is not there: pip install {name}")
 
 
-def check(given: Sequence[Callback], monitor: str | None) -> list[Callback]:
-    """The callbacks of a call, and one that ships the best epoch by what is monitored; anything else is named."""
+def check(given: Sequence[Callback], monitor: str | None, metrics: Mapping[str, Any]) -> list[Callback]:
+    """The callbacks of a call, and one that ships the best epoch by what is monitored; anything else is named.
+    metrics: of the call, by name."""
     if isinstance(given, Callback) or not isinstance(given, Sequence):
         raise BadType(f"callbacks is a list of espalier.Callback, not {type(given).__name__}")
     for one in given:
         if isinstance(one, type) or not isinstance(one, Callback):
             raise BadType(f"a callback is an object of a class made from espalier.Callback, not {one!r}")
-    return [*given] if monitor is None else [*given, EarlyStopping(monitor, None, best=True)]
+    watching = [*given] if monitor is None else [*given, EarlyStopping(monitor, None, best=True)]
+    for one in watching:
+        if isinstance(one, EarlyStopping):
+            one.know(metrics)
+    return watching

@@ -6,7 +6,7 @@ import importlib
 import os
 import traceback
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -127,8 +127,18 @@ def classes(targets: Tensor, count: int) -> None:
         )
 
 
+def several_losses(given: object) -> None:
+    """A loss in parts, or with what is to be logged beside it, is no loss."""
+    if isinstance(given, (tuple, list, Mapping)):
+        raise BadType(
+            f"the loss is one scalar tensor, not a {type(given).__name__} of {len(given)}: add the parts, and log the "
+            "rest elsewhere"
+        )
+
+
 def gradient_of(given: object) -> None:
     """The loss of one mini-batch can be gone backwards through."""
+    several_losses(given)
     if not isinstance(given, Tensor):
         raise BadType(
             f"the loss is a scalar tensor, not {type(given).__name__}: loss(outputs, targets) returns what torch "

@@ -268,3 +268,17 @@ def of_torch(
     return torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda update: float(schedule.factor(torch.tensor(min(update, updates)), updates))
     )
+
+
+def follow(scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
+    """Let groups that were added to the optimiser follow what :func:`of_torch` gave, too: they come with the rate that
+    they would have had at the beginning of the run."""
+    steps, by_function = torch.optim.lr_scheduler.MultiStepLR, torch.optim.lr_scheduler.LambdaLR
+    if not isinstance(scheduler, (steps, by_function)):
+        return
+    first, *others = scheduler.optimizer.param_groups
+    for group in others[len(scheduler.base_lrs) - 1 :]:
+        scheduler.base_lrs.append(group.setdefault("initial_lr", group["lr"]))
+        group["lr"] = group["initial_lr"] * (first["lr"] / first["initial_lr"])
+        if isinstance(scheduler, by_function):
+            scheduler.lr_lambdas.append(scheduler.lr_lambdas[0])

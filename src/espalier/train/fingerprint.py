@@ -81,9 +81,10 @@ def _bits(given: Iterable[Tensor]) -> str:
 
 
 def settings(thing: Any, *without: str) -> dict[str, Any]:
-    """The type of an object and what it was set to, JSON-able."""
+    """The type of an object and what it was set to, JSON-able; numbers that are not finite in words."""
     set_to = {name: _plain(value) for name, value in vars(thing).items() if name not in without and name[0] != "_"}
-    return {type(thing).__qualname__: json.loads(json.dumps(set_to, default=repr))}
+    written: dict[str, Any] = json.loads(json.dumps(set_to, default=repr), parse_constant=str)
+    return {type(thing).__qualname__: written}
 
 
 def weights(given: Iterable[Tensor]) -> str:

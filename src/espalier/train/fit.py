@@ -127,7 +127,8 @@ def fit(
     metrics: of the validation, beside the loss: functions of (outputs, targets) by name, objects of torchmetrics, or
         the names of known ones: "accuracy", "auc", "f1", "mae", "r2", "rmse". A row has them as "validation_f1".
     monitor: ship the epoch with the best of this number, of those with a settled structure: a metric, or
-        "validation_loss". To stop early by it, use :class:`espalier.train.EarlyStopping`. Default: the last epoch.
+        "validation_loss"; "max acc" or "min acc" says which is better, where that is not known. To stop early by it,
+        use :class:`espalier.train.EarlyStopping`. Default: the last epoch.
     checkpoint: the folder of the run. The same call goes on where it was stopped, killed, or out of time.
     resume: "same" goes on only with the same data, network, code and settings, and shows what differs; "anyway" goes on
         all the same, also where another host has left its lock, and the run records what differed.
@@ -137,8 +138,8 @@ def fit(
         each has masks of its own, of at least as many samples; "none" where each trains a run of its own. Every rank
         makes the same call with the same data. What comes out is that of one process, to rounding; see docs/scale.md.
     """
-    stop, watching = Stop(time_limit), callbacks_checked(callbacks, monitor)
-    measured = scoring.read_metrics(metrics)
+    stop, measured = Stop(time_limit), scoring.read_metrics(metrics)
+    watching = callbacks_checked(callbacks, monitor, measured)
     anyway = checks.resume(resume)
     checks.loss(loss)
     folder = None if checkpoint is None else checks.folder(checkpoint)
@@ -343,5 +344,5 @@ def _settings(module: nn.Module, gated: Gated, optimizer: torch.optim.Optimizer,
         **({"blocks": blocks} if (blocks := getattr(gated, "blocks", None)) else {}),
         "full_cost": float(search.full_cost),
         "samples": search.samples,
-        "optimizer": json.loads(json.dumps({type(optimizer).__name__: numbers}, default=repr)),
+        "optimizer": json.loads(json.dumps({type(optimizer).__name__: numbers}, default=repr), parse_constant=str),
     }

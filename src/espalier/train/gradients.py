@@ -21,7 +21,7 @@ from torch.utils import _pytree
 from espalier.cost import Cost
 from espalier.gates.one_pass import Unfit, interleaved
 from espalier.space import BadInput, BadType, Space
-from espalier.train import pytree
+from espalier.train import checks, pytree
 
 Sized = tuple[Tensor, Tensor | None]  # slopes (samples, d) and sizes, None where each is that of its slope
 Gradient = tuple[Tensor, Sized | None]  # losses (samples), and what the search is told beside them
@@ -46,7 +46,8 @@ class Update:
     parameters, see :func:`only_finite`, and returns the losses and, where asked for, the slopes by the gates with
     their sizes.
 
-    masks: ``(samples, d)``. parts: what each mask reads, or one for all of them.
+    masks: ``(samples, d)``. parts: what each mask reads, or one for all of them. parameters: all that are trained of
+    the network, whichever optimiser holds them.
     closure: given a part, computes the loss of the masked model, goes backwards through it, and returns it. What the
     gradients held before is lost. gated: None where it needs no mask, as that of a compact network.
     across: the mean of losses and slopes over processes, where each computes a part: then all of them know the same.
@@ -197,6 +198,7 @@ def scalar(loss: object) -> Tensor:
     """The loss as a tensor without dimensions and without a graph."""
     if isinstance(loss, float):
         return torch.tensor(loss, dtype=torch.float64)
+    checks.several_losses(loss)
     if not isinstance(loss, Tensor):
         raise BadType(f"the loss is a scalar tensor, not {type(loss).__name__}; does the closure return it?")
     if loss.numel() != 1 or not loss.is_floating_point():

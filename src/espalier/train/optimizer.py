@@ -3,6 +3,7 @@ recipe, ``espalier.shape``; and what comes out."""
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -30,7 +31,7 @@ from espalier.train.ranks import Ranks, WholeBatch
 from espalier.train.recipes import OptimizerFactory, Phases, Recipe
 from espalier.train.result import Result, Row, Shares, rows, sizes
 from espalier.train.scoring import Loss, Metrics
-from espalier.train.settled import Settled, widened
+from espalier.train.settled import Settled, Stands, widened
 from espalier.train.targets import Target
 
 NO_MASK = torch.ones(1, 1)  # of a compact network: one call of the closure, and no mask to draw
@@ -45,11 +46,12 @@ class StructureOptimizer(torch.optim.Optimizer):
 
     The closure is called once for each mask, with the model masked; it computes the loss, goes backwards and returns
     it, and it may zero gradients. Gradients from before the step are dropped: what is to count goes backwards inside
-    the closure. All calls of one step must see the same mini-batch, unless the search learns from slopes
-    (``search.reads_slopes``): then each may read examples of its own. The weights then take one step of the inner
-    optimiser on the mean gradient, theta one step of the search. Where a loss is not finite the weights stay as they
-    are; see docs/training.md. Once the search is settled there is one mask and the closure is called once: give it
-    ``search.samples`` times as many examples for the same work.
+    the closure. Parameters of the model that another optimiser holds get the mean over the masks, too; at those of
+    another module the gradients of ``search.samples`` calls add up. All calls of one step must see the same mini-batch,
+    unless the search learns from slopes (``search.reads_slopes``): then each may read examples of its own. The weights
+    then take one step of the inner optimiser on the mean gradient, theta one step of the search. Where a loss is not
+    finite the weights stay as they are; see docs/training.md. Once the search is settled there is one mask and the
+    closure is called once: give it ``search.samples`` times as many examples for the same work.
     ``step(closure, inputs, targets)`` hands the closure what each mask reads: with slopes its own part of the batch,
     else all of it.
 
@@ -76,9 +78,11 @@ class StructureOptimizer(torch.optim.Optimizer):
         read. scheduler: stepped after every update. ranks: that train together."""
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise BadType(f"optimizer is a torch.optim.Optimizer, not {type(optimizer).__name__}")
-        if isinstance(optimizer, torch.optim.LBFGS):
+        if _calls_closures(optimizer):
             raise BadInput(
-                "LBFGS calls the closure by itself, as often as it likes; use SGD, Adam or another first-order one"
+                f"{type(optimizer).__name__} calls the closure by itself, as often as it likes; use SGD, Adam or "
+                "another first-order one. The two passes of SAM go into the closure: backward, move the weights, zero, "
+                "backward again, move them back"
             )
         if not isinstance(search, Search) or not hasattr(gated, "space"):
             wrong = search if not isinstance(search, Search) else gated
@@ -102,6 +106,8 @@ class StructureOptimizer(torch.optim.Optimizer):
         self.across: Callable[[Tensor], Tensor] | None = None if ranks is None else ranks.mean
         self._lost: Tensor | None = None  # of the updates since the last check: 1 for one that had no finite loss
         self._others: dict[str, int] | None = None  # versions of parameters that this optimiser does not hold
+        self._moves = False  # whether the optimiser was seen to move the settled network, or named
+        self._known: tuple[nn.Module, set[int], list[Tensor]] | None = None  # see _beside
         self._stepped = self._counted = 0  # steps of the inner optimiser, and those of them that were updates
         optimizer.register_step_post_hook(self._count)
         search.record()
@@ -113,6 +119,8 @@ class StructureOptimizer(torch.optim.Optimizer):
     def _share(self) -> None:
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
         self._groups = len(self.param_groups)  # those that were looked at
+        if self.scheduler is not None:
+            descent.follow(self.scheduler)
 
     @cached_property
     def shares(self) -> Shares:
@@ -179,8 +187,9 @@ class StructureOptimizer(torch.optim.Optimizer):
             warnings.warn(said, stacklevel=3)
         if len(self.param_groups) != self._groups:  # some were added to the inner optimiser
             check_parameters(self.inner, self.network)
-            self._groups = len(self.param_groups)
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+            self._share()
+        held = [parameter for group in self.param_groups for parameter in group["params"]]
+        parameters = [*held, *self._beside(held)]
         if self._others is None:
             self._others = self._versions()
         rests = under is not None or self.search.settled
@@ -202,7 +211,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         update = Update(gated, masks_now, parts, parameters, closure, reads_slopes, across, skipping, self.search.even)
         with nullcontext() if self.ranks is None else self._beside_others(self.ranks, apart is None):
             losses, sized = update.one_at_a_time() if together is None else together(update)
-        if all(parameter.grad is None for parameter in parameters) and bool(losses.isfinite().all()):
+        if all(parameter.grad is None for parameter in held) and bool(losses.isfinite().all()):
             way = "run the compact network, as .network and compact() give it" if self.settled else "go backwards"
             raise BadInput(f"no gradient has reached what this optimiser trains: the closure has to {way}")
         told: list[Tensor | None] = list(sized or ())  # slopes and spreads
@@ -225,10 +234,13 @@ class StructureOptimizer(torch.optim.Optimizer):
             self.check(batch)
         if self.ranks is not None:
             self.ranks.add_up(parameters, 1 / self.ranks.count if apart is None else len(masks_now) / len(masks))
+        stands = None if self._moves or self.settled is None else Stands(held)
         if skipping:
             step_unless(some_not, self.inner)
         else:
             self.inner.step()
+        if stands is not None:
+            self._moves = stands.moved or (bool(losses.isfinite().all()) and stands.is_named(self.param_groups))
         self._counted = self._stepped if self._counted >= 0 else -1
         # Inside an autocast region torch keeps the weights it has cast; they have just changed.
         torch.clear_autocast_cache()
@@ -275,6 +287,13 @@ class StructureOptimizer(torch.optim.Optimizer):
             wider = None if self.padded is None else gated.plan(self.padded)
             self.settled = Settled(gated.model, gated.plan(mask), self.inner, wider)
         return self.settled.small
+
+    def _beside(self, held: Sequence[Tensor]) -> list[Tensor]:
+        """What another optimiser may train of the network: gradients there are those of the same update."""
+        network, known = self.network, {id(parameter) for parameter in held}
+        if self._known is None or self._known[:2] != (network, known):
+            self._known = network, known, [own for own in network.parameters() if id(own) not in known]
+        return [parameter for parameter in self._known[2] if parameter.requires_grad]
 
     def _versions(self) -> dict[str, int]:
         """How often each parameter was changed in place that is trained, and that this optimiser does not hold."""
@@ -431,12 +450,20 @@ class StructureOptimizer(torch.optim.Optimizer):
         except BadInput:
             self.inner.param_groups.pop()
             raise
+        self._share()
 
     def __getstate__(self) -> dict[str, Any]:  # torch's leaves out everything but the groups
         raise BadType("a StructureOptimizer is neither copied nor pickled; keep its state_dict(), beside the model's")
 
     def __repr__(self) -> str:
         return f"StructureOptimizer({self.inner!r}, d={self.search.space.d})"
+
+
+def _calls_closures(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step needs a closure: by its signature, as of LBFGS, or as the common class for SAM does."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    needed = closure is not None and closure.default is inspect.Parameter.empty
+    return needed or all(hasattr(optimizer, name) for name in ("first_step", "second_step"))
 
 
 def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:

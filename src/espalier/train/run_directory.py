@@ -33,6 +33,7 @@ from torch import Tensor
 
 from espalier import files, schema
 from espalier.compact import save
+from espalier.compact.apply import without_graphs
 from espalier.files import clean
 from espalier.records import DIRECTORY_FORMAT as FORMAT
 from espalier.records import METRICS, RESULT, SETTINGS, result_of, settings_of
@@ -123,7 +124,7 @@ class RunDirectory:
 
     def finish(self, result: Result, theta: Mapping[str, Tensor]) -> None:
         write(self.folder / "theta.safetensors", safetensors.torch.save(dict(theta)))
-        small = deepcopy(result.model).cpu()  # what ships runs anywhere
+        small = deepcopy(result.model, without_graphs(result.model)).cpu()  # what ships runs anywhere
         if hasattr(small, "espalier_plan"):  # gates of one's own may cut in a way that cannot be saved
             save(small, self.folder / SMALL)
             structure, tensors = split_state({"inputs": result.examples, "outputs": answers(small, result.examples)})

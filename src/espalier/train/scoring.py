@@ -318,6 +318,23 @@ KNOWN: dict[str, Callable[[Tensor, Tensor], float]] = {
 LARGER = ("accuracy", "auc", "f1", "r2")  # the larger, the better
 
 
+def is_larger_better(name: str, metric: Metric | None = None) -> bool | None:
+    """Whether the larger is the better, as the metric itself says, or its name; None where nobody says it.
+
+    >>> is_larger_better("f1"), is_larger_better("top5_error"), is_larger_better("acc")
+    (True, False, None)
+    """
+    if isinstance(metric, Together):
+        known = [name for name, function in KNOWN.items() if function is metric.function]
+        name, metric = known[0] if known else name, metric.function
+    told = getattr(metric, "higher_is_better", None)
+    if told is not None:
+        return bool(told)
+    if name in KNOWN:
+        return name in LARGER
+    return False if name.rpartition("_")[2] in ("loss", "error") else None
+
+
 def read_metrics(given: Metrics) -> dict[str, Metric]:
     """The metrics of a call, by name."""
     if given is None:

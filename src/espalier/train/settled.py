@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from espalier.compact.apply import apply_plan, cut, named_tensors, put_back
 from espalier.compact.plan import Plan, from_runs
@@ -45,24 +47,33 @@ class Settled:
     def _hand_over(self, optimizer: torch.optim.Optimizer) -> None:
         """Give the optimiser the smaller parameters in the places of the whole ones, with their state."""
         names = {id(tensor): name for name, tensor in named_tensors(self.model).items()}
-        for group in optimizer.param_groups:
-            for place, parameter in enumerate(group["params"]):
-                name = names[id(parameter)]
-                piece = self.form.pieces[name]
-                group["params"][place] = piece
-                if parameter in optimizer.state:
-                    optimizer.state[piece] = self._cut_state(optimizer.state.pop(parameter), parameter, name)
+        for own in family(optimizer):
+            held = [parameter for group in own.param_groups for parameter in group["params"]]
+            for parameter in [*held, *(one for one in own.state if isinstance(one, Tensor))]:
+                name = names.get(id(parameter))
+                if name is not None and parameter in own.state:
+                    state = self._cut_state(own.state.pop(parameter), parameter, name)
+                    own.state[self.form.pieces[name]] = state
+            for group in own.param_groups:  # which an optimiser may share with one that it wraps
+                for place, parameter in enumerate(group["params"]):
+                    if id(parameter) in names:
+                        group["params"][place] = self.form.pieces[names[id(parameter)]]
 
     def _cut_state(self, state: Mapping[str, Any], whole: Tensor, name: str) -> dict[str, Any]:
         """What is as large as the parameter is cut as it is, along those dimensions that it has: Adafactor keeps sums
         over others. A state of another form, which cannot be cut, is begun anew."""
-        cuts, left = self.form.cuts, dict(state)
-        for key, value in state.items() if name in cuts.own else ():
+        cuts = self.form.cuts
+        if name not in cuts.own:
+            return dict(state)
+        leaves, form = tree_flatten(dict(state))  # also in lists, as of the last gradients
+        for place, value in enumerate(leaves):
             if not isinstance(value, Tensor) or (value.numel() == 1 and value.shape != whole.shape):
                 continue
             if value.ndim != whole.ndim or not all(a in (1, b) for a, b in zip(value.shape, whole.shape)):
                 return {}
-            left[key] = cuts.cut(value, name, [dim for dim, size in enumerate(whole.shape) if value.shape[dim] == size])
+            dims = [dim for dim, size in enumerate(whole.shape) if value.shape[dim] == size]
+            leaves[place] = cuts.cut(value, name, dims)
+        left: dict[str, Any] = tree_unflatten(leaves, form)
         return left
 
     def write_back(self) -> None:
@@ -99,6 +110,45 @@ def _holds_modules(value: object) -> bool:
     if isinstance(value, Mapping):
         value = list(value.values())
     return isinstance(value, (list, tuple)) and any(isinstance(v, nn.Module) or _holds_modules(v) for v in value)
+
+
+def family(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """An optimiser and those that it holds, as Lookahead does: their states are of the same parameters."""
+    found = [optimizer]
+    for one in found:
+        kept = [value for name, value in vars(one).items() if name not in ("state", "param_groups")]
+        inside = [leaf for leaf in tree_leaves(kept) if isinstance(leaf, torch.optim.Optimizer)]
+        found += [leaf for leaf in inside if not any(leaf is known for known in found)]
+    return found
+
+
+class Stands:
+    """Whether an optimiser leaves the settled network as it was, since it moves a list of parameters of its own."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.parameters, self.versions = parameters, [parameter._version for parameter in parameters]
+        self.before = [parameter.detach().clone() for parameter in parameters]
+
+    @property
+    def moved(self) -> bool:
+        """As torch counts changes, so that a GPU is not waited for; those by fused kernels are not counted."""
+        return any(own._version != version for own, version in zip(self.parameters, self.versions))
+
+    def is_named(self, groups: Sequence[Mapping[str, Any]]) -> bool:
+        """Of one that torch has counted nothing of: whether it can be told, and then is, by looking at the numbers."""
+        rates = {id(own): float(group.get("lr", 1.0)) for group in groups for own in group["params"]}
+        pushed = [
+            not own.detach().equal(before)
+            for own, before in zip(self.parameters, self.before)
+            if own.grad is not None and rates[id(own)] and bool((own.grad.to_dense() != 0).any())
+        ]
+        if pushed and not any(pushed):
+            warnings.warn(
+                "the optimizer has not moved the settled network: does it keep a list of parameters of its own? Its "
+                "step() is to go through its param_groups, in which the smaller parameters are",
+                stacklevel=4,
+            )
+        return bool(pushed)
 
 
 class Cuts:

@@ -112,7 +112,8 @@ def sweep(
     executor: "ray", or :class:`espalier.train.on_ray.Ray`: batches of ``at_once`` runs as tasks of a cluster, with the
         same run directories; needs ``checkpoint``, a folder that all machines see. See docs/scale.md.
     """
-    watching, anyway = callbacks_checked(callbacks, monitor), checks.resume(resume)
+    measured = scoring.read_metrics(metrics)
+    watching, anyway = callbacks_checked(callbacks, monitor, measured), checks.resume(resume)
     at_once = None if at_once is None else whole_number(at_once, "at_once", 1)
     asked = run_list.listed(runs, seeds, penalties, targets, masks, dropouts)
     recipe = recipes.chosen(recipe, preset, settle, any(run.shape == "penalty" for run in asked))
@@ -131,7 +132,7 @@ def sweep(
         pad=pad,
         points=points,
         how=checks.attaching(round_to, kinds, ignore),
-        metrics=scoring.read_metrics(metrics),
+        metrics=measured,
     )
     if metrics and validation is None and not isinstance(data, Dataset):
         raise BadInput("metrics are of held-out data: give validation=")
