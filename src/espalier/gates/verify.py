@@ -52,6 +52,7 @@ class Trial:
         self.args, self.kwargs = tree_map_only(Tensor, to_float64, tuple(example))
         self.tolerance, self.dtype = TOLERANCE, torch.float64
         self.place = ""  # the module in whose code the last cut model failed
+        self.recorded = False  # whether train mode is tried with gradients, since the model takes another road there
         self.modes = self._modes()
         if not self.modes:  # some kernels know no float64
             self.tolerance, self.dtype, self.model = ROUNDED, torch.float32, self.model.float()
@@ -65,7 +66,7 @@ class Trial:
         seed_all(seed)
         with (
             values_kept(model.buffers()),
-            torch.set_grad_enabled(backward),
+            torch.set_grad_enabled(backward or (training and self.recorded)),
             warnings.catch_warnings(),
             MadeIn(self.dtype),
         ):
@@ -74,7 +75,7 @@ class Trial:
             if backward:
                 ends = [output for output in outputs if output.requires_grad]
                 torch.autograd.backward(ends, [torch.randn_like(output) for output in ends])
-            return outputs
+            return [output.detach() for output in outputs]
 
     def _modes(self) -> dict[bool, bool]:
         """Eval mode, and train mode where that runs and differs; for each whether its values are not random.
@@ -83,8 +84,17 @@ class Trial:
         """
         try:
             with isolated_random():
-                (again, called_again), second = self._called(True), self.run(self.model, True, 8)
+                self.recorded = True
+                again, called_again = self._called(True)
+                self.recorded = False
+                second, called_second = self._called(True, 8)
+                if not distance(again, second) < TOLERANCE or called_again != called_second:  # by chance, or gradients
+                    self.recorded = True
+                    plain, called_plain = second, called_second
+                    second, called_second = self._called(True, 8)
+                    self.recorded = not distance(plain, second) < TOLERANCE or called_plain != called_second
         except Exception:
+            self.recorded = False
             with contextlib.suppress(Exception):
                 self.run(self.model, False)
                 return {False: True}
@@ -92,15 +102,15 @@ class Trial:
         if not distance(again, second) < TOLERANCE:
             return {False: True, True: False}
         whole, called = self._called(False)
-        same = distance(whole, again) == 0.0 and called == called_again  # hooks act only where modules are called
+        same = distance(whole, second) == 0.0 and called == called_again  # hooks act only where modules are called
         return {False: True} if same else {False: True, True: True}
 
-    def _called(self, training: bool) -> tuple[list[Tensor], list[nn.Module]]:
+    def _called(self, training: bool, seed: int = 7) -> tuple[list[Tensor], list[nn.Module]]:
         """The output's tensors, and the modules that ran for them."""
         called: list[nn.Module] = []
         hook = register_module_forward_pre_hook(lambda module, _: called.append(module))
         try:
-            return self.run(self.model, training), called
+            return self.run(self.model, training, seed), called
         finally:
             hook.remove()
 
@@ -168,7 +178,7 @@ class Trial:
         self.place = ""
         for training, exact in self.modes.items():
             try:
-                small = small or strip(apply_plan(self.model, plan, share=True))
+                small = small or strip(apply_plan(self.model, plan, share=not self.recorded))
                 with _SomeHeads() if empties else contextlib.nullcontext():
                     cut = self.run(small, training)
             except Exception as error:
@@ -406,8 +416,8 @@ def _adapt(trial: Trial, structure: Structure, group: GateGroup, masks: Sequence
     if group.kind == "width":  # every layer along the stream may keep its own size: all of them follow at once
         own += own_sizes(structure, group)
     if own and not trial.disagreement(structure, masks, own):
-        own = _needed(trial, structure, masks, own)
-        learned.adapted += [*own, *alike(structure, own, group)]
+        needed = _needed(trial, structure, masks, own)
+        learned.adapted += [*needed, *alike(structure, needed, group)]
         return True
     near = candidates(structure, group)
     for count in range(1, min(len(near), 4) + 1):
@@ -415,8 +425,8 @@ def _adapt(trial: Trial, structure: Structure, group: GateGroup, masks: Sequence
             places = {(c.path, c.attribute) for c in chosen}
             for items in [chosen, (*own, *chosen)] if own else [chosen]:
                 if len(places) == count and not trial.disagreement(structure, masks, items):
-                    items = _needed(trial, structure, masks, items)
-                    learned.adapted += [*items, *alike(structure, items, group)]
+                    needed = _needed(trial, structure, masks, items)
+                    learned.adapted += [*needed, *alike(structure, needed, group)]
                     return True
     return False
 
