@@ -109,7 +109,7 @@ class Structure:
     placed: dict[str, Array] = field(default_factory=dict)  # hand-placed gate -> entries over its width
     norms: dict[str, Array] = field(default_factory=dict)  # norm without tensors -> entries of its channels
     branches: dict[str, int] = field(default_factory=dict)  # module whose output a branch gate masks -> entry
-    members: dict[str, int] = field(default_factory=dict)  # leaf module that runs only for a branch -> entry
+    members: dict[str, int] = field(default_factory=dict)  # layer that runs only for a branch -> entry
     blocks: dict[str, int] = field(default_factory=dict)  # module that hands its input on when closed -> entry
     options: dict[str, int] = field(default_factory=dict)  # option of a choice -> entry
     sources: set[int] = field(default_factory=set)  # entries that carry information whatever the mask says
@@ -172,8 +172,8 @@ class Structure:
 
     def inside(self, path: str) -> tuple[int, ...]:
         """The entries without which a module does not run at all: of its residual branch, its block, its option."""
-        branch = [self.members[path]] if path in self.members else []
-        return (*branch, *(entry for name, entry in (self.blocks | self.options).items() if is_inside(path, name)))
+        around = (self.members, self.blocks, self.options)
+        return tuple(entry for part in around for name, entry in part.items() if is_inside(path, name))
 
     @functools.cached_property
     def axes(self) -> list[Axis]:

@@ -83,7 +83,7 @@ class Copy:
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """A residual addition: the module whose output is added, and the leaf modules that ran only for it."""
+    """A residual addition: the module whose output is added, and the layers that ran only for it."""
 
     module: str
     members: tuple[str, ...]
@@ -116,7 +116,7 @@ class Trace:
     branches: list[Branch] = field(default_factory=list)
     norms: dict[str, np.ndarray] = field(default_factory=dict)  # norm whose statistics can be masked -> its channels
     passes: dict[str, Passed] = field(default_factory=dict)  # of modules whose result is made of their input
-    order: list[tuple[int, str]] = field(default_factory=list)  # (time, leaf module) in the order of execution
+    order: list[tuple[int, str]] = field(default_factory=list)  # (time, layer) in the order of execution
 
     @property
     def atoms(self) -> Atoms:
@@ -320,7 +320,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.times: dict[int, int] = {}  # tensor -> when it was made
         self.results: dict[int, list[tuple[str, int]]] = {}  # tensor -> modules that returned it, and when they began
         self.began: list[int] = []
-        self.given: dict[str, list[int]] = {}  # leaf module -> the tensors it gave
+        self.given: dict[str, list[int]] = {}  # layer -> the tensors it gave
         self.added: list[int] = []  # the tensor that each branch gives
         self.parents: dict[int, tuple[int, ...]] = {}  # tensor -> the tensors it was made from
         self.paused = False  # inside a hand-placed gate, whose meaning is known
@@ -357,7 +357,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         record = self.trace
         self.stack.append(path)
         self.began.append(self.time)
-        if _is_leaf(module):
+        if self._is_layer(path, module):
             record.order.append((self.time, path))
         record.calls[path] = record.calls.get(path, 0) + 1
         if not args or not isinstance(args[0], Tensor):
@@ -373,6 +373,10 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensor = args[0].detach().clone()
         self.set(tensor, inner)
         return (tensor,), kwargs
+
+    def _is_layer(self, path: str, module: nn.Module) -> bool:
+        """Torch's own attention is one, too: it never calls what it holds."""
+        return _is_leaf(module) or path in self.trace.p.heads
 
     def _boundary(self, path: str, module: nn.Module, layout: Layout) -> Layout | None:
         """Fresh atoms on the axis a leaf module works along, joined to the old ones by a ``Copy``."""
@@ -402,7 +406,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         first = output[0] if isinstance(output, tuple) and output else output
         if isinstance(first, Tensor):
             self.results.setdefault(id(first), []).append((path, began))
-        if _is_leaf(module):
+        if self._is_layer(path, module):
             self.given.setdefault(path, []).extend(id(tensor) for tensor in tensors_in(output))
         given = args[0] if args else next(iter(kwargs.values()), None)
         alone = not isinstance(output, tuple) or all(item is None for item in output[1:])
@@ -535,7 +539,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def branches_alone(self) -> list[Branch]:
-        """The branches, each with the leaf modules that ran for nothing else: a norm may feed two branches, and a table
+        """The branches, each with the layers that ran for nothing else: a norm may feed two branches, and a table
         of positions all attention."""
         children: dict[int, list[int]] = {}
         for tensor, parents in self.parents.items():
