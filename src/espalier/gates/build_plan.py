@@ -231,7 +231,13 @@ def _pad(
             row, path = order(axis.atoms), axis.info.places[0][0]
             stay = keep(axis.atoms)[row]
             wide = stay | padded[axis.entries][row]
-            change = layers.get(path, {"kind": "padded", "dim": -1 if axis.info.tensor.ndim == 2 else 1})
+            bare = {"kind": "padded", "dim": -1 if axis.info.tensor.ndim == 2 else 1}
+            change = layers.get(path, bare)
+            if change["kind"] == "select" and axis in written:  # of features of the input
+                length = len(structure.trace.entries[path][0].shape)
+                change = (
+                    {**bare, "select": change["index"]} if change["dim"] % length == bare["dim"] % length else change
+                )
             if change["kind"] != "padded" or stay.all():
                 continue
             if axis in read:

@@ -4,7 +4,7 @@ are canonical: gates that read nothing, or that nothing reads, closed; no group 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -96,6 +96,11 @@ class Learned:
     phantoms: list[str] = field(default_factory=list)
     padded: dict[str, Array] = field(default_factory=dict)
     read: frozenset[tuple[str, str]] | None = None
+
+    def forget(self, names: Collection[str]) -> None:
+        """What was found out about these groups."""
+        self.adapted = [item for item in self.adapted if item.group not in names]
+        self.padded = {name: own for name, own in self.padded.items() if name not in names}
 
 
 @dataclass(eq=False)

@@ -23,7 +23,6 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.torch_version import TorchVersion
-from torch.utils._pytree import tree_map_only
 
 from espalier.compact.apply import apply_plan, without_graphs
 from espalier.compact.plan import Plan
@@ -49,14 +48,14 @@ class Trial:
             self.model = rehearsed(model, seed=20190917)
         except (RuntimeError, TypeError) as error:
             raise BadInput(f"this model cannot be copied, which trying it out and cutting it need: {error}") from error
-        self.args, self.kwargs = tree_map_only(Tensor, to_float64, tuple(example))
+        self.example = example.each(to_float64)
         self.tolerance, self.dtype = TOLERANCE, torch.float64
         self.place = ""  # the module in whose code the last cut model failed
         self.recorded = False  # whether train mode is tried with gradients, since the model takes another road there
         self.modes = self._modes()
         if not self.modes:  # some kernels know no float64
             self.tolerance, self.dtype, self.model = ROUNDED, torch.float32, self.model.float()
-            self.args, self.kwargs = tree_map_only(Tensor, to_float32, (self.args, self.kwargs))
+            self.example = self.example.each(to_float32)
             self.modes = self._modes() or {False: True}
         self._refuse_original(model)
 
@@ -64,6 +63,7 @@ class Trial:
         """The output's tensors; buffers are put back afterwards. backward: from random gradients of them."""
         model.train(training)
         seed_all(seed)
+        args, kwargs = self.example.copied()
         with (
             values_kept(model.buffers()),
             torch.set_grad_enabled(backward or (training and self.recorded)),
@@ -71,7 +71,7 @@ class Trial:
             MadeIn(self.dtype),
         ):
             warnings.simplefilter("ignore")
-            outputs = list(tensors_in(model(*self.args, **self.kwargs)))
+            outputs = list(tensors_in(model(*args, **kwargs)))
             if backward:
                 ends = [output for output in outputs if output.requires_grad]
                 torch.autograd.backward(ends, [torch.randn_like(output) for output in ends])
@@ -353,10 +353,8 @@ def approved(trial: Trial, groups: Sequence[GateGroup], build: Build) -> tuple[l
         if group is not None and group.name not in searched:
             searched.add(group.name)
             learned = structure.learned
-            adapted = [a for a in learned.adapted if a.group != group.name]
-            proposed = len(adapted) < len(learned.adapted) or group.name in learned.padded  # perhaps in error
-            learned.adapted = adapted
-            learned.padded.pop(group.name, None)
+            proposed = group.name in learned.padded or any(a.group == group.name for a in learned.adapted)
+            learned.forget([group.name])
             masks = random_masks(structure, {group.name}, rng, 2)
             agrees = proposed and not trial.disagreement(structure, masks)
             if agrees or _adapt(trial, structure, group, masks) or _pad(trial, structure, group, masks):
@@ -368,6 +366,7 @@ def approved(trial: Trial, groups: Sequence[GateGroup], build: Build) -> tuple[l
         for other in likewise(structure, group) if group.name in searched else ():  # at once: each search is long
             problem = trial.disagreement(structure, random_masks(structure, {other.name}, rng, 2))
             refused |= {other.name: problem} if problem else {}
+        structure.learned.forget(refused)
         left = [other for other in left if other.name not in refused]
     return (_emptiable(trial, left, build) if left else []), refused
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from espalier.compact.apply import named_tensors
 from espalier.compact.layers import is_attention
@@ -63,6 +64,21 @@ class Example(NamedTuple):
     @property
     def tensors(self) -> list[Tensor]:
         return [*tensors_in(self.args), *tensors_in(self.kwargs)]
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Example:
+        """The same with another tensor for each; one that is given twice stays one."""
+        changed: dict[int, Tensor] = {}
+
+        def once(tensor: Tensor) -> Tensor:
+            if id(tensor) not in changed:
+                changed[id(tensor)] = change(tensor)
+            return changed[id(tensor)]
+
+        return Example(*tree_map_only(Tensor, once, tuple(self)))
+
+    def copied(self) -> Example:
+        """The same with copies, since a model may write into what it is given."""
+        return self.each(lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))
 
     @property
     def examples(self) -> int:
@@ -192,7 +208,7 @@ def trace(
     convolutions to cut evenly inside their groups instead of by whole groups. ``norms``: modules whose statistics can
     be masked, so that the axis they are of may be cut. ``unchecked``: what is found is not tried out.
     """
-    p = Propagation()
+    p, example = Propagation(), example.copied()
     p.even, p.examples, p.unchecked = set(even), example.examples, unchecked
     p.heads = {path for path, module in model.named_modules() if is_attention(module)}
     p.fused = {path for path, module in model.named_modules() if isinstance(module, nn.TransformerEncoderLayer)}
@@ -212,7 +228,7 @@ def trace(
     except EspalierError:
         raise
     except Exception:
-        _refuse_unless_it_runs(model, example)
+        _refuse_unless_it_runs(model, example.copied())
         raise
     record.branches = watcher.branches_alone()
     p.where = "the model"
@@ -370,7 +386,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         record.entries.setdefault(path, []).append(inner or layout)
         if inner is None:
             return None
-        tensor = args[0].detach().clone()
+        tensor = args[0].clone()  # with its gradients, which the model may ask for inside
         self.set(tensor, inner)
         return (tensor,), kwargs
 
