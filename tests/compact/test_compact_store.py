@@ -211,3 +211,12 @@ def test_a_state_with_more_than_tensors_is_kept_and_gone_on_with(tmp_path):
     loaded = espalier.load(tmp_path / "small", network)
     for model in (again.model, loaded):
         assert torch.equal(model(data[0]), result.model(data[0]))
+
+
+def test_a_type_that_safetensors_does_not_know_is_refused_by_name(tmp_path):
+    small = espalier.attach(torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2)), torch.randn(3, 4))
+    small = small.compact(torch.tensor([1.0, 0, 1, 0, 1, 1]))
+    small.register_buffer("phase", torch.zeros(2, dtype=torch.complex128))
+    with pytest.raises(espalier.BadInput, match=r"phase: safetensors stores no torch\.complex128"):
+        espalier.save(small, tmp_path)
+    assert not list(tmp_path.iterdir())

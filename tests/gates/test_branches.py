@@ -129,6 +129,19 @@ class Insists(nn.Module):
         return x + self.down(torch.relu(self.up(x)).view(*x.shape[:2], 12))
 
 
+class Attends(nn.Module):
+    """A branch that ends in torch's own attention, behind a norm or not."""
+
+    def __init__(self, norm, **options):
+        super().__init__()
+        self.norm, self.attention = norm, nn.MultiheadAttention(8, 2, batch_first=True)
+        self.options = options
+
+    def forward(self, x):
+        y = self.norm(x)
+        return x + self.attention(query=y, key=y, value=y, **self.options)[0]
+
+
 BRANCHES = {
     "torch's norm at the end": (lambda: Sandwich(nn.LayerNorm), 1),
     "a norm written out at the end": (lambda: Sandwich(ByHand), 1),
@@ -138,6 +151,8 @@ BRANCHES = {
     "a tuple with names": (AddsNamed, 1),
     "code that looks at a weight": (Typed, 1),
     "code that insists on a width": (Insists, 1),
+    "attention": (lambda: Attends(nn.Identity(), need_weights=False), 1),
+    "attention behind a norm": (lambda: Attends(nn.LayerNorm(8)), 1),
 }
 
 
@@ -157,6 +172,7 @@ def test_a_closed_branch_is_cut_exactly(name):
         with gated.masked(mask):
             expected, small = model(X), gated.compact(mask)
         torch.testing.assert_close(small(X), expected, rtol=1e-9, atol=1e-9)
+        assert gated.cost("parameters")(mask) == sum(p.numel() for p in small.parameters())
 
 
 def test_every_branch_is_tried_closed_while_blocks_are_open():
@@ -193,3 +209,49 @@ def test_blocks_of_a_closed_branch_hand_nothing_on():
         with gated.masked(gated.canonical(mask)):
             expected = model(X)
         torch.testing.assert_close(gated.compact(mask)(X), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_block_that_is_a_closed_branch_hands_nothing_on(check):
+    class Adds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(2))
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 8)) for _ in range(2))
+
+        def forward(self, x):
+            for norm, block in zip(self.norms, self.blocks):
+                x = x + block(norm(x))
+            return x
+
+    torch.manual_seed(6)
+    model = nn.Sequential(nn.Linear(5, 8), Adds(), nn.Linear(8, 3)).double()
+    gated = espalier.attach(model, X, kinds=("blocks", "branches"), check=check)
+    assert sorted(group.kind for group in gated.structure.groups) == ["blocks", "branches", "branches"]
+    for bits in itertools.product((0.0, 1.0), repeat=4):
+        mask = gated.canonical(torch.tensor(bits))
+        with gated.masked(mask):
+            expected = model(X)
+        torch.testing.assert_close(gated.compact(mask)(X), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_branch_that_adds_a_parameter_of_its_own_is_left_where_nothing_is_tried_out():
+    class Shifted(Named):
+        def __init__(self):
+            super().__init__()
+            self.shift = nn.Parameter(torch.rand(8))
+
+        def forward(self, x):
+            return self.down(torch.relu(self.up(x))) + self.shift
+
+    class Adds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Shifted()
+
+        def forward(self, x):
+            return x + self.inner(x)
+
+    model = nn.Sequential(nn.Linear(5, 8), Adds(), nn.Linear(8, 3)).double()
+    gated = espalier.attach(model, X, kinds=("units", "branches"), check=False)
+    assert {group.kind for group in gated.structure.groups} == {"units"}

@@ -271,3 +271,43 @@ def test_what_a_module_keeps_of_its_parameters_for_eval_mode_is_made_anew():
     small = gated.compact(mask)
     torch.testing.assert_close(small(x), expected)
     assert not any(module.training for module in small.modules())
+
+
+class Merged(nn.Module):
+    """With gradients it reads a weight around its layer, as for a kernel of its own, or without them."""
+
+    def __init__(self, around: bool):
+        super().__init__()
+        self.a, self.b, self.c, self.around = nn.Linear(4, 8), nn.Linear(8, 6), nn.Linear(6, 2), around
+
+    def forward(self, x):
+        x = torch.relu(self.a(x))
+        around = torch.is_grad_enabled() is self.around
+        return self.c(torch.relu(nn.functional.linear(x, self.b.weight, self.b.bias) if around else self.b(x)))
+
+
+@pytest.mark.parametrize("around", [True, False])
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_a_mask_acts_on_the_road_that_gradients_take(around, noise):
+    torch.manual_seed(6)
+    model = nn.Sequential(Merged(around), nn.Dropout(noise)).double()
+    gated = espalier.attach(model, torch.randn(5, 4).double())
+    mask = (torch.arange(gated.d) % 2).float()
+    x, small = torch.randn(5, 4).double(), gated.compact(mask).eval()
+    model.eval()
+    with gated.masked(gated.canonical(mask)):
+        torch.testing.assert_close(model(x), small(x))
+    assert "0.b" in gated.space.slices
+    assert ("0.a" in gated.space.slices) is not around
+
+
+def test_a_trial_with_gradients_leaves_what_modules_keep():
+    """Graphs that a pass leaves in a module cannot be copied."""
+
+    class Keeps(Merged):
+        def forward(self, x):
+            self.last = super().forward(x)
+            return self.last
+
+    gated = espalier.attach(Keeps(True).double(), torch.randn(5, 4).double())
+    assert list(gated.space.slices) == ["b"]

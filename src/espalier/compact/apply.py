@@ -206,7 +206,7 @@ def _layer(module: nn.Module, change: Mapping[str, Any]) -> nn.Module:
         layer = nn.Sequential(*before, module, *behind)
     elif kind in ("zeros", "bias"):
         bias, lookup = (None, change["lookup"]) if kind == "zeros" else (module._parameters.get("bias"), False)
-        layer = Constant(bias, change["width"], change["dim"], change["reach"], lookup)
+        layer = Constant(bias, change["width"], change["dim"], change["reach"], lookup, change.get("length", 0))
     elif kind == "option":
         options = module._modules.get("options")
         if not isinstance(options, nn.ModuleList) or not change["option"] < len(options):

@@ -79,6 +79,7 @@ class Constant(nn.Module):
 
     ``dim`` -1: the last dimension gets the width (a linear layer). ``dim`` 1: channels; ``reach`` then gives the
     output's extent, see :func:`reached`. ``lookup``: of an embedding, which adds a dimension of floating-point numbers.
+    ``length``: of a tuple that it gives, with None beside the zeros, as attention does; 0: it gives a tensor.
     """
 
     weight = None  # code may look at the weight's type, as that of T5 does
@@ -90,13 +91,18 @@ class Constant(nn.Module):
         dim: int = -1,
         reach: Sequence[Sequence[int]] = (),
         lookup: bool = False,
+        length: int = 0,
     ) -> None:
         super().__init__()
-        self.width, self.dim, self.lookup = width, dim, lookup
+        self.width, self.dim, self.lookup, self.length = width, dim, lookup, length
         self.reach = tuple(tuple(r) for r in reach)
         self.bias = bias
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        y = self._of(args[0] if args else next(iter(kwargs.values())))
+        return (y, *[None] * (self.length - 1)) if self.length else y
+
+    def _of(self, x: Tensor) -> Tensor:
         if self.lookup:
             return torch.zeros(*x.shape, self.width, device=x.device)
         shape = reached(x, self.width, self.dim, self.reach)

@@ -62,11 +62,16 @@ def save(small: nn.Module, folder: str | Path) -> None:
         },
         "tied": {name: where for name, where in places.items() if name != where},
     }
+    try:
+        packed = tensors_as_bytes(stored)
+    except KeyError as error:  # what safetensors has no name for
+        held = [name for name, tensor in stored.items() if tensor.dtype in error.args]
+        raise BadInput(f"{', '.join(held)}: safetensors stores no {error}; convert the model to another type") from None
     # Both are complete beside the old ones before either takes its place: what fails on the way changes nothing. Until
     # the new plan is there the old tensors stay under a second name, by which a process that is killed leaves them.
     written, older = list[Path](), [old for name in (TENSORS, PLAN) for old in folder.glob(f"{name}.*{PARTIAL}")]
     try:
-        for name, data in ((TENSORS, tensors_as_bytes(stored)), (PLAN, schema.sealed(index, indent=1).encode())):
+        for name, data in ((TENSORS, packed), (PLAN, schema.sealed(index, indent=1).encode())):
             written.append(write_beside(folder / name, data))
         if (folder / TENSORS).exists():
             older.append(folder / f"{TENSORS}.{secrets.token_hex(4)}{PARTIAL}")

@@ -71,6 +71,12 @@ def attach(
     lazy = next((name for name, tensor in model.named_parameters() if is_lazy(tensor)), "")
     if lazy:
         raise BadInput(f"{lazy} has no shape before the first call: call the model once on its inputs, then attach")
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise BadInput(
+                f"{path or 'the model'} is of TorchScript, which cannot be watched or cut; give the module that it was "
+                "made from"
+            )
     _check_names(model, kinds, ignore)
     state = model.__dict__.get(STATE)
     if state is not None and not state.path:

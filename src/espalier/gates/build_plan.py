@@ -9,6 +9,7 @@ import numpy as np
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from espalier.compact.layers import is_attention
 from espalier.compact.plan import Plan, Runs, to_runs
 from espalier.gates.norms import norm_of
 from espalier.gates.order import Order
@@ -105,7 +106,8 @@ def build_plan(structure: Structure, mask: Array, adapted: Sequence[Adapted] = (
     _pad(structure, keep, order, layers)
     for path, entry in structure.members.items():
         if not keep.opened[entry]:
-            stand_in = branch_layer(modules[path], shapes.get(path, {}), layers.get(path))
+            weights = join(path, "out_proj") if path in structure.trace.p.heads else path
+            stand_in = branch_layer(modules[path], shapes.get(weights, {}), layers.get(path))
             assert stand_in is not None, path
             layers[path] = stand_in
     attributes: dict[str, int] = {}
@@ -128,7 +130,7 @@ def build_plan(structure: Structure, mask: Array, adapted: Sequence[Adapted] = (
             attributes[join(item.path, item.attribute)] = item.per_unit * max(1, sizes[item.group])
     gone = {path: entry for path, entry in structure.branches.items() if not keep.opened[entry]}
     for path, entry in (structure.blocks | structure.options).items():
-        around = {entry for branch, entry in gone.items() if not is_inside(branch, path)}
+        around = {entry for branch, entry in gone.items() if branch == path or not is_inside(branch, path)}
         if any(own in around and is_inside(name, path) for name, own in structure.members.items()):
             continue  # a block of a closed branch: nothing may pass
         if not keep.opened[entry]:  # nothing inside is left
@@ -229,7 +231,13 @@ def _pad(
             row, path = order(axis.atoms), axis.info.places[0][0]
             stay = keep(axis.atoms)[row]
             wide = stay | padded[axis.entries][row]
-            change = layers.get(path, {"kind": "padded", "dim": -1 if axis.info.tensor.ndim == 2 else 1})
+            bare = {"kind": "padded", "dim": -1 if axis.info.tensor.ndim == 2 else 1}
+            change = layers.get(path, bare)
+            if change["kind"] == "select" and axis in written:  # of features of the input
+                length = len(structure.trace.entries[path][0].shape)
+                change = (
+                    {**bare, "select": change["index"]} if change["dim"] % length == bare["dim"] % length else change
+                )
             if change["kind"] != "padded" or stay.all():
                 continue
             if axis in read:
@@ -328,6 +336,9 @@ def branch_layer(
     module: nn.Module, shapes: Mapping[str, tuple[int, ...]], planned: Mapping[str, Any] | None = None
 ) -> Mapping[str, Any] | None:
     """What stands for a layer of a closed residual branch: zeros without weights. None: there is nothing that could."""
+    if is_attention(module):
+        zeros = branch_layer(module.get_submodule("out_proj"), shapes)
+        return zeros and {**zeros, "length": 2}
     if planned is not None and planned["kind"] == "zeros":
         return planned
     weight = getattr(module, "weight", None)

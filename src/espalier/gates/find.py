@@ -108,14 +108,23 @@ def _branch_groups(trace: Trace, modules: Mapping[str, nn.Module]) -> list[GateG
     taken: set[str] = set()
     for branch in trace.branches:
         held = [path for path in dict.fromkeys(branch.members) if any(True for _ in modules[path].parameters())]
-        fits = all(trace.calls[path] == 1 and path not in shared for path in held)
+        apart = not any(is_inside(path, layer) for layer in held for path in shared)
+        fits = apart and all(trace.calls[path] == 1 for path in held)
         if not held or not fits or trace.calls[branch.module] != 1 or taken & set(held):
+            continue
+        if trace.p.unchecked and _holds_more(branch.module, held, modules):
             continue
         if any(branch_layer(modules[path], {}) is None for path in held):
             continue
         taken |= set(held)
         groups.append(GateGroup(f"{branch.module}+", "branches", (NOTHING,), tuple(held), (branch.module,), 0))
     return groups
+
+
+def _holds_more(path: str, layers: Sequence[str], modules: Mapping[str, nn.Module]) -> bool:
+    """Whether a module holds parameters beside those of these layers, which may add to what they give."""
+    inside = [name for name, module in modules.items() if is_inside(name, path) and module._parameters]
+    return any(not any(is_inside(name, layer) for layer in layers) for name in inside)
 
 
 def _shared(trace: Trace) -> set[str]:

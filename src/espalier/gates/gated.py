@@ -198,8 +198,12 @@ class Gated:
             device = device_of(self.model)
             example = enlarged(*self.example, samples)
             args, kwargs = _pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), example)
+        else:
+            args, kwargs = Example.of(inputs)
+        try:
             return self._verdict(args, kwargs, samples).why
-        return self._verdict(*Example.of(inputs), samples).why
+        except Unfit as error:  # no examples
+            return str(error)
 
     def apart(self, outputs: Any, samples: int) -> list[Any]:
         """What the model gave for a batch under several masks, as each mask's own outputs, in the same form."""

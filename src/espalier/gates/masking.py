@@ -283,7 +283,7 @@ def _spots(model: nn.Module, structure: Structure) -> Iterator[Spot]:
     for path, entries in structure.norms.items():
         if path in structure.trace.norms:  # first: it computes anew what a branch that ends in it then multiplies
             yield Spot(model, path, NORM, (1, len(entries)), entries, structure.channels(structure.trace.norms[path]))
-    for buffer, gates in ((BRANCH, structure.branches), (PASS, structure.blocks)):
+    for buffer, gates in ((PASS, structure.blocks), (BRANCH, structure.branches)):  # a closed branch wins
         for path, entry in gates.items():
             shape = _output_channels(structure, path)
             width = math.prod(shape)

@@ -4,7 +4,7 @@ are canonical: gates that read nothing, or that nothing reads, closed; no group 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -97,6 +97,11 @@ class Learned:
     padded: dict[str, Array] = field(default_factory=dict)
     read: frozenset[tuple[str, str]] | None = None
 
+    def forget(self, names: Collection[str]) -> None:
+        """What was found out about these groups."""
+        self.adapted = [item for item in self.adapted if item.group not in names]
+        self.padded = {name: own for name, own in self.padded.items() if name not in names}
+
 
 @dataclass(eq=False)
 class Structure:
@@ -109,7 +114,7 @@ class Structure:
     placed: dict[str, Array] = field(default_factory=dict)  # hand-placed gate -> entries over its width
     norms: dict[str, Array] = field(default_factory=dict)  # norm without tensors -> entries of its channels
     branches: dict[str, int] = field(default_factory=dict)  # module whose output a branch gate masks -> entry
-    members: dict[str, int] = field(default_factory=dict)  # leaf module that runs only for a branch -> entry
+    members: dict[str, int] = field(default_factory=dict)  # layer that runs only for a branch -> entry
     blocks: dict[str, int] = field(default_factory=dict)  # module that hands its input on when closed -> entry
     options: dict[str, int] = field(default_factory=dict)  # option of a choice -> entry
     sources: set[int] = field(default_factory=set)  # entries that carry information whatever the mask says
@@ -172,8 +177,8 @@ class Structure:
 
     def inside(self, path: str) -> tuple[int, ...]:
         """The entries without which a module does not run at all: of its residual branch, its block, its option."""
-        branch = [self.members[path]] if path in self.members else []
-        return (*branch, *(entry for name, entry in (self.blocks | self.options).items() if is_inside(path, name)))
+        around = (self.members, self.blocks, self.options)
+        return tuple(entry for part in around for name, entry in part.items() if is_inside(path, name))
 
     @functools.cached_property
     def axes(self) -> list[Axis]:

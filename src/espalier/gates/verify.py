@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
-import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -24,21 +23,19 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.torch_version import TorchVersion
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from espalier.compact.apply import apply_plan, without_graphs
 from espalier.compact.plan import Plan
-from espalier.gates.build_plan import SIZES, build_plan, padded_axes, phantom_layers
+from espalier.gates.build_plan import build_plan, padded_axes, phantom_layers
+from espalier.gates.integers import alike, candidates, kept_sizes, likewise, own_sizes, pattern
 from espalier.gates.masking import install, set_mask, strip
 from espalier.gates.norms import norm_of
-from espalier.gates.structure import Adapted, Axis, GateGroup, Structure, canonical
+from espalier.gates.structure import Adapted, GateGroup, Structure, canonical
 from espalier.gates.trace import Array, Example, tensors_in, values_kept
-from espalier.gates.trace.layout import depends_only_on
 from espalier.space import BadInput
 
 TOLERANCE = 1e-6  # relative, in float64; what is inexact is so by far more, and some models round to float32 inside
 ROUNDED = 1e-4  # where statistics of the open channels and of the cut norm are rounded to float32, one by one
-KNOWN_SIZES = (*SIZES, nn.modules.conv._ConvNd, nn.GroupNorm, nn.LayerNorm)
 
 Build = Callable[[Sequence[GateGroup]], Structure]
 
@@ -51,13 +48,14 @@ class Trial:
             self.model = rehearsed(model, seed=20190917)
         except (RuntimeError, TypeError) as error:
             raise BadInput(f"this model cannot be copied, which trying it out and cutting it need: {error}") from error
-        self.args, self.kwargs = tree_map_only(Tensor, to_float64, tuple(example))
+        self.example = example.each(to_float64)
         self.tolerance, self.dtype = TOLERANCE, torch.float64
         self.place = ""  # the module in whose code the last cut model failed
+        self.recorded = False  # whether train mode is tried with gradients, since the model takes another road there
         self.modes = self._modes()
         if not self.modes:  # some kernels know no float64
             self.tolerance, self.dtype, self.model = ROUNDED, torch.float32, self.model.float()
-            self.args, self.kwargs = tree_map_only(Tensor, to_float32, (self.args, self.kwargs))
+            self.example = self.example.each(to_float32)
             self.modes = self._modes() or {False: True}
         self._refuse_original(model)
 
@@ -65,18 +63,19 @@ class Trial:
         """The output's tensors; buffers are put back afterwards. backward: from random gradients of them."""
         model.train(training)
         seed_all(seed)
+        args, kwargs = self.example.copied()
         with (
             values_kept(model.buffers()),
-            torch.set_grad_enabled(backward),
+            torch.set_grad_enabled(backward or (training and self.recorded)),
             warnings.catch_warnings(),
             MadeIn(self.dtype),
         ):
             warnings.simplefilter("ignore")
-            outputs = list(tensors_in(model(*self.args, **self.kwargs)))
+            outputs = list(tensors_in(model(*args, **kwargs)))
             if backward:
                 ends = [output for output in outputs if output.requires_grad]
                 torch.autograd.backward(ends, [torch.randn_like(output) for output in ends])
-            return outputs
+            return [output.detach() for output in outputs]
 
     def _modes(self) -> dict[bool, bool]:
         """Eval mode, and train mode where that runs and differs; for each whether its values are not random.
@@ -85,8 +84,17 @@ class Trial:
         """
         try:
             with isolated_random():
-                (again, called_again), second = self._called(True), self.run(self.model, True, 8)
+                self.recorded = True
+                again, called_again = self._called(True)
+                self.recorded = False
+                second, called_second = self._called(True, 8)
+                if not distance(again, second) < TOLERANCE or called_again != called_second:  # by chance, or gradients
+                    self.recorded = True
+                    plain, called_plain = second, called_second
+                    second, called_second = self._called(True, 8)
+                    self.recorded = not distance(plain, second) < TOLERANCE or called_plain != called_second
         except Exception:
+            self.recorded = False
             with contextlib.suppress(Exception):
                 self.run(self.model, False)
                 return {False: True}
@@ -94,15 +102,15 @@ class Trial:
         if not distance(again, second) < TOLERANCE:
             return {False: True, True: False}
         whole, called = self._called(False)
-        same = distance(whole, again) == 0.0 and called == called_again  # hooks act only where modules are called
+        same = distance(whole, second) == 0.0 and called == called_again  # hooks act only where modules are called
         return {False: True} if same else {False: True, True: True}
 
-    def _called(self, training: bool) -> tuple[list[Tensor], list[nn.Module]]:
+    def _called(self, training: bool, seed: int = 7) -> tuple[list[Tensor], list[nn.Module]]:
         """The output's tensors, and the modules that ran for them."""
         called: list[nn.Module] = []
         hook = register_module_forward_pre_hook(lambda module, _: called.append(module))
         try:
-            return self.run(self.model, training), called
+            return self.run(self.model, training, seed), called
         finally:
             hook.remove()
 
@@ -170,7 +178,7 @@ class Trial:
         self.place = ""
         for training, exact in self.modes.items():
             try:
-                small = small or strip(apply_plan(self.model, plan, share=True))
+                small = small or strip(apply_plan(self.model, plan, share=not self.recorded))
                 with _SomeHeads() if empties else contextlib.nullcontext():
                     cut = self.run(small, training)
             except Exception as error:
@@ -345,18 +353,20 @@ def approved(trial: Trial, groups: Sequence[GateGroup], build: Build) -> tuple[l
         if group is not None and group.name not in searched:
             searched.add(group.name)
             learned = structure.learned
-            learned.adapted = [a for a in learned.adapted if a.group != group.name]
-            learned.padded.pop(group.name, None)
+            proposed = group.name in learned.padded or any(a.group == group.name for a in learned.adapted)
+            learned.forget([group.name])
             masks = random_masks(structure, {group.name}, rng, 2)
-            if _adapt(trial, structure, group, masks) or _pad(trial, structure, group, masks):
+            agrees = proposed and not trial.disagreement(structure, masks)
+            if agrees or _adapt(trial, structure, group, masks) or _pad(trial, structure, group, masks):
                 continue
         if group is None:
             group = _first_wrong(trial, left, build, rng)
             problem = f"together with others: {problem}"
         refused[group.name] = problem
-        for other in _likewise(structure, group) if group.name in searched else ():  # at once: each search is long
+        for other in likewise(structure, group) if group.name in searched else ():  # at once: each search is long
             problem = trial.disagreement(structure, random_masks(structure, {other.name}, rng, 2))
             refused |= {other.name: problem} if problem else {}
+        structure.learned.forget(refused)
         left = [other for other in left if other.name not in refused]
     return (_emptiable(trial, left, build) if left else []), refused
 
@@ -401,21 +411,34 @@ def _adapt(trial: Trial, structure: Structure, group: GateGroup, masks: Sequence
     """
     learned = structure.learned
     learned.read = learned.read or trial.attributes_read()
-    own = _kept_sizes(structure, group)
+    own = kept_sizes(structure, group)
     if group.kind == "width":  # every layer along the stream may keep its own size: all of them follow at once
-        own += _own_sizes(structure, group)
+        own += own_sizes(structure, group)
     if own and not trial.disagreement(structure, masks, own):
-        learned.adapted += [*own, *_alike(structure, own, group)]
+        needed = _needed(trial, structure, masks, own)
+        learned.adapted += [*needed, *alike(structure, needed, group)]
         return True
-    candidates = _candidates(structure, group)
-    for count in range(min(len(candidates), 4) + 1):  # none: what was proposed for this layer was wrong
-        for chosen in islice(combinations(candidates, count), 60):
+    near = candidates(structure, group)
+    for count in range(1, min(len(near), 4) + 1):
+        for chosen in islice(combinations(near, count), 60):
             places = {(c.path, c.attribute) for c in chosen}
             for items in [chosen, (*own, *chosen)] if own else [chosen]:
                 if len(places) == count and not trial.disagreement(structure, masks, items):
-                    learned.adapted += [*items, *_alike(structure, items, group)]
+                    needed = _needed(trial, structure, masks, items)
+                    learned.adapted += [*needed, *alike(structure, needed, group)]
                     return True
     return False
+
+
+def _needed(trial: Trial, structure: Structure, masks: Sequence[Array], items: Sequence[Adapted]) -> Sequence[Adapted]:
+    """Of integers under which the outputs agree those without which they do not: another may be equal by chance, such
+    as a window as long as the layer is wide, and the example may be too short to tell. Layers that look alike go at
+    once."""
+    for one in dict.fromkeys(pattern(item) for item in items):
+        rest = [item for item in items if pattern(item) != one]
+        if rest and not trial.disagreement(structure, masks, rest):
+            items = rest
+    return items
 
 
 def _pad(trial: Trial, structure: Structure, group: GateGroup, masks: Sequence[Array]) -> bool:
@@ -431,114 +454,11 @@ def _pad(trial: Trial, structure: Structure, group: GateGroup, masks: Sequence[A
         del learned.padded[group.name]
         return False
     rng = np.random.default_rng(19)
-    for other in _likewise(structure, group):
+    for other in likewise(structure, group):
         around = padded_axes(structure, other)
         if around and trial.disagreement(structure, random_masks(structure, {other.name}, rng, 1)):
             learned.padded[other.name] = around[2]
     return True
-
-
-def _integers(structure: Structure, path: str, inside: bool = False) -> dict[str, int]:
-    """The positive integers that a module keeps and looks at, unless it is known which of them are sizes; ``inside``:
-    also those in its tuples, lists and dicts, where "sizes[1]" is the second."""
-    module, read = structure.modules[path], structure.learned.read
-    held = {} if isinstance(module, KNOWN_SIZES) else vars(module)
-    held = {name: value for name, value in held.items() if read is None or (path, name) in read}
-    several = {name: value for name, value in held.items() if isinstance(value, (tuple, list, dict)) and inside}
-    held |= {f"{name}[{i}]": one for name, value in several.items() for i, one in enumerate(tree_leaves(value))}
-    return {name: value for name, value in held.items() if type(value) is int and value > 0}
-
-
-def _own_sizes(structure: Structure, group: GateGroup) -> list[Adapted]:
-    """Integers of the modules that hold the group's tensors, equal to the length of the axis it lies along there."""
-    sizes = dict[tuple[str, str], Adapted]()
-    for axis, inside in structure.along(group):
-        for path, _ in axis.info.places:
-            for name, value in _integers(structure, path).items():
-                if value == len(inside):
-                    sizes[path, name] = Adapted(path, name, group.name, tensor=axis.info.number, dim=axis.dim)
-    return list(sizes.values())
-
-
-def _kept_sizes(structure: Structure, group: GateGroup) -> list[Adapted]:
-    """Integers of the modules that split an axis of the group, equal to the length of a part; and of modules without
-    tensors that give its axis another shape, as nn.Unflatten does. Torch's other layers keep no sizes of channels."""
-    where, own, trace = structure.where(group), structure.numbers(group), structure.trace
-    sizes = dict[tuple[str, str], Adapted]()
-    for number, (path, atoms) in enumerate(trace.p.parts):
-        if np.isin(structure.follow(atoms), own).any():
-            for name, value in _integers(structure, path, inside=True).items():
-                if value == len(atoms):
-                    sizes.setdefault((path, name), Adapted(path, name, group.name, part=number))
-    for path, layouts in (*trace.exits.items(), *trace.entries.items()):
-        module = structure.modules[path]
-        if module._modules or module._parameters or module._buffers:
-            continue
-        if type(module).__module__.startswith("torch.nn.") and not isinstance(module, nn.Unflatten):
-            continue
-        for block in (block for layout in layouts for block in layout.blocks):
-            entries = structure.follow(block.atoms)
-            length = next((n for i, n in enumerate(entries.shape) if depends_only_on(entries, i)), 0)
-            if not length or length % group.size or not ((entries >= where.start) & (entries < where.stop)).all():
-                continue
-            for name, value in _integers(structure, path, inside=True).items():
-                if value == length:
-                    sizes.setdefault((path, name), Adapted(path, name, group.name, length // group.size))
-    return list(sizes.values())
-
-
-def _alike(structure: Structure, chosen: Sequence[Adapted], group: GateGroup) -> Iterator[Adapted]:
-    known = {a.group for a in structure.learned.adapted}
-    taken = {(a.path, a.attribute) for a in (*structure.learned.adapted, *chosen)}  # an integer follows one group
-    wanted = {_pattern(c) for c in chosen}
-    for other in structure.groups:
-        if other is group or other.name in known or _shape(other.name) != _shape(group.name):
-            continue
-        around = (*_kept_sizes(structure, other), *_candidates(structure, other))
-        free = [c for c in around if (c.path, c.attribute) not in taken]
-        matches = [c for c in free if _pattern(c) in wanted]
-        if {_pattern(c) for c in matches} == wanted:
-            yield from matches
-
-
-def _likewise(structure: Structure, group: GateGroup) -> list[GateGroup]:
-    """The groups of layers that look alike, with the same integers around them and none known to follow."""
-    known = {a.group for a in structure.learned.adapted}
-    wanted = [_pattern(c) for c in _candidates(structure, group)]
-    alike = [g for g in structure.groups if g.name not in known and _shape(g.name) == _shape(group.name)]
-    return [g for g in alike if g is not group and [_pattern(c) for c in _candidates(structure, g)] == wanted]
-
-
-def _pattern(item: Adapted) -> tuple[str, str, int, bool]:
-    return _shape(item.path), item.attribute, item.per_unit, item.tensor >= 0
-
-
-def _shape(path: str) -> str:
-    """A path without its numbers, which layers that look alike share."""
-    return re.sub(r"\d+", "#", path)
-
-
-def _candidates(structure: Structure, group: GateGroup) -> list[Adapted]:
-    """Integers of the modules that write or read the group, and of those around them, equal to a gated length."""
-    lengths, axes, around = {group.size}, list[Axis](), dict[str, None]()
-    for axis, inside in structure.along(group):
-        axes.append(axis)
-        count = int(inside.sum())
-        lengths |= {count // k for k in (1, 2, 3, 4) if count % (k * group.size) == 0}
-        for path, _ in axis.info.places:
-            while path:
-                around[path] = None
-                path = path.rpartition(".")[0]
-    around[""] = None
-    integers = []
-    for path in sorted(around, key=lambda p: -p.count(".") - bool(p)):
-        for name, value in _integers(structure, path).items():
-            fits = next((axis for axis in axes if value == len(axis.entries)), None)
-            if value in lengths and value % group.size == 0:
-                integers.append(Adapted(path, name, group=group.name, per_unit=value // group.size))
-            elif fits is not None:
-                integers.append(Adapted(path, name, tensor=fits.info.number, dim=fits.dim))
-    return integers
 
 
 # ---- groups that may be emptied --------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from espalier.gates.masking import PASS, Spot, install, is_mask, set_mask
 from espalier.gates.norms import NORM
 from espalier.gates.one_pass import Unfit, apart, examples_dim, examples_of, has_rule
 from espalier.gates.structure import Structure, device_of
-from espalier.gates.trace import values_kept
+from espalier.gates.trace import Example, values_kept
 from espalier.gates.verify import (
     TOLERANCE,
     MadeIn,
@@ -142,7 +142,8 @@ class _OnePass:
     def _run(self, inputs: Any, seed: int = 7) -> Any:
         seed_all(seed)
         with _NoDropout(), MadeIn(torch.float64):
-            return self.model(*inputs[0], **inputs[1])
+            args, kwargs = Example(*inputs).copied()
+            return self.model(*args, **kwargs)
 
     def _buffers(self) -> dict[str, Tensor]:
         named = self.model.named_buffers()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from espalier.compact.apply import named_tensors
 from espalier.compact.layers import is_attention
@@ -64,6 +65,21 @@ class Example(NamedTuple):
     def tensors(self) -> list[Tensor]:
         return [*tensors_in(self.args), *tensors_in(self.kwargs)]
 
+    def each(self, change: Callable[[Tensor], Tensor]) -> Example:
+        """The same with another tensor for each; one that is given twice stays one."""
+        changed: dict[int, Tensor] = {}
+
+        def once(tensor: Tensor) -> Tensor:
+            if id(tensor) not in changed:
+                changed[id(tensor)] = change(tensor)
+            return changed[id(tensor)]
+
+        return Example(*tree_map_only(Tensor, once, tuple(self)))
+
+    def copied(self) -> Example:
+        """The same with copies, since a model may write into what it is given."""
+        return self.each(lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))
+
     @property
     def examples(self) -> int:
         """The length of the batch."""
@@ -83,7 +99,7 @@ class Copy:
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """A residual addition: the module whose output is added, and the leaf modules that ran only for it."""
+    """A residual addition: the module whose output is added, and the layers that ran only for it."""
 
     module: str
     members: tuple[str, ...]
@@ -116,7 +132,7 @@ class Trace:
     branches: list[Branch] = field(default_factory=list)
     norms: dict[str, np.ndarray] = field(default_factory=dict)  # norm whose statistics can be masked -> its channels
     passes: dict[str, Passed] = field(default_factory=dict)  # of modules whose result is made of their input
-    order: list[tuple[int, str]] = field(default_factory=list)  # (time, leaf module) in the order of execution
+    order: list[tuple[int, str]] = field(default_factory=list)  # (time, layer) in the order of execution
 
     @property
     def atoms(self) -> Atoms:
@@ -192,7 +208,7 @@ def trace(
     convolutions to cut evenly inside their groups instead of by whole groups. ``norms``: modules whose statistics can
     be masked, so that the axis they are of may be cut. ``unchecked``: what is found is not tried out.
     """
-    p = Propagation()
+    p, example = Propagation(), example.copied()
     p.even, p.examples, p.unchecked = set(even), example.examples, unchecked
     p.heads = {path for path, module in model.named_modules() if is_attention(module)}
     p.fused = {path for path, module in model.named_modules() if isinstance(module, nn.TransformerEncoderLayer)}
@@ -212,7 +228,7 @@ def trace(
     except EspalierError:
         raise
     except Exception:
-        _refuse_unless_it_runs(model, example)
+        _refuse_unless_it_runs(model, example.copied())
         raise
     record.branches = watcher.branches_alone()
     p.where = "the model"
@@ -320,7 +336,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.times: dict[int, int] = {}  # tensor -> when it was made
         self.results: dict[int, list[tuple[str, int]]] = {}  # tensor -> modules that returned it, and when they began
         self.began: list[int] = []
-        self.given: dict[str, list[int]] = {}  # leaf module -> the tensors it gave
+        self.given: dict[str, list[int]] = {}  # layer -> the tensors it gave
         self.added: list[int] = []  # the tensor that each branch gives
         self.parents: dict[int, tuple[int, ...]] = {}  # tensor -> the tensors it was made from
         self.paused = False  # inside a hand-placed gate, whose meaning is known
@@ -357,7 +373,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         record = self.trace
         self.stack.append(path)
         self.began.append(self.time)
-        if _is_leaf(module):
+        if self._is_layer(path, module):
             record.order.append((self.time, path))
         record.calls[path] = record.calls.get(path, 0) + 1
         if not args or not isinstance(args[0], Tensor):
@@ -370,9 +386,13 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         record.entries.setdefault(path, []).append(inner or layout)
         if inner is None:
             return None
-        tensor = args[0].detach().clone()
+        tensor = args[0].clone()  # with its gradients, which the model may ask for inside
         self.set(tensor, inner)
         return (tensor,), kwargs
+
+    def _is_layer(self, path: str, module: nn.Module) -> bool:
+        """Torch's own attention is one, too: it never calls what it holds."""
+        return _is_leaf(module) or path in self.trace.p.heads
 
     def _boundary(self, path: str, module: nn.Module, layout: Layout) -> Layout | None:
         """Fresh atoms on the axis a leaf module works along, joined to the old ones by a ``Copy``."""
@@ -402,7 +422,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         first = output[0] if isinstance(output, tuple) and output else output
         if isinstance(first, Tensor):
             self.results.setdefault(id(first), []).append((path, began))
-        if _is_leaf(module):
+        if self._is_layer(path, module):
             self.given.setdefault(path, []).extend(id(tensor) for tensor in tensors_in(output))
         given = args[0] if args else next(iter(kwargs.values()), None)
         alone = not isinstance(output, tuple) or all(item is None for item in output[1:])
@@ -535,7 +555,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def branches_alone(self) -> list[Branch]:
-        """The branches, each with the leaf modules that ran for nothing else: a norm may feed two branches, and a table
+        """The branches, each with the layers that ran for nothing else: a norm may feed two branches, and a table
         of positions all attention."""
         children: dict[int, list[int]] = {}
         for tensor, parents in self.parents.items():
