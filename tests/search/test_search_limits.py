@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
 import torch
 
 import espalier
+from espalier import Bits, Choice, Cost, Search, Space, Unreachable
 
 D, RAMP = 12, 60
 
@@ -59,3 +60,56 @@ def test_a_step_pulls_at_each_cost_no_more_than_the_others_leave_to_do(limits: i
         if ((expected > 1 / D) & (expected < 1 - 1 / D)).all():  # no gate is at its bound
             assert np.abs(search.theta.numpy() - expected).max() < 1e-9
     assert together  # else one pull at a time would do
+
+
+TOGETHER = {
+    "a choice": Space([Choice("a", 4)]),
+    "a group": Space([Bits("a", 6, least=1)]),
+    "several": Space([Bits("a", 4, least=2), Choice("b", 3), Bits("c", 3, least=1), Choice("d", 2)]),
+}
+
+
+@pytest.mark.parametrize("limits", [1, 2])
+@pytest.mark.parametrize("name", list(TOGETHER))
+def test_what_can_be_met_together_is_not_refused(name: str, limits: int) -> None:
+    """Against every mask: refused where none is within all budgets, and what ships is within all of them."""
+    space, draw = TOGETHER[name], np.random.default_rng(limits)
+    masks = [m for m in map(np.array, product([0.0, 1.0], repeat=space.d)) if permitted(space, m)]
+    met = refused = 0
+    for _ in range(40):
+        costs = draw.exponential(1.0, (1 + limits, space.d)) + 0.05
+        taken = np.array(masks) @ costs.T
+        full, wanted = taken.max(0), taken[draw.integers(len(taken))]  # of some mask, but for a factor
+        shares = np.minimum(wanted / full * draw.uniform(0.3, 1.3), 1.0)
+        (main, target), *others = zip(costs, shares.tolist())
+        named = {f"limit {i}": (Cost.linear(torch.from_numpy(c)), s) for i, (c, s) in enumerate(others)}
+        given = {"cost": torch.from_numpy(main), "target": target, "limits": named, "horizon": 9}
+        if not (taken <= shares * full * (1 + 1e-12)).all(1).any():
+            with pytest.raises(Unreachable):
+                Search(space, **given)
+            refused += 1
+            continue
+        search = Search(space, **given)
+        chosen = search.select().double().numpy()
+        assert permitted(space, chosen)
+        assert (costs @ chosen <= shares * full * (1 + 1e-12)).all()
+        met += 1
+    assert met >= 5
+    assert refused >= 1
+
+
+def permitted(space: Space, mask: np.ndarray) -> bool:
+    whole = [mask[where].sum() == 1 for _, where in space.choices]
+    return all(whole + [mask[where].sum() >= group.least for group, where in space.bits])
+
+
+def test_each_run_of_a_batch_has_a_structure_within_its_own_budgets() -> None:
+    """One option for the first run, the other for the second, and neither is the smallest of a cost."""
+    space, other = Space([Choice("a", 4)]), Cost.linear(torch.tensor([10.0, 6, 3, 1]))
+    targets, limits = torch.tensor([0.3, 0.6], dtype=torch.float64), torch.tensor([0.6, 0.3], dtype=torch.float64)
+    search = Search(
+        space, cost=[1.0, 3, 6, 10], target=targets, limits={"other": (other, limits)}, horizon=9, batch=(2,)
+    )
+    assert search.select().argmax(-1).tolist() == [1, 2]
+    with pytest.raises(Unreachable, match=r"the target 0\.2, smallest 0\.1; other 0\.2, smallest"):
+        Search(space, cost=[1.0, 3, 6, 10], target=0.2, limits={"other": (other, 0.2)}, horizon=9)

@@ -192,6 +192,77 @@ def test_a_selection_for_each_run_of_a_batch():
     assert bool((together.usage() <= targets * (1 + 1e-12)).all())
 
 
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(spaces(), seeds, st.sampled_from(["linear", "layers"]), st.floats(0.0, 1.0))
+def test_nothing_likelier_fits_in_the_place_of_what_ships(space, seed, kind, tight):
+    """Of a choice no likelier option; of a group with no more open gates than it must have, no likelier gate."""
+    rng = np.random.default_rng(seed)
+    terms, theta = random_cost(space, rng, kind), random_start(space, rng)
+    costs = np.array([cost_of(terms, mask) for mask in permitted(space)])
+    full, smallest = costs.max(), costs.min()
+    if full - smallest < 1e-6 * full:
+        return
+    target = (smallest + tight**3 * (full - smallest)) / full * (1 + 1e-9)  # most of them near the smallest
+    target = min(max(target, 1e-6), 1.0)
+    search = espalier.Search(space, cost=cost_from(space, terms), target=target, horizon=9, initial=theta, margin=1e-3)
+    chosen, theta = search.select().numpy(), search.theta.numpy()
+    for group, where in (*space.choices, *space.bits):
+        owned = range(where.start, where.stop)
+        if isinstance(group, Bits) and chosen[where].sum() > group.least:
+            continue
+        for i, j in itertools.product(owned, owned):
+            if chosen[i] and not chosen[j] and theta[j] > theta[i] * (1 + 1e-9):
+                other = chosen.copy()
+                other[i], other[j] = 0, 1
+                assert cost_of(terms, other.tolist()) > target * full * (1 - 1e-9), (i, j)
+
+
+# A space, what each entry costs, the budget, theta, and what is to ship, found by hand.
+TIGHT = {
+    "another group keeps its likeliest gate": (
+        Space([Bits("a", 2, least=1), Bits("b", 3, least=1)]),
+        [10.0, 1, 5, 5, 5], 8.0, [0.9, 0.1, 0.02, 0.5, 0.98], [0, 1, 0, 0, 1],
+    ),
+    "the likeliest of those that fit": (
+        Space([Bits("a", 4, least=1)]), [10.0, 1, 1.5, 1.5], 2.0, [0.9, 0.02, 0.8, 0.5], [0, 0, 1, 0],
+    ),
+    "a choice keeps its likeliest option": (
+        Space([Bits("a", 2, least=1), Choice("c", 2)]), [10.0, 1, 2, 1], 5.0, [0.9, 0.1, 0.99, 0.01], [0, 1, 1, 0],
+    ),
+    "a choice is not moved beside one that is": (
+        Space([Choice("a", 2), Choice("b", 2)]), [0.1, 0, 5, 0], 0.153, [0.55, 0.45, 0.6, 0.4], [1, 0, 0, 1],
+    ),
+    "two of three": (
+        Space([Bits("a", 5, least=2)]), [4.0, 3, 2, 1, 1], 5.0, [0.9, 0.8, 0.7, 0.6, 0.1], [1, 0, 0, 1, 0],
+    ),
+    "blocks of 8, 8 and 4": (  # of 64 inputs, 10 outputs and two layers of 20, in weights but for the product
+        Space([Bits("a", 3, least=1), Bits("b", 3, least=1)]),
+        [512.0, 512, 256, 80, 80, 40], 350.0, [0.97, 0.1, 0.05, 0.02, 0.97, 0.05], [0, 0, 1, 0, 1, 0],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", list(TIGHT))
+def test_a_tight_budget_costs_no_more_likelihood_than_it_must(case):
+    space, cost, budget, theta, expected = TIGHT[case]
+    full = espalier.Search(space, cost=cost).full_cost.item()
+    given = {"cost": cost, "horizon": 9, "margin": 1e-3}
+    search = espalier.Search(space, target=budget / full, initial=torch.tensor(theta), **given)
+    assert search.select().tolist() == expected
+    other = torch.tensor(theta).flip(0) if space.is_bits else torch.tensor(theta)  # and beside another run
+    both = torch.stack([other, torch.tensor(theta)])
+    targets = torch.tensor([1.0, budget / full], dtype=torch.float64)
+    search = espalier.Search(space, target=targets, initial=both, batch=(2,), **given)
+    assert search.select()[1].tolist() == expected
+
+
+def test_a_gate_that_fills_the_target_but_for_rounding_is_taken():
+    """Of 0.9, 0.5 and 0.1, two thirds is 1.0: what is left of it beside 0.9 is a last digit less than 0.1."""
+    theta = torch.tensor([0.9, 0.8, 0.7])
+    search = espalier.Search(3, cost=[0.9, 0.5, 0.1], target=1 / 1.5, horizon=9, initial=theta, margin=0.01)
+    assert search.select().tolist() == [1, 0, 1]
+
+
 def test_at_full_target_everything_and_the_likeliest_options():
     space = Space([Bits("a", 4), Choice("b", 3)])
     theta = torch.tensor([0.1, 0.9, 0.2, 0.4, 0.2, 0.5, 0.3])

@@ -535,20 +535,33 @@ class Search:
             read[name] = one = Penalty(self.space, own, torch.zeros_like(shares), None, even)
             one.target = shares
         bounds = {"the target": main, **read}
-
-        def fits(mask: Tensor) -> bool:
-            return all(bool((one.cost(mask) <= one.budget).all()) for one in bounds.values())
-
-        best = next((one.smallest for one in bounds.values() if fits(one.smallest)), None)
-        if best is None:
+        smallest = self._smallest_together(list(bounds.values()))
+        if smallest is None:
             listed = "; ".join(
                 f"{name} {float(one.budget.min() / one.full_cost):.6g}, "
                 f"smallest {float(one.smallest_cost / one.full_cost):.6g}"
                 for name, one in bounds.items()
             )
             raise Unreachable(f"these cannot be met together, as shares of each cost: {listed} (what no gate cuts)")
-        self._smallest = best
+        self._smallest = smallest
         return read
+
+    def _smallest_together(self, costs: Sequence[Penalty]) -> Tensor | None:
+        """For each run a structure within all of its budgets ``(*batch, d)``: the smallest of one cost, or else what
+        is found between them. None where a run has none."""
+
+        def fits(mask: Tensor, budgets: Sequence[float]) -> bool:
+            return all(float(one.cost(mask)) <= most for one, most in zip(costs, budgets))
+
+        rows, found = torch.stack([one.budget.reshape(-1) for one in costs], -1), dict[tuple[float, ...], Tensor]()
+        for budgets in {tuple(row) for row in rows.tolist()}:
+            mask = next((one.smallest for one in costs if fits(one.smallest, budgets)), None)
+            if mask is None:
+                mask = selection.fitting(self.space, [(one.cost, rows.new_tensor(b)) for one, b in zip(costs, budgets)])
+            if not fits(mask, budgets):
+                return None
+            found[budgets] = mask
+        return torch.stack([found[tuple(row)] for row in rows.tolist()]).reshape(*self.batch, self.space.d)
 
     def _check_given(self, given: Tensor, name: str, shape: tuple[int, ...], each: str) -> None:
         """Refuse what is not a floating-point tensor of this shape. each: what it holds one number for."""
