@@ -336,7 +336,7 @@ class Search:
         if self._signal is None or slopes is None:
             direction, alive = of_losses(masks, losses)
         else:
-            values, alive = self._signal.values(losses, slopes, spreads, self.updates)
+            values, alive = self._signal.values(self._distribution, self._theta, losses, slopes, spreads, self.updates)
             natural = self._distribution.natural(self._theta, values)
 
             def direction(part: slice) -> Tensor:
