@@ -106,9 +106,7 @@ class Search:
         if self.target is not None:
             way = arguments.read_ramp(horizon, ramp, self.batch, self.device)
             for one in (self._controlled, *self._limits.values()):
-                one.start_ramp(self._theta, self._distribution.bound, way)
-            for one in self._limits.values():
-                one.start = torch.maximum(one.start, one.end)  # what is below its limit may grow up to it
+                one.start_ramp(self._theta, self._distribution.bound, way, limit=one is not self._penalty)
             sets = sorted(itertools.product((False, True), repeat=1 + len(self._limits)), key=sum)
             self._sets = torch.tensor(sets, device=self.device)  # of costs that may be pulled at together
         self.updates = torch.zeros(self.batch, dtype=torch.int64, device=self.device)
