@@ -1,11 +1,14 @@
-"""The update of theta from slopes, one update at a time: worths of gates in units of their running mean size."""
+"""The update of theta from slopes, one update at a time: worths of gates in units of their running mean size.
+
+Of a choice only differences of worths count: it has as many of them as degrees of freedom, and two options are one bit.
+"""
 
 import math
 
 import numpy as np
 
 from oracle.method import Method, restrict
-from oracle.structures import entries
+from oracle.structures import entries, freedom
 
 
 def worth_of(signal, slopes, spreads):
@@ -58,9 +61,14 @@ class SlopeMethod:
             return
         worth = [math.fsum(column) / len(rows) for column in zip(*rows)]
         most = 100 * self.size if self.size > 0 else math.inf
-        worth = [min(max(w, -most), most) for w in worth]
+        for owned in entries(self.variables):
+            own = [worth[i] for i in owned]
+            shared = math.fsum(self.theta[i] * worth[i] for i in owned) if len(owned) > 1 else 0.0
+            apart = max(own) - min(own) if len(owned) > 1 else abs(own[0])
+            for i in owned:
+                worth[i] = (worth[i] - shared) * (most / apart if apart > most else 1.0)
         share = max(1 / (self.updates + 1), 0.01)
-        self.size += share * (math.fsum(abs(w) for w in worth) / len(worth) - self.size)
+        self.size += share * (math.fsum(abs(w) for w in worth) / freedom(self.variables) - self.size)
         unit = self.size if self.size > 0 else 1.0
         step = natural(self.variables, self.theta, [w / unit for w in worth]) - self.plain.price()
         moved = self.theta + self.plain.learning_rate * step

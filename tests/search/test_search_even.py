@@ -80,3 +80,20 @@ def test_choices_gates_without_a_cost_and_the_unit_of_cost() -> None:
 def test_what_it_is_not(even: object, kind: type[Exception]) -> None:
     with pytest.raises(kind, match="even is"):
         espalier.Search(4, target=0.5, horizon=10, even=even)  # type: ignore[arg-type]
+
+
+def test_a_cost_that_is_there_by_rounding_pulls_at_nothing():
+    """Two options that cost 0.3, where one is summed up from 0.1 and 0.2."""
+    space = espalier.Space([espalier.Choice("a", 3), espalier.Bits("b", 2)])
+    plain = espalier.Cost.linear([0.5, 0.3, 0.3, 1, 1])
+    summed = espalier.Cost.linear([0.5, 0.1, 0.3, 1, 1]) + espalier.Cost.linear([0, 0.2, 0, 0, 0])
+    assert float(summed(torch.eye(5)[1])) != float(summed(torch.eye(5)[2]))
+    for even in (0.0, 0.5, 1.0):
+        searches = [
+            espalier.Search(space, cost=cost, target=0.5, horizon=100, even=even, learning_rate=0.05, margin=0.01)
+            for cost in (plain, summed)
+        ]
+        for search in searches:
+            for _ in range(100):
+                search.tell(search.ask(), torch.zeros(2))
+        torch.testing.assert_close(searches[1].theta, searches[0].theta, rtol=0, atol=1e-9)

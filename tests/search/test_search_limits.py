@@ -113,3 +113,19 @@ def test_each_run_of_a_batch_has_a_structure_within_its_own_budgets() -> None:
     assert search.select().argmax(-1).tolist() == [1, 2]
     with pytest.raises(Unreachable, match=r"the target 0\.2, smallest 0\.1; other 0\.2, smallest"):
         Search(space, cost=[1.0, 3, 6, 10], target=0.2, limits={"other": (other, 0.2)}, horizon=9)
+
+
+@pytest.mark.parametrize("share", [0.9, 1.0])
+def test_a_limit_that_theta_cannot_pass_changes_nothing(share: float) -> None:
+    """Of two gates of equal cost that nothing holds back, theta reaches 5/6 at most."""
+    other = Cost.linear([1.0, 1, 0, 0, 0, 0])
+    given = {"cost": [1.0, 1, 1, 1, 3, 3], "target": 0.5, "horizon": 60, "seed": 1, "learning_rate": 0.1}
+    free, limited = Search(6, **given), Search(6, limits={"other": (other, share)}, **given)
+    for _ in range(60):
+        masks = free.ask()
+        assert torch.equal(limited.ask(), masks)
+        for search in (free, limited):
+            search.tell(masks, -masks[:, :4].sum(-1) + masks[:, 4:].sum(-1))
+        torch.testing.assert_close(limited.theta, free.theta, rtol=0, atol=1e-12)
+    assert (free.theta[:2] > 0.83).all()
+    torch.testing.assert_close(limited.penalty, free.penalty)

@@ -88,3 +88,17 @@ def test_refused_by_name(ramp, words):
         espalier.Search(10, target=0.5, horizon=10, ramp=ramp)
     for word in ["ramp", *words]:
         assert word in str(caught.value)
+
+
+def test_the_ramp_ends_at_the_target_where_choices_multiply():
+    """The least expectation inside the bounds is at other options than those of the cheapest structure."""
+    space = espalier.Space([espalier.Choice("a", 2), espalier.Choice("b", 2)])
+    one = [espalier.Form.run(i, i + 1) for i in range(4)]
+    pairs = {(0, 2): 1.0, (0, 3): 100.0, (1, 2): 1.1, (1, 3): 1.2}
+    cost, *others = [espalier.Cost.product([one[i], one[j]], d=4, scale=w) for (i, j), w in pairs.items()]
+    search = espalier.Search(space, cost=sum(others, cost), target=0.1, horizon=300, learning_rate=0.05)
+    for _ in range(300):
+        search.tell(search.ask(), torch.zeros(2))
+    a, _, b, _ = search.theta.tolist()
+    expected = a * b + 100 * a * (1 - b) + 1.1 * (1 - a) * b + 1.2 * (1 - a) * (1 - b)
+    assert abs(expected - 10) < 0.01

@@ -69,7 +69,12 @@ def test_first_order_is_the_natural_gradient_of_a_multilinear_loss(variables, se
     )
     before = search.theta.clone()
     search.tell(masks.detach().float().unsqueeze(1), losses.detach().unsqueeze(1), slopes.unsqueeze(1))
-    steps = (search.theta - before) / 1e-4 * slopes.abs().mean(-1, keepdim=True)
+    size = torch.zeros(len(slopes), 1, dtype=torch.float64)  # a choice by the slopes less their mean by theta
+    for owned in entries(variables):
+        own = slopes[:, owned]
+        own = own if len(owned) == 1 else own - (own * before[0, owned]).sum(-1, keepdim=True)
+        size += own.abs().sum(-1, keepdim=True) / space.freedom
+    steps = (search.theta - before) / 1e-4 * size
     np.testing.assert_allclose((p.unsqueeze(-1) * steps).sum(0).numpy(), exact, rtol=0, atol=1e-10)
 
 
@@ -109,6 +114,48 @@ def test_fifty_updates_follow_the_oracle(signal, spread, variables, penalty):
         np.testing.assert_allclose(search.theta.numpy(), method.theta, rtol=0, atol=1e-12, err_msg=f"update {update}")
     assert bool(search.diverged) == method.diverged
     assert search.updates.item() == method.updates
+
+
+# Choices
+
+
+@pytest.mark.parametrize(
+    "keywords", [{}, {"penalty": 0.2}, {"target": 0.4, "horizon": 60, "even": 0.5}, {"adaptive": True}], ids=str
+)
+@pytest.mark.parametrize("spreads", [False, True])
+@pytest.mark.parametrize("signal", SIGNALS)
+def test_a_choice_of_two_options_is_a_bit(signal, spreads, keywords):
+    """Also where a slope is far too steep, and beside a bit in the same space."""
+    cost = torch.arange(1.0, 7)
+    pairs = Space([*(Choice(f"c{i}", 2) for i in range(5)), Bits("b", 1)])
+    first = torch.tensor([0, 2, 4, 6, 8, 10])
+    both = torch.zeros(11).index_copy(0, first, cost)
+    bits = Search(6, cost=cost, signal=signal, samples=2, seed=4, **keywords)
+    choices = Search(pairs, cost=both, signal=signal, samples=2, seed=4, **keywords)
+    for update in range(60):
+        masks, losses, *told_of = told(bits, update, spreads)
+        if update % 20 == 19:
+            told_of[0][0, 2] *= 1e5
+        wide = [torch.zeros(2, 11, dtype=torch.float64).index_copy(1, first, one) for one in told_of]
+        asked = choices.ask()
+        assert torch.equal(asked[:, first], masks)
+        bits.tell(masks, losses, *told_of)
+        choices.tell(asked, losses, *wide)
+        torch.testing.assert_close(choices.theta[first], bits.theta, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("signal", SIGNALS)
+def test_what_all_options_of_a_choice_share_drops_out(signal):
+    """A constant in the slopes of a first order, or in the sizes: the mask of a choice always adds up to 1."""
+    plain, shifted = (Search(MIXED, signal=signal, seed=3) for _ in range(2))
+    for update in range(30):
+        masks, losses, slopes, spreads = told(plain, update)
+        plain.tell(masks, losses, slopes, spreads)
+        part = slopes if signal == "first-order" else spreads
+        part = part.clone()
+        part[:, 4:7] += 100.0
+        shifted.tell(masks, losses, *((part, spreads) if signal == "first-order" else (slopes, part)))
+    torch.testing.assert_close(shifted.theta, plain.theta, rtol=0, atol=1e-11)
 
 
 # Scale, sign, nothing to learn
@@ -328,6 +375,20 @@ def test_slopes_that_cannot_be_told(wrong, name):
     assert wrong == "missing" or name in str(caught.value)
     assert all(torch.equal(before[k], v) for k, v in search.state_dict().items() if k != "space")
     search.tell(masks, losses, slopes, spreads)
+
+
+@pytest.mark.parametrize("signal", ["ranked", *SIGNALS])
+def test_sizes_are_not_negative(signal):
+    search = Search(MIXED, signal=signal)
+    masks, losses, slopes, spreads = told(search, 0)
+    spreads[1, 3] = -0.25
+    before = search.state_dict()
+    if signal == "ranked":  # which leaves them alone
+        search.tell(masks, losses, slopes, spreads)
+        return
+    with pytest.raises(BadInput, match=r"spreads.*-0\.25"):
+        search.tell(masks, losses, slopes, spreads)
+    assert all(torch.equal(before[k], v) for k, v in search.state_dict().items() if k != "space")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

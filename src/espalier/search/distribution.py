@@ -106,6 +106,24 @@ class Distribution:
         rows, slopes = self._rows(theta), self._rows(gradient)
         return self._put(natural, rows * (slopes - (rows * slopes).sum(-1, keepdim=True)))
 
+    def centred(self, theta: Tensor, x: Tensor) -> Tensor:
+        """x ``(*B, d)`` without what the options of a choice have in common: their mean by theta."""
+        if self.space.is_bits:
+            return x
+        rows = self._rows(x)
+        return self._put(x, rows - (self._rows(theta) * rows).sum(-1, keepdim=True))
+
+    def limited(self, x: Tensor, most: Tensor) -> Tensor:
+        """x ``(*B, d)``, where no bit counts for more than most ``(*B, 1)``, and no two options of a choice differ by
+        more: the choice is scaled down. So a choice of two options is limited as a bit is."""
+        limited = x.clamp(-most, most)
+        if self.space.is_bits:
+            return limited
+        rows, most = self._rows(x), most.unsqueeze(-1)
+        low, high = torch.where(self.real, rows, torch.inf), torch.where(self.real, rows, -torch.inf)
+        apart = high.amax(-1, keepdim=True) - low.amin(-1, keepdim=True)
+        return self._put(limited, rows * torch.where(apart > most, most / apart, 1.0))
+
     def whitened(self, theta: Tensor, step: Tensor) -> Tensor:
         """``F^(1/2) step`` in as many coordinates as there are degrees of freedom (0 in the others): its squared length
         is the Fisher norm of the step."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from espalier.cost.expectation import Array, OneTheta
+from espalier.search.penalty import NOTHING
 from espalier.search.signal import LARGEST, Signal, sized
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class OneRun:
             return slopes
         share = slopes / self.scale
         power = torch.from_numpy(share.clip(1e-30)).pow(1 - even).numpy()
-        return self.scale * (power * (share > 0))
+        return self.scale * (power * (share > NOTHING))
 
 
 def _sum(x: Array) -> float:

@@ -19,6 +19,8 @@ from espalier.search import selection
 from espalier.space import BadInput, Space, Unreachable
 
 FLATTEST = 0.25  # of the mean slope of a function of widths: where it is flatter, a step goes no further than for that
+FAR = 1e6  # times the full cost: no step goes there
+NOTHING = 1e-12  # the largest share of the scale that is taken for rounding
 
 
 class Penalty:
@@ -71,21 +73,34 @@ class Penalty:
             slopes = slopes.clone()
             slopes[..., where] -= slopes[..., where].amin(-1, keepdim=True)
         share = slopes / self.scale
-        return self.scale * torch.where(share > 0, share.clamp(min=1e-30) ** (1 - self.even), 0.0)
+        return self.scale * torch.where(share > NOTHING, share.clamp(min=1e-30) ** (1 - self.even), 0.0)
 
-    def start_ramp(self, theta: Tensor, bound: Callable[[Tensor], Tensor], ramp: int | Tensor) -> None:
+    def start_ramp(
+        self, theta: Tensor, bound: Callable[[Tensor], Tensor], ramp: int | Tensor, limit: bool = False
+    ) -> None:
         """From the expected cost of theta ``(*B, d)`` to the target.
 
         bound: holds theta inside its bounds. With everything closed and everything open there it has the least and the
         largest expectation: one beyond these would be asked for in vain.
         ramp: a number of updates for a straight way, or the share of the way that is gone after 0, 1, .. updates,
         ``(horizon + 1, *B)``.
+        limit: what is below it may grow up to it, and one that no theta exceeds is out of the way of every step.
         """
         closed = self.smallest.clone()
         for _, where in self.space.bits:
             closed[where] = 0.0
-        end = torch.clamp(self.budget, self.cost(bound(closed)), self.cost(bound(self.full)))
-        self.start, self.end, self.ramp = self.cost(theta), end, ramp
+        least, most = (self._extreme(bound, mask, sign) for mask, sign in ((closed, -1.0), (self.full, 1.0)))
+        self.start, self.end, self.ramp = self.cost(theta), self.budget.clamp(min=least), ramp
+        if limit:
+            self.end = torch.where(self.budget < most, self.end, FAR * self.full_cost)
+            self.start = torch.maximum(self.start, self.end)
+        else:
+            self.end = self.end.clamp(max=most)
+
+    def _extreme(self, bound: Callable[[Tensor], Tensor], mask: Tensor, sign: float) -> Tensor:
+        """The largest expectation, times sign, of the options of mask ``(d)`` or any others, inside the bounds."""
+        masks = selection.combinations(self.space, mask) if self.space.choices else None
+        return self.cost(bound(mask)) if masks is None else sign * (sign * self.cost(bound(masks))).max()
 
     def wanted(self, updates: Tensor) -> Tensor:
         """The expected cost that the ramp asks for after so many updates ``(*B)``."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from espalier.search.distribution import Distribution
 from espalier.space import BadInput, BadType
 
 # slopes g, sizes of the slopes of single examples s, both (*B, samples, d); returns worths of that shape
@@ -34,7 +35,7 @@ def sized(g: Tensor, s: Tensor) -> Tensor:
     return s - g / 2
 
 
-LARGEST = 100.0  # no worth counts for more than so many times the mean size
+LARGEST = 100.0  # no worth counts for more than so many times the mean size, no two options differ by more
 SLOPES: dict[str, Worth] = {"first-order": first_order, "slopes": sized}
 SIGNALS = ("ranked", *SLOPES)
 
@@ -57,11 +58,19 @@ class Signal:
             return None
         return cls(SLOPES[name], torch.zeros(batch, dtype=torch.float64, device=device))
 
-    def values(self, losses: Tensor, slopes: Tensor, spreads: Tensor | None, updates: Tensor) -> tuple[Tensor, Tensor]:
+    def values(
+        self,
+        distribution: Distribution,
+        theta: Tensor,
+        losses: Tensor,
+        slopes: Tensor,
+        spreads: Tensor | None,
+        updates: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """The worth of each gate ``(*B, d)`` float64, and whether any mask had a finite loss and slopes ``(*B)``.
 
         slopes, spreads: ``(*B, samples, d)``; losses: ``(*B, samples)``; updates: ``(*B)``, those before this.
-        A mask whose loss or slopes are not finite is left out.
+        A mask whose loss or slopes are not finite is left out. Of the options of a choice only differences count.
         """
         slopes, spreads = slopes.detach(), None if spreads is None else spreads.detach()
         finite = losses.isfinite() & slopes.isfinite().all(-1)
@@ -74,10 +83,12 @@ class Signal:
         alive = finite.any(-1)
         # Behind a normalisation that reads nothing but closed gates a slope may be hundreds of times too steep.
         most = torch.where(self.size > 0, LARGEST * self.size, torch.inf).unsqueeze(-1)
-        worth = worth.clamp(-most, most)
+        worth = distribution.limited(distribution.centred(theta, worth), most)
         # Over about a hundred updates: a single one holds the noise of its examples.
         weight = torch.where(alive, (1 / (updates.to(torch.float64) + 1)).clamp(min=0.01), 0.0)
-        self.size.lerp_(worth.abs().mean(-1), weight)
+        space = distribution.space
+        size = worth.abs().mean(-1) if space.is_bits else worth.abs().sum(-1) / space.freedom
+        self.size.lerp_(size, weight)
         return worth / torch.where(self.size > 0, self.size, 1.0).unsqueeze(-1), alive
 
 
