@@ -245,6 +245,57 @@ class KeptSizes(Net):
         return self.out(torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2))
 
 
+class Strongest(Net):
+    """The strongest places of each channel."""
+
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 8, 1), nn.Linear(8, 3))
+
+    def between(self, x):
+        return x.topk(2, -1).values * x.topk(2).indices
+
+
+class Slope(Net):
+    """The slope of an energy."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(5, 16), nn.Linear(16, 3), mix=nn.Linear(16, 12), energy=nn.Linear(12, 1))
+
+    def between(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.energy(F.softplus(self.mix(x))).sum(), x, create_graph=True)[0]
+
+
+class Rounded(Net):
+    """Activations rounded as for integers, with one scale or one for each channel."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(5, 16), nn.Linear(12, 3), mix=nn.Linear(16, 12))
+        self.register_buffer("scale", torch.linspace(0.01, 0.2, 12))
+        self.register_buffer("zero", torch.arange(12, dtype=torch.int32) - 6)
+
+    def between(self, x):
+        x = torch.fake_quantize_per_tensor_affine(x.float(), 0.1, 0, -128, 127).to(x)
+        scale = self.scale.float()
+        return torch.fake_quantize_per_channel_affine(self.mix(x).float(), scale, self.zero, 2, -128, 127).to(x)
+
+
+class Picked(Net):
+    """Rows that a mask of booleans picks pass a layer and are put back; others are put in by number."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(5, 16), nn.Linear(12, 3), mix=nn.Linear(16, 12), two=nn.Linear(16, 12))
+        self.register_buffer("mask", torch.arange(12).reshape(2, 6) % 3 > 0)
+
+    def between(self, x):
+        y = x.new_zeros(2, 6, self.mix.out_features)
+        y[self.mask] = self.mix(x[self.mask]).relu()
+        y[:, torch.tensor([0, 4])] = self.two(x[:, 1:3])
+        y[~self.mask] += 1.0
+        return y
+
+
 ROWS, IMAGE = (2, 6, 5), (2, 3, 6, 6)
 NETS = {
     LinearAttention: (ROWS, {"stem": 16, "q": 4, "out": 16}),
@@ -264,6 +315,10 @@ NETS = {
     Gated: (IMAGE, {"stem": 8, "up": 8, "up#2": 4}),
     Sliced: (IMAGE, {"stem": 5, "stem#2": 7}),
     Written: (IMAGE, {"stem": 5, "stem#2": 3, "mix": 9}),
+    Strongest: (IMAGE, {"stem": 8}),
+    Slope: (ROWS, {"stem": 16, "mix": 12}),
+    Rounded: (ROWS, {"stem": 16, "mix": 12}),
+    Picked: (ROWS, {"stem": 16, "mix": 12}),
 }
 
 

@@ -25,7 +25,7 @@ from espalier.gates.masking import COMPILED, strip
 from espalier.gates.norms import norm_of
 from espalier.gates.one_pass import STATE
 from espalier.gates.order import positional, segments_of
-from espalier.gates.structure import GateGroup, Learned, Structure, connected, finish, leads
+from espalier.gates.structure import GateGroup, Learned, Structure, connected, finish, is_inside, join, leads
 from espalier.gates.trace import Array, Example, Trace, trace
 from espalier.gates.verify import Trial, approved, isolated, isolated_random, random_masks
 from espalier.space import BadInput, BadType, NoGates
@@ -190,22 +190,38 @@ def _unusable(group: GateGroup, seen: Trace, ignore: Collection[str], modules: M
 
 
 def _unseen(group: GateGroup, seen: Trace) -> str:
-    """A parameter the example never used, in a layer that would be cut or beside it and as wide: it may belong too."""
+    """A parameter the example never used, in a layer that would be cut or beside it and as wide: it may belong too.
+
+    Beside it is also what lies deeper, in modules that never ran. A matrix behind maps may read them flattened.
+    """
     names = {name.rpartition("[")[0]: int(name[:-1].rpartition("[")[2]) for name in (*group.writes, *group.reads)}
-    widths = {info.tensor.shape[names[info.name]] for info in seen.tensors if info.name in names}
+    tensors = [info for info in seen.tensors if info.name in names]
+    widths = {info.tensor.shape[names[info.name]] for info in tensors} - {1}
+    maps = any(info.tensor.ndim > 2 for info in tensors)
     paths = {name.rpartition(".")[0] for name in names}
     parents = {path.rpartition(".")[0] for path in paths}
     for info in seen.tensors:
         if info.touched or not info.is_parameter:
             continue
+        shape = tuple(info.tensor.shape)
         for path, _ in info.places:
-            beside = path.rpartition(".")[0] in parents and info.tensor.ndim > 1
-            if path in paths or (beside and widths & set(info.tensor.shape[:2])):
+            beside = path.rpartition(".")[0] in parents and len(shape) > 1 and bool(widths & set(shape[:2]))
+            flat = maps and len(shape) == 2 and any(shape[1] % width == 0 for width in widths)
+            fits = bool(widths & set(shape)) or flat
+            if path in paths or beside or (fits and any(_never_ran(path, parent, seen) for parent in parents)):
                 return (
-                    f"{info.name} was never used by the example, and may read or write these units too: delete it, or "
-                    "give an example that uses it"
+                    f"{info.name} was never used by the example in eval mode, and may read or write these units too: "
+                    "delete it, or let the example use it, in eval mode as well"
                 )
     return ""
+
+
+def _never_ran(path: str, parent: str, seen: Trace) -> bool:
+    """Whether a module lies inside another, and neither it nor any between the two ever ran."""
+    if path == parent or (parent and not is_inside(path, parent)):
+        return False
+    below = path.removeprefix(parent).removeprefix(".").split(".")
+    return not any(join(parent, ".".join(below[:depth])) in seen.calls for depth in range(1, len(below) + 1))
 
 
 def _nothing(seen: Trace, refused: dict[str, str]) -> str:

@@ -235,9 +235,8 @@ def _pad(
             change = layers.get(path, bare)
             if change["kind"] == "select" and axis in written:  # of features of the input
                 length = len(structure.trace.entries[path][0].shape)
-                change = (
-                    {**bare, "select": change["index"]} if change["dim"] % length == bare["dim"] % length else change
-                )
+                if (change["dim"] - bare["dim"]) % length == 0:
+                    change = {**bare, "select": change["index"]}
             if change["kind"] != "padded" or stay.all():
                 continue
             if axis in read:

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from espalier.gates.trace.layout import Block, Layout
-from espalier.gates.trace.rules.call import Call, Event, Result, dims_of, rule
+from espalier.gates.trace.rules.call import Call, Event, Result, dims_of, rule, wrap
 
 # ---- the same indices at the same places -----------------------------------------------------------------------------
 
@@ -39,7 +39,9 @@ def filled(call: Call) -> Result:
 @rule("copy_", "masked_fill", "masked_fill_", "where", "clamp", "dropout", "_fused_dropout", "relu_", "lerp", "prelu")
 @rule("_prelu_kernel", "addcmul", "addcdiv", "bitwise_not", "isin", "rrelu_with_noise", "floor_divide", "hardswish")
 @rule("hardswish_", "log_sigmoid_forward", "special_expit", "threshold_", "celu_", "selu_", "alpha_dropout")
-@rule("complex", "polar")
+@rule("complex", "polar", "softplus_backward", "fake_quantize_per_tensor_affine_cachemask")
+@rule("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", "elu_backward", "leaky_relu_backward")
+@rule("hardsigmoid_backward", "hardswish_backward", "hardtanh_backward", "mish_backward", "log_sigmoid_backward")
 def pointwise(call: Call) -> Result:
     """Elementwise with broadcasting: what is combined goes together."""
     layouts, verb = call.tensors, call.name.removeprefix("aten::").rstrip("_")
@@ -48,6 +50,15 @@ def pointwise(call: Call) -> Result:
         product = call.p.merged(layouts, call.shape(), f"combined by {verb}")
         return replace(product, scaled=weights[0].lifted(product.shape))
     return [call.p.merged(layouts, tuple(out.shape), f"combined by {verb}") for out in call.outs]
+
+
+@rule("fake_quantize_per_channel_affine_cachemask")
+def rounded(call: Call) -> Result:
+    """Each channel has a scale and a zero point of its own."""
+    axis, why = wrap(call.args[3], len(call.x.shape)), "rounded by channel"
+    x, atoms = call.p.only(call.x.activation(), axis, why)
+    call.p.beside(atoms, [call.of(own) for own in call.args[1:3]], why)
+    return [x] * len(call.outs)
 
 
 @rule("fill_diagonal_", "tril", "triu", "tril_", "triu_")
@@ -100,6 +111,13 @@ def along(call: Call) -> Result:
     """The shape stays, and every index of one axis meets every other."""
     verb, dims = call.name.removeprefix("aten::").lstrip("_"), dims_of(call.arg(1, "dim", -1), len(call.x.shape))
     return [call.p.mixed_all(call.x.activation(), dims, f"{verb} over the axis")] * len(call.outs)
+
+
+@rule("topk")
+def topk(call: Call) -> Result:
+    """The first of one axis, as sorted."""
+    dim = wrap(call.arg(2, "dim", -1), len(call.x.shape))
+    return call.in_shape(call.p.mixed(call.x.activation(), dim, "topk over the axis"))
 
 
 @rule("_fft_r2c", "_fft_c2c", "_fft_c2r")

@@ -219,21 +219,44 @@ def roll(call: Call) -> Result:
 @rule("index", "_unsafe_index")
 def index(call: Call) -> Result:
     """Advanced indexing: indexed dimensions are fixed, the others move along."""
-    p, x, indices = call.p, call.x, list(call.args[1])
-    for given in indices:
-        if given is not None:
-            p.freeze(call.of(given), "used as an index")
-    used = [d for d, given in enumerate(indices) if given is not None]
-    if any(given is not None and given.dtype in (torch.bool, torch.uint8) for given in indices):
-        p.freeze(x, "picked by a boolean mask")
-        return Layout(call.shape())
+    x = call.x
+    used, place, *_ = _indexed(call, x)
+    x = call.p.mixed_all(x, used, "looked up by index")
+    return call.p.renumbered(x.activation(), call.shape(), place)
+
+
+@rule("index_put", "index_put_", "_unsafe_index_put", "_index_put_impl_")
+def index_put(call: Call) -> Result:
+    """What is put into places by advanced indexing goes with what lies there along the other dimensions."""
+    p, x, values = call.p, call.x.activation(), call.of(call.args[2]).activation()
+    used, place, first, at = _indexed(call, x)
     x = p.mixed_all(x, used, "looked up by index")
-    wide = max(given.ndim for given in indices if given is not None)
-    first = used[0] if used == list(range(used[0], used[-1] + 1)) else 0
+    left = [x.shape[d] for d in place]
+    shape = [*left[:first], *at, *left[first:]]
+    behind = len(shape) - len(values.shape)
+    rows = [d - behind for d in range(first, first + len(at)) if d >= behind]
+    values = p.mixed_all(values, rows, "looked up by index")
+    put = p.merged([p.renumbered(x, shape, place), values], shape, "put in by index")
+    return p.renumbered(put, x.shape, {new: old for old, new in place.items()})
+
+
+def _indexed(call: Call, x: Layout) -> tuple[list[int], dict[int, int], int, list[int]]:
+    """Of advanced indexing: the dimensions that are indexed, where each of the others goes, and where that puts which
+    shape in their place. A mask of booleans indexes as many dimensions as it has."""
+    used, shapes, dim = list[int](), list[tuple[int, ...]](), 0
+    for given in call.args[1]:
+        count = 1
+        if given is not None:
+            call.p.freeze(call.of(given), "used as an index")
+            is_mask = given.dtype in (torch.bool, torch.uint8)
+            count = given.ndim if is_mask else 1
+            shapes.append((int(given.count_nonzero()),) if is_mask else tuple(given.shape))
+            used += range(dim, dim + count)
+        dim += count
+    at = list(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+    first = used[0] if used and used == list(range(used[0], used[-1] + 1)) else 0
     left = [d for d in range(len(x.shape)) if d not in used]
-    before = [d for d in left if d < first] if first == used[0] else []
-    place = {d: (i if i < len(before) else i + wide) for i, d in enumerate(left)}
-    return p.renumbered(x.activation(), call.shape(), place)
+    return used, {d: i if d < first else i + len(at) for i, d in enumerate(left)}, first, at
 
 
 @rule("index_select")
