@@ -1,6 +1,7 @@
 """The handle: masks come and go, the model stays the user's; bad input is named."""
 
 import copy
+import operator
 import pickle
 import re
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
 
 import espalier
 
@@ -255,8 +257,9 @@ def test_no_gates_says_what_was_seen_and_why():
 @pytest.mark.parametrize(
     ("norm", "way_out"),
     [
-        (nn.utils.parametrizations.weight_norm, "remove_parametrizations"),
-        (nn.utils.parametrizations.spectral_norm, "remove_parametrizations"),
+        (nn.utils.parametrizations.weight_norm, "parametrize.remove_parametrizations"),
+        (nn.utils.parametrizations.spectral_norm, "parametrize.remove_parametrizations"),
+        (lambda layer: prune.l1_unstructured(layer, "weight", 0.3), "prune.remove"),
     ],
 )
 def test_no_gates_on_normalised_weights_says_why_and_the_way_out_works(norm, way_out):
@@ -265,7 +268,7 @@ def test_no_gates_on_normalised_weights_says_why_and_the_way_out_works(norm, way
     with pytest.raises(espalier.NoGates, match=f"0, 2, 4: the weight is computed from parameters.*{way_out}"):
         espalier.attach(model, x)
     for layer in model[::2]:
-        nn.utils.parametrize.remove_parametrizations(layer, "weight")
+        operator.attrgetter(way_out)(nn.utils)(layer, "weight")
     assert espalier.attach(model, x).d == 14
 
 

@@ -543,7 +543,7 @@ def test_parameters_of_a_loss_are_not_trained_in_silence() -> None:
     with pytest.warns(UserWarning, match="loss has parameters of its own, which stay as they are"):
         short(networks.mlp(), (X, Y), loss=Weighed())
     short(networks.mlp(), (X, Y), loss=Weighed().requires_grad_(False))
-    with pytest.raises(BadInput, match=r"not dict: loss\(outputs, targets\) returns what torch computed"):
+    with pytest.raises(BadInput, match=r"not a dict of .: add the parts"):
         short(networks.mlp(), (X, Y), loss=lambda outputs, targets: {"loss": F.cross_entropy(outputs, targets)})
 
 

@@ -113,10 +113,11 @@ REFUSED = {
     "arrays of text": ({"data": (np.array([["a"] * 64]), Y.numpy()[:1])}, "arrays hold numbers"),
     "lists": ({"data": ([[0.0] * 64], [1])}, r"pairs \(inputs, targets\), .* not list; one pair of tensors is a tuple"),
     "lists of examples": ({"data": (list(X), list(Y))}, r"these inputs, float32 \(4,\), .* and 123 more: "),
-    "numbers among targets": (
-        {"data": [(X, (Y, 0.5))], "loss": lambda o, t: F.cross_entropy(o, t[0])},
-        "not float; leave it out, or make it a tensor with examples first",
+    "a set among targets": (
+        {"data": [(X, (Y, {0.5}))], "loss": lambda o, t: F.cross_entropy(o, t[0])},
+        "not set; leave it out, or make it a tensor with examples first",
     ),
+    "None in memory": ({"data": ({"x": X, "mask": None}, Y)}, "not NoneType; leave it out"),
     "empty validation": ({"validation": (X[:0], Y[:0])}, "the data are empty"),
 }
 

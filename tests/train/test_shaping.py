@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -274,3 +275,44 @@ def test_a_network_that_ran_before_the_step_is_named() -> None:
 
     with pytest.raises(espalier.BadInput, match="run the masked model, as inside the closure"):
         shaping.step(closure)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("way", ["before", "after", "in parts"])
+def test_a_closure_that_runs_without_masks_is_named_with_ranked_losses_too(way: str) -> None:
+    """As what was compiled before gates were attached; what is compiled afterwards, or runs in parts, has masks."""
+    torch._dynamo.reset()  # else what was compiled of another such network is taken, which had no gates
+    model = networks.mlp()
+    run: Any = torch.compile(model, backend="eager") if way == "before" else None
+    if way == "before":
+        run(DATA[0]).sum().backward()
+    shaping = shape(
+        model, DATA[0][:4], torch.optim.SGD(model.parameters(), 0.0), target=0.5, updates=8, recipe="ranked"
+    )
+    calls = []
+    if way == "after":
+        run = torch.compile(model, backend="eager")
+    if way == "in parts":
+        run = lambda x: model[4](model[:4](x))  # noqa: E731
+
+    def closure(inputs: Tensor, targets: Tensor) -> Tensor:
+        calls.append(shaping.phase)
+        loss = F.cross_entropy(run(inputs) if shaping.phase == "searching" else shaping.network(inputs), targets)
+        loss.backward()
+        return loss
+
+    while shaping.phase == "whole":
+        shaping.step(closure, *DATA)
+    if way == "before":
+        with pytest.raises(espalier.BadInput, match=r"the closure does not run the masked model.*torch\.compile"):
+            shaping.step(closure, *DATA)
+        return
+    for first in (True, False):
+        masks, before = copy.deepcopy(shaping.search).ask(), len(calls)
+        shaping.step(closure, *DATA)
+        assert len(calls) - before == 2 + first  # one more, once
+        expected = torch.zeros_like(model[0].weight)
+        for mask in masks:
+            with shaping.gated.masked(mask):
+                expected += torch.autograd.grad(F.cross_entropy(model(DATA[0]), DATA[1]), model[0].weight)[0] / 2
+        torch.testing.assert_close(model[0].weight.grad, expected)

@@ -236,9 +236,10 @@ def _nothing(seen: Trace, refused: dict[str, str]) -> str:
     computed = list(dict.fromkeys(event.module or "the model" for event in seen.computed))
     if computed:
         lines.append(
-            f"  {_listed(computed)}: the weight is computed from parameters (weight or spectral normalisation, say), "
-            "so it cannot be cut by itself; bake it in first, with torch.nn.utils.parametrize.remove_parametrizations "
-            "or torch.nn.utils.remove_weight_norm"
+            f"  {_listed(computed)}: the weight is computed from parameters (weight or spectral normalisation, or a "
+            "mask, say), so it cannot be cut by itself; bake it in first, with "
+            "torch.nn.utils.parametrize.remove_parametrizations, torch.nn.utils.remove_weight_norm, or "
+            "torch.nn.utils.prune.remove(module, 'weight')"
         )
     for operation, modules in list(seen.unknown.items())[:8]:
         lines.append(f"  {_listed(sorted(modules))}: uses `{operation}`, an operation without a rule")

@@ -163,6 +163,14 @@ class Gated:
         finally:
             self._set(*previous)
 
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[Callable[[], bool]]:
+        """Yields a function that says whether the model has run inside, uncompiled and with its hooks."""
+        self._attached()
+        together = self._installed.together
+        together.ran = False
+        yield lambda: together.ran
+
     @property
     def channels(self) -> Channels:
         """Which channels each gate multiplies."""

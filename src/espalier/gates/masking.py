@@ -404,7 +404,9 @@ def _count_examples(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     together = state_of(module).together
     if torch.compiler.is_compiling():
         bool(together.slopes)  # looked at by torch before each call, as the masks may not be: other code gives slopes
-    elif together.active:
+        return
+    together.ran = True
+    if together.active:
         together.begin(args, kwargs)
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from espalier.compact import load, save
 from espalier.compact.apply import tensor_state, without_graphs
 from espalier.gates.latency import timed
-from espalier.gates.verify import distance
+from espalier.gates.verify import distance, isolated_random
 from espalier.records import RESULT, settings_of
 from espalier.ship import import_spec, onnx, program, run_parts, standalone
 from espalier.ship.card import Card, Loading, origin
@@ -90,6 +90,7 @@ FORMATS: dict[str, Format] = {
 it checked. All but "torch" are read without Espalier. Your own can be added."""
 
 
+@isolated_random()
 def ship(
     result_or_run: Result | str | os.PathLike[str],
     to: str | os.PathLike[str],

@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from espalier.data import Dataset, Stream, held_out, standardise
+from espalier.gates.verify import isolated_random
 from espalier.space import BadInput, BadType, first_line
 from espalier.train import fingerprint, pytree
 from espalier.train.fingerprint import Hashes
@@ -94,6 +96,9 @@ class Tensors(Feed):
     exact = True
 
     def __post_init__(self) -> None:
+        for leaf in tree_leaves((self.inputs, self.targets)):
+            if not isinstance(leaf, Tensor):  # which examples it is of cannot be told
+                raise pytree.not_read(leaf)
         self.n = pytree.count(self.inputs, "the inputs")
         if not self.n or not all(tensor.numel() for tensor in pytree.tensors(self.inputs)):
             raise BadInput("the data are empty: there is nothing to learn from")
@@ -150,8 +155,8 @@ class Tensors(Feed):
 class Batches(Feed):
     """An iterable of batches that can be gone through again, such as a DataLoader; resumed at an epoch's start.
 
-    Its random draws are its own: they come from torch's global generator, which a run seeds and a checkpoint stores, or
-    from one that a loader or its sampler was given, which a checkpoint stores, too.
+    Its random draws are its own: they come from the global generators of torch, NumPy and Python, which a run seeds and
+    a checkpoint stores, or from one that a loader or its sampler was given, which a checkpoint stores, too.
     """
 
     def __init__(self, source: Any, adapt: Adapter | None = None) -> None:
@@ -168,7 +173,7 @@ class Batches(Feed):
         try:
             self.updates = len(source)
         except TypeError:
-            with torch.random.fork_rng(devices=[]):
+            with isolated_random():
                 self.updates = _counted(source)
         if not self.updates:
             raise BadInput("the data are empty: the iterable gives no batch")
@@ -191,9 +196,9 @@ class Batches(Feed):
                 passes, new = self._pass(), True
                 batches = list(islice(passes, wanted))
             new = False
-            shapes = [[tensor.shape[1:] for tensor in pytree.tensors(batch)] for batch in batches]
+            forms = [pytree.form(batch) for batch in batches]
             apart = len(batches) > 1 and any(len(pytree.sizes(batch)) > 1 for batch in batches)  # as graphs are
-            if apart or any(one != shapes[0] for one in shapes):  # as of sequences padded batch by batch: one by one
+            if apart or any(one != forms[0] for one in forms):  # as of sequences padded batch by batch: one by one
                 batches, passes = batches[:1], chain(batches[1:], passes)
             inputs, targets = zip(*batches, strict=True)
             yield pytree.join(inputs), pytree.join(targets)
@@ -201,7 +206,7 @@ class Batches(Feed):
     def once(self, limit: int | None = None) -> Generator[Batch, None, None]:
         seen, states = 0, [generator.get_state() for generator in self.generators]
         try:
-            with torch.random.fork_rng(devices=[]):  # looking at the data leaves the run's random numbers as they were
+            with isolated_random():  # looking at the data leaves the run's random numbers as they were
                 for batch in islice(self._pass(), self.updates):  # a stream with a length need not have an end
                     yield batch
                     seen += examples(batch)

@@ -178,7 +178,10 @@ class OnePass:
         if samples == 1 or uneven or not hasattr(gated, "apart"):  # a handle of one's own knows one mask at a time
             return update.one_at_a_time()
         parts = parts if len(parts) > 1 else [parts[0]] * samples
-        inputs = _pytree.tree_map(lambda *leaves: interleaved(leaves), *(part[0] for part in parts))
+        inputs = _pytree.tree_map(
+            lambda *leaves: interleaved(leaves) if isinstance(leaves[0], Tensor) else leaves[0],
+            *(part[0] for part in parts),
+        )
         if gated.one_at_a_time(inputs, samples):
             return update.one_at_a_time()
         update.forget()

@@ -7,7 +7,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from espalier.gates.attach import attach, uncompiled
 from espalier.gates.blocks import RoundTo
 from espalier.gates.gated import Gated as Attached
 from espalier.gates.recalibrate import recalibrate_under
+from espalier.gates.verify import isolated_random
 from espalier.search import Search
 from espalier.space import BadInput, BadType, Diverged
 from espalier.space import whole_number as whole
@@ -106,6 +107,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         self.across: Callable[[Tensor], Tensor] | None = None if ranks is None else ranks.mean
         self._lost: Tensor | None = None  # of the updates since the last check: 1 for one that had no finite loss
         self._others: dict[str, int] | None = None  # versions of parameters that this optimiser does not hold
+        self._masks = False  # whether the closure was seen to run under them
         self._moves = False  # whether the optimiser was seen to move the settled network, or named
         self._known: tuple[nn.Module, set[int], list[Tensor]] | None = None  # see _beside
         self._stepped = self._counted = 0  # steps of the inner optimiser, and those of them that were updates
@@ -210,7 +212,12 @@ class StructureOptimizer(torch.optim.Optimizer):
         skipping = skips(self.inner)
         update = Update(gated, masks_now, parts, parameters, closure, reads_slopes, across, skipping, self.search.even)
         with nullcontext() if self.ranks is None else self._beside_others(self.ranks, apart is None):
-            losses, sized = update.one_at_a_time() if together is None else together(update)
+            if together is not None:
+                losses, sized = together(update)
+            elif rests or reads_slopes or self._masks or self.ranks is not None or not isinstance(gated, Attached):
+                losses, sized = update.one_at_a_time()
+            else:
+                losses, sized = self._seen_masked(gated, update)
         if all(parameter.grad is None for parameter in held) and bool(losses.isfinite().all()):
             way = "run the compact network, as .network and compact() give it" if self.settled else "go backwards"
             raise BadInput(f"no gradient has reached what this optimiser trains: the closure has to {way}")
@@ -248,6 +255,27 @@ class StructureOptimizer(torch.optim.Optimizer):
         if self.scheduler is not None:
             self.scheduler.step()
         return mean
+
+    def _seen_masked(self, gated: Attached, update: Update) -> Gradient:
+        """The gradient of the first update under masks, whose losses would not show that the closure runs without them.
+        Where the model has not run as it is, a mask with slopes tells whether what has run reads it."""
+        with gated.watched() as ran:
+            gradient = update.one_at_a_time()
+        self._masks = True
+        if ran():
+            return gradient
+        left = [parameter.grad for parameter in update.parameters]
+        with isolated_random():
+            try:
+                replace(update, slopes=True).one_at_a_time(update.masks[:1], update.parts[:1])
+            except BadInput as error:
+                raise BadInput(
+                    "the closure does not run the masked model: what torch.compile made before gates were attached "
+                    "knows none; run .network"
+                ) from error
+        for parameter, one in zip(update.parameters, left):
+            parameter.grad = one
+        return gradient
 
     @contextmanager
     def _beside_others(self, ranks: Ranks, sharing: bool) -> Iterator[None]:

@@ -12,18 +12,26 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from espalier.space import BadInput, BadType
 
-Nested = Any  # a tensor, or tuples, lists and dicts of Nested
+Nested = Any  # a tensor, or tuples, lists and dicts of Nested; beside tensors None, numbers and words
+PLAIN = (bool, int, float, complex, str, bytes)
 
 
 def each(function: Callable[[Tensor], Any], value: Nested) -> Nested:
-    """The same form with the function applied to every tensor."""
+    """The same form with the function applied to every tensor; None, numbers and words in it stay."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, dict):
         return {key: each(function, item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return like(value, [each(function, item) for item in value])
-    raise BadType(
+    if value is None or isinstance(value, PLAIN):
+        return value
+    raise not_read(value)
+
+
+def not_read(value: object) -> BadType:
+    """What is said of anything else."""
+    return BadType(
         f"inputs and targets are tensors, or tuples and dicts of them, not {type(value).__name__}; leave it out, or "
         "make it a tensor with examples first"
     )
@@ -44,6 +52,8 @@ def tensors(value: Nested) -> list[Tensor]:
 def count(value: Nested, name: str) -> int:
     """The number of examples, which all its tensors share."""
     found = sizes(value)
+    if not found:
+        raise BadType(f"{name} hold no tensor")
     if len(found) != 1:
         raise BadInput(f"{name} hold different numbers of examples: {sorted(found)}")
     return found.pop()
@@ -57,6 +67,11 @@ def sizes(value: Nested) -> set[int]:
 def few(value: Nested, most: int = 4) -> Nested:
     """Its first examples; all of it where its tensors do not share their number, as nodes and edges of a graph."""
     return value if len(sizes(value)) != 1 or sizes(value) == {0} else each(lambda tensor: tensor[:most], value)
+
+
+def form(value: Nested) -> list[Any]:
+    """What batches share that can be joined to one: the shapes of their examples, and all that is no tensor."""
+    return [leaf.shape[1:] if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(each(lambda t: t, value))]
 
 
 def after_divergence(value: Nested) -> str:
