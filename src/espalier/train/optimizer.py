@@ -261,10 +261,10 @@ class StructureOptimizer(torch.optim.Optimizer):
         Where the model has not run as it is, a mask with slopes tells whether what has run reads it."""
         with gated.watched() as ran:
             gradient = update.one_at_a_time()
-        self._masks = True
-        if ran():
-            return gradient
         left = [parameter.grad for parameter in update.parameters]
+        self._masks = ran()
+        if ran() or all(one is None for one in left):  # as of a loss that is not finite
+            return gradient
         with isolated_random():
             try:
                 replace(update, slopes=True).one_at_a_time(update.masks[:1], update.parts[:1])
@@ -275,6 +275,7 @@ class StructureOptimizer(torch.optim.Optimizer):
                 ) from error
         for parameter, one in zip(update.parameters, left):
             parameter.grad = one
+        self._masks = True
         return gradient
 
     @contextmanager
