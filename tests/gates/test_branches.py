@@ -211,13 +211,22 @@ def test_blocks_of_a_closed_branch_hand_nothing_on():
         torch.testing.assert_close(gated.compact(mask)(X), expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("check", [True, False])
-def test_a_block_that_is_a_closed_branch_hands_nothing_on(check):
+def test_a_block_that_is_a_closed_branch_hands_nothing_on():
+    class Scales(Named):
+        """With a parameter of its own, which is no layer."""
+
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.rand(8))
+
+        def forward(self, x):
+            return self.scale * self.down(torch.tanh(self.up(x)))
+
     class Adds(nn.Module):
         def __init__(self):
             super().__init__()
             self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(2))
-            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 8)) for _ in range(2))
+            self.blocks = nn.ModuleList(Scales() for _ in range(2))
 
         def forward(self, x):
             for norm, block in zip(self.norms, self.blocks):
@@ -226,13 +235,15 @@ def test_a_block_that_is_a_closed_branch_hands_nothing_on(check):
 
     torch.manual_seed(6)
     model = nn.Sequential(nn.Linear(5, 8), Adds(), nn.Linear(8, 3)).double()
-    gated = espalier.attach(model, X, kinds=("blocks", "branches"), check=check)
+    gated = espalier.attach(model, X, kinds=("blocks", "branches"))
     assert sorted(group.kind for group in gated.structure.groups) == ["blocks", "branches", "branches"]
     for bits in itertools.product((0.0, 1.0), repeat=4):
         mask = gated.canonical(torch.tensor(bits))
         with gated.masked(mask):
             expected = model(X)
-        torch.testing.assert_close(gated.compact(mask)(X), expected, rtol=1e-9, atol=1e-9)
+        small = gated.compact(mask)
+        torch.testing.assert_close(small(X), expected, rtol=1e-9, atol=1e-9)
+        assert gated.cost("parameters")(mask) == sum(p.numel() for p in small.parameters())
 
 
 def test_a_branch_that_adds_a_parameter_of_its_own_is_left_where_nothing_is_tried_out():

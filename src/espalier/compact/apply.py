@@ -126,7 +126,7 @@ def apply_plan(
     for module in list(small.modules()):
         layers = getattr(module, "layers", None)
         if isinstance(module, TORCHS) and isinstance(layers, nn.ModuleList):  # they look into their first layer
-            module.layers = nn.ModuleList(layer for layer in layers if not isinstance(layer, Pass))
+            module.layers = nn.ModuleList(layer for layer in layers if not isinstance(layer, Pass) or layer.empty)
     modes = [(module, module.training) for module in small.modules()]
     small.train(not model.training)  # what modules made of their parameters for eval mode, and keep, they make anew
     small.train(model.training)
@@ -214,7 +214,7 @@ def _layer(module: nn.Module, change: Mapping[str, Any]) -> nn.Module:
         chosen: nn.Module = options[change["option"]]
         return chosen
     elif kind == "pass":
-        layer = Pass(change.get("length", 0))
+        layer = Pass(change.get("length", 0), bool(change.get("empty")))
     elif kind == "attention":
         if not isinstance(module, nn.MultiheadAttention):
             raise BadInput("the plan cuts heads of a module that is no attention of torch")

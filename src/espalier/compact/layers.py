@@ -62,14 +62,16 @@ class Fill(nn.Module):
 
 
 class Pass(nn.Module):
-    """What stands for a closed block: its first argument; in a tuple of this length, with None beside it, if not 0."""
+    """What stands for a closed block: its first argument; in a tuple of this length, with None beside it, if not 0.
+    ``empty``: zeros like it, where the block lies in a closed residual branch."""
 
-    def __init__(self, length: int = 0) -> None:
+    def __init__(self, length: int = 0, empty: bool = False) -> None:
         super().__init__()
-        self.length = length
+        self.length, self.empty = length, empty
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         given = args[0] if args else next(iter(kwargs.values()))
+        given = torch.zeros_like(given) if self.empty else given
         return (given, *[None] * (self.length - 1)) if self.length else given
 
 

@@ -28,6 +28,7 @@ LAYER = record(
         "reach": each(each(integer(0, 1 << 16), 4, 5), 0, 8),
         "alone": flag,
         "lookup": flag,
+        "empty": flag,
         "heads": integer(0, 1 << 16),
         "option": integer(0, 1 << 16),
         "length": integer(0, 1 << 16),

@@ -131,15 +131,20 @@ def build_plan(structure: Structure, mask: Array, adapted: Sequence[Adapted] = (
     gone = {path: entry for path, entry in structure.branches.items() if not keep.opened[entry]}
     for path, entry in (structure.blocks | structure.options).items():
         around = {entry for branch, entry in gone.items() if branch == path or not is_inside(branch, path)}
-        if any(own in around and is_inside(name, path) for name, own in structure.members.items()):
-            continue  # a block of a closed branch: nothing may pass
+        empty = any(own in around and is_inside(name, path) for name, own in structure.members.items())
+        if empty and (keep.opened[entry] or path in structure.options):
+            continue  # in a closed branch, whose layers have stand-ins
         if not keep.opened[entry]:  # nothing inside is left
             for part in (tensors, attributes, layers):
                 for name in [n for n in part if is_inside(n, path)]:
                     del part[name]
         if path in structure.blocks and not keep.opened[entry]:
             length = structure.trace.passes[path].length
-            layers[path] = {"kind": "pass", "length": length} if length else {"kind": "pass"}
+            layers[path] = {
+                "kind": "pass",
+                **({"length": length} if length else {}),
+                **({"empty": True} if empty else {}),
+            }
         elif path in structure.options and keep.opened[entry]:
             mixed, _, number = path.rpartition("options.")
             layers[mixed.removesuffix(".")] = {"kind": "option", "option": int(number)}
