@@ -197,7 +197,7 @@ class EagerEngine(Engine):
 
         together = self._together(forward, loss_of)
         loss = self.structure.step(closure, *batch, together=together)
-        if isinstance(together, OnePass):
+        if isinstance(together, OnePass) and together.seen is not None:
             for outputs, targets in together.seen if apart else together.seen[:1]:
                 self._count(outputs, targets)
         self.sums[0] += loss * masks

@@ -170,7 +170,7 @@ class OnePass:
 
     def __init__(self, forward: Callable[[Any], Any], loss: Callable[[Any, Any], Tensor]) -> None:
         self.forward, self.loss = forward, loss
-        self.seen: list[tuple[Any, Any]] = []
+        self.seen: list[tuple[Any, Any]] | None = None
 
     def __call__(self, update: Update) -> Gradient:
         gated, parts, samples = update.gated, update.parts, len(update.masks)
