@@ -486,3 +486,30 @@ def test_fit_and_sweep_make_sizes_by_the_recipe(monkeypatch: pytest.MonkeyPatch,
     espalier.sweep(network, data, round_to=4, **targets, **given)
     assert 0 < single < len(evens)
     assert set(evens) == {even}
+
+
+@pytest.mark.parametrize("form", ["linear", "normed"])
+def test_a_run_of_a_sweep_has_the_rows_of_one_alone(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several masks of slopes, and an epoch in which the search begins and one in which it settles: losses and errors
+    of all masks, and statistics of BatchNorm of as many examples at once."""
+    monkeypatch.setattr(batch_engine, "zlib", SimpleNamespace(crc32=lambda _: 3))  # the masks of fit(seed=3)
+    inputs, targets = networks.digit_vectors(640)[0]
+
+    def network() -> nn.Module:
+        norms = [nn.BatchNorm1d(9)] if form == "normed" else []
+        return nn.Sequential(nn.Linear(64, 9), *norms, nn.ReLU(), nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, 10)).double()
+
+    recipe = espalier.train.Recipe(
+        signal="slopes", samples=2, begin=0.125, ramp=0.5, settle=0.375, ramp_updates=0, initial=0.9, drops=None
+    )
+    given = {"recipe": recipe, "epochs": 4, "batch_size": 32, "samples": 2, "loss": cross_entropy, "quiet": True}
+    data = inputs.double(), targets
+    (one,) = espalier.sweep(network, data, seeds=[3], targets=[0.6], **given)
+    torch.manual_seed(3)
+    other = espalier.fit(network(), data, seed=3, target=0.6, **given)
+    torch.testing.assert_close(one.theta, other.theta, rtol=0, atol=1e-9)
+    for ours, theirs in zip(one.history, other.history, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-9)
+        assert ours["error"] == pytest.approx(theirs["error"], abs=1e-12)
+    for ours, theirs in zip(one.model.state_dict().values(), other.model.state_dict().values(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)

@@ -65,7 +65,7 @@ class EagerEngine(Engine):
         if self.compile and on_gpu:  # on a CPU theta's update of one run is not torch's
             self.search.compile()
             self.structure.multiple = usual_width(self.gated.model)
-        # Of an epoch: loss, updates, wrong classes, predictions. On the device: reading one would wait for a GPU.
+        # Of an epoch: losses, their number, wrong classes, predictions. On the device: to read one would be to wait.
         self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
         self._batches: Iterator[Batch] | None = None  # of the rest of the epoch
 
@@ -139,7 +139,9 @@ class EagerEngine(Engine):
             self.compiling.tried(lambda: self._step(batch))
 
     def _step(self, batch: Batch) -> None:
-        counted: list[bool] = []  # under the first mask: one speaks for all, as each is drawn from theta
+        masks = self.search.samples if self.done in self.phases.compared else 1
+        apart = self.search.reads_slopes  # masks have examples of their own; else the first one speaks for all
+        counted: list[bool] = []
         network, compiling = self.structure.network, self.compiling
         whole = compiling.form(network, self.loss) if compiling is not None and compiling.on else None
 
@@ -160,7 +162,7 @@ class EagerEngine(Engine):
                     outputs, loss = whole(inputs, targets)
                 checked(loss)
             loss.backward()  # type: ignore[no-untyped-call]
-            if not counted:
+            if apart or not counted:
                 self._count(outputs, targets)
                 counted.append(True)
             return loss
@@ -168,9 +170,10 @@ class EagerEngine(Engine):
         together = self._together(forward, loss_of)
         loss = self.structure.step(closure, *batch, together=together)
         if isinstance(together, OnePass) and together.seen is not None:
-            self._count(*together.seen)
-        self.sums[0] += loss
-        self.sums[1] += 1
+            for outputs, targets in together.seen if apart else together.seen[:1]:
+                self._count(outputs, targets)
+        self.sums[0] += loss * masks
+        self.sums[1] += masks
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
@@ -209,9 +212,9 @@ class EagerEngine(Engine):
     def measure(self, last: bool) -> list[Row]:
         self.structure.write_back()
         self._pool()
-        loss, updates, missed, predictions = self.sums.tolist()
+        loss, losses, missed, predictions = self.sums.tolist()
         row = self.structure.row(self.done // self.feed.updates)
-        row |= {"loss": loss / updates, "error": missed / predictions if predictions else None}
+        row |= {"loss": loss / losses, "error": missed / predictions if predictions else None}
         if self.validation is not None:
             mask = self.search.select()
             with calibrated(self.gated, mask, self.feed.once(CALIBRATED)):

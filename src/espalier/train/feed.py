@@ -27,6 +27,7 @@ from espalier.train.pytree import Nested
 
 Batch = tuple[Nested, Nested]  # inputs, targets
 Adapter = Callable[[Any], Batch]
+CHUNK = 512  # examples at once where each is read once
 PROBED = 64  # examples that are kept beside what ships
 PATIENCE = 10.0  # seconds of counting batches until somebody is told
 LABELS = "labels"  # what a batch that is a dict calls its targets
@@ -88,7 +89,7 @@ class Tensors(Feed):
     seed: int
     affine: tuple[Tensor, Tensor] | None = None
     dtype: torch.dtype | None = None
-    chunk: int = 512
+    chunk: int = CHUNK
     prepared: str = ""
     exact = True
 

@@ -162,14 +162,14 @@ def only_finite(parameters: Sequence[Tensor], losses: Tensor) -> None:
 
 
 class OnePass:
-    """The gradient of updates in one pass. ``seen``: outputs and targets of the first mask, once it has run so.
+    """The gradient of updates in one pass. ``seen``: outputs and targets of each mask, once it has run so.
 
     forward: outputs of inputs. loss: a scalar tensor of one mask's outputs and targets. A part is (inputs, targets).
     """
 
     def __init__(self, forward: Callable[[Any], Any], loss: Callable[[Any, Any], Tensor]) -> None:
         self.forward, self.loss = forward, loss
-        self.seen: tuple[Any, Any] | None = None
+        self.seen: list[tuple[Any, Any]] | None = None
 
     def __call__(self, update: Update) -> Gradient:
         gated, parts, samples = update.gated, update.parts, len(update.masks)
@@ -189,7 +189,7 @@ class OnePass:
                 rows = update.read(read) if update.slopes else None
         except Unfit:  # a later batch of another form
             return update.one_at_a_time()
-        self.seen = (_pytree.tree_map_only(Tensor, Tensor.detach, outputs[0]), parts[0][1])
+        self.seen = [(_pytree.tree_map_only(Tensor, Tensor.detach, o), part[1]) for o, part in zip(outputs, parts)]
         return update.known(each.detach()), rows
 
 

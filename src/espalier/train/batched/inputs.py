@@ -21,12 +21,12 @@ from espalier.search import Search
 from espalier.space import BadInput
 from espalier.train import feed as feeds
 from espalier.train import pytree
+from espalier.train.feed import CHUNK
 from espalier.train.gradients import Sized
 from espalier.train.pytree import Nested
 
 Pair = tuple[Nested, Nested]
 Crops = tuple[Tensor, Tensor, Tensor]
-CHUNK = 500  # examples at once where one network after the other reads them
 
 # ---- masks -----------------------------------------------------------------------------------------------------------
 
