@@ -377,6 +377,20 @@ def test_slopes_that_cannot_be_told(wrong, name):
     search.tell(masks, losses, slopes, spreads)
 
 
+@pytest.mark.parametrize("signal", ["ranked", *SIGNALS])
+def test_sizes_are_not_negative(signal):
+    search = Search(MIXED, signal=signal)
+    masks, losses, slopes, spreads = told(search, 0)
+    spreads[1, 3] = -0.25
+    before = search.state_dict()
+    if signal == "ranked":  # which leaves them alone
+        search.tell(masks, losses, slopes, spreads)
+        return
+    with pytest.raises(BadInput, match=r"spreads.*-0\.25"):
+        search.tell(masks, losses, slopes, spreads)
+    assert all(torch.equal(before[k], v) for k, v in search.state_dict().items() if k != "space")
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_slopes_of_any_precision_and_with_a_graph(dtype):
     one, two = Search(MIXED, signal="slopes"), Search(MIXED, signal="slopes")

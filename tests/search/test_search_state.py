@@ -203,3 +203,29 @@ def test_a_search_travels_to_another_process_between_ask_and_tell():
     copy.tell(masks, losses)
     assert torch.equal(copy.theta, search.theta)
     assert torch.equal(copy.ask(), search.ask())
+
+
+def test_a_tightened_budget_is_part_of_the_state():
+    limits = {"other": (espalier.Cost.linear(COST.flip(0)), 0.8)}
+    kept, resumed = (espalier.Search(10, cost=COST, target=0.6, limits=limits, horizon=80) for _ in range(2))
+    kept.load_state_dict(kept.state_dict() | {"theta": torch.linspace(0.2, 0.8, 10, dtype=torch.float64)})
+    before = kept.select()
+    assert kept.tighten("target", 0.5)
+    assert kept.tighten("other", 0.5)
+    assert not torch.equal(kept.select(), before)
+    state = kept.state_dict()
+    resumed.load_state_dict(state)
+    assert torch.equal(resumed.select(), kept.select())
+    old = {name: value for name, value in state.items() if name != "tightened"}  # states once had none
+    resumed.load_state_dict(old)
+    assert torch.equal(resumed.select(), before)
+
+
+@pytest.mark.parametrize(("name", "value"), [("updates", -1), ("tightened", 0.0), ("tightened", float("nan"))])
+def test_an_altered_state_is_refused(name, value):
+    search = fresh("target")
+    state = search.state_dict()
+    before = search.state_dict()
+    with pytest.raises(espalier.Corrupt, match=name):
+        search.load_state_dict(state | {name: torch.full_like(state[name], value)})
+    same(search.state_dict(), before)

@@ -112,16 +112,20 @@ def read_even(even: object) -> float:
 Ramp = float | Callable[[float], float | Sequence[float] | Tensor]
 
 
+def read_part(ramp: object) -> float:
+    part = real(ramp, "ramp", "a share of the horizon or a function of progress")
+    if not 0 < part <= 1:
+        after = "the target is reached inside the run"
+        raise BadInput(f"ramp is a share of the horizon in (0, 1], not {ramp!r}: {after}")
+    return part
+
+
 def read_ramp(horizon: object, ramp: object, batch: tuple[int, ...], device: torch.device) -> int | Tensor:
     """The number of updates of a straight way to the target, or of a function of progress a table of how much of the
     way is gone after 0, 1, .. updates, ``(horizon + 1, *batch)``: looked up where the search is, without a wait."""
     updates = whole_number(horizon, "horizon", 1)
     if not callable(ramp):
-        part = real(ramp, "ramp", "a share of the horizon or a function of progress")
-        if not 0 < part <= 1:
-            after = "the target is reached inside the run"
-            raise BadInput(f"ramp is a share of the horizon in (0, 1], not {ramp!r}: {after}")
-        return max(round(part * updates), 1)
+        return max(round(read_part(ramp) * updates), 1)
     rows = [ramp(update / updates) for update in range(updates + 1)]
     if all(isinstance(row, (int, float)) for row in rows):
         table = torch.tensor(rows, dtype=torch.float64, device=device).reshape(-1, *(1 for _ in batch))

@@ -100,9 +100,13 @@ class Search:
             learning_rate = 1.0 if adaptive else 1 / self.space.freedom
         self.learning_rate = arguments.positive(self._numbers(learning_rate, "learning_rate"), "learning_rate")
         self._adaptation = Adaptation.start(self._theta) if adaptive else None
+        if not isinstance(adaptive, bool):
+            raise BadType(f"adaptive is True or False, not {adaptive!r}")
         even = arguments.read_even(even)
         self._penalty = self._read_penalty(cost, penalty, target, horizon, even)
         self._limits = self._read_limits(limits or {}, even)
+        if self.target is None and not callable(ramp):
+            arguments.read_part(ramp)
         if self.target is not None:
             way = arguments.read_ramp(horizon, ramp, self.batch, self.device)
             for one in (self._controlled, *self._limits.values()):
@@ -438,9 +442,15 @@ class Search:
         """Everything that changes, as tensors, with the space's layout as JSON text."""
         state: dict[str, Any] = {name: tensor.clone() for name, tensor in self._changing().items()}
         state |= {"space": self.space.to_json(), "generator": self.generator.get_state()}
+        if self.target is not None:
+            state["tightened"] = torch.tensor([one.tightened for one in self._targets()], dtype=torch.float64)
         if self._settled is not None:
             state["settled"] = self._settled.clone()
         return state
+
+    def _targets(self) -> list[Penalty]:
+        """What has a target: it, and the limits."""
+        return [] if self.target is None else [self._controlled, *self._limits.values()]
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the memory of what was asked last and what was recorded or compiled, which cannot be copied, and
@@ -462,6 +472,8 @@ class Search:
             raise BadInput(f"this state is of another space: {state.get('space')}, not {self.space.to_json()}")
         mine = self.state_dict()
         missing = (mine.keys() ^ state.keys()) - {"settled"}
+        if "tightened" in mine:  # states of version 0.2 have none
+            missing -= {"tightened"}
         if missing:
             raise BadInput(
                 f"this state is of another kind of search: they differ in {sorted(missing)} "
@@ -481,12 +493,19 @@ class Search:
         theta = state["theta"]
         if not bool(((theta >= 0) & (theta <= 1)).all()):
             raise Corrupt("theta in this state is not a tensor of probabilities; the file was altered")
+        if bool((state["updates"] < 0).any()):
+            raise Corrupt("updates in this state is a negative number; the file was altered")
+        factors = state["tightened"].tolist() if "tightened" in state else [1.0] * len(self._targets())
+        if not all(0 < factor <= 1 for factor in factors):
+            raise Corrupt("tightened in this state is not a share of each budget; the file was altered")
         try:
             self.generator.set_state(state["generator"].cpu())
         except RuntimeError as error:
             raise Corrupt(f"the random generator in this state cannot be restored: {error}") from None
         for name, tensor in self._changing().items():
             tensor.copy_(state[name])
+        for one, factor in zip(self._targets(), factors):
+            one.tightened = factor
         self._settled = state["settled"].to(self.device).clone() if "settled" in state else None
 
     # Reading what is given
@@ -587,6 +606,10 @@ class Search:
                 self._check_given(given, name, masks.shape, "entry")
                 if given.device != self.device:
                     raise BadInput(f"{name} are on {given.device}, the search is on {self.device}; use {name}.to(...)")
+        if self.reads_slopes and spreads is not None and self.device.type == "cpu":
+            below = spreads < 0
+            if bool(below.any()) and bool((below := below & spreads.isfinite()).any()):
+                raise BadInput(f"spreads are sizes of slopes and not negative, unlike {spreads[below][0].item():.6g}")
 
 
 def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
