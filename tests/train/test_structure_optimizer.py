@@ -214,9 +214,10 @@ def test_what_another_optimiser_holds_gets_the_mean_gradient_too(samples: int) -
         return loss * spoilt.pop()
 
     spoilt = [torch.nan] + [1.0] * (3 * samples - 1)
-    for _ in range(2):  # gradients of the step before are dropped
+    for _ in range(2):
         masks = copy.deepcopy(search).ask()
         outside.grad = None
+        head.zero_grad()
         structure.step(closure)
     assert head.weight.grad is not None
     given = [head.weight.grad, head.bias.grad, outside.grad]
@@ -228,8 +229,27 @@ def test_what_another_optimiser_holds_gets_the_mean_gradient_too(samples: int) -
                 total += one
     for ours, total, factor in zip(given, expected, (samples, samples, 1), strict=True):
         torch.testing.assert_close(ours, total / factor)
+    kept = head.weight.grad.clone()
     structure.step(closure)
-    assert head.weight.grad is None
+    assert head.weight.grad.equal(kept)
+
+
+def test_another_optimiser_may_add_up_the_gradients_of_several_updates() -> None:
+    model, gated, _, search = parts(samples=2)
+    structure = StructureOptimizer(torch.optim.SGD(model[:4].parameters(), 0.0), search, gated)
+    each = []
+    for update in range(3):
+        model[4].zero_grad()
+        start = copy.deepcopy(search.state_dict())
+        structure.step(closure_of(model, update))
+        each.append(model[4].weight.grad.clone())
+        search.load_state_dict(start)  # so that both roads draw the same masks
+    model[4].zero_grad()
+    for update in range(3):
+        start = copy.deepcopy(search.state_dict())
+        structure.step(closure_of(model, update))
+        search.load_state_dict(start)
+    torch.testing.assert_close(model[4].weight.grad, sum(each))
 
 
 def test_accumulation_over_parts_of_a_batch_is_the_whole_batch() -> None:

@@ -191,7 +191,8 @@ class StructureOptimizer(torch.optim.Optimizer):
             check_parameters(self.inner, self.network)
             self._share()
         held = [parameter for group in self.param_groups for parameter in group["params"]]
-        parameters = [*held, *self._beside(held)]
+        beside = self._beside(held)
+        parameters, before = [*held, *beside], [parameter.grad for parameter in beside]
         if self._others is None:
             self._others = self._versions()
         rests = under is not None or self.search.settled
@@ -241,6 +242,9 @@ class StructureOptimizer(torch.optim.Optimizer):
             self.check(batch)
         if self.ranks is not None:
             self.ranks.add_up(parameters, 1 / self.ranks.count if apart is None else len(masks_now) / len(masks))
+        for parameter, grad in zip(beside, before):  # that optimiser may add up several updates
+            if grad is not None:
+                parameter.grad = grad if parameter.grad is None else grad + parameter.grad
         stands = None if self._moves or self.settled is None else Stands(held)
         if skipping:
             step_unless(some_not, self.inner)
