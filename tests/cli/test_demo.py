@@ -67,6 +67,9 @@ def test_the_demo_shows_and_writes_all_of_its_parts(espal, tmp_path, narrow):
         assert story["curve"][-1]["test_error"] is not None
         assert story["command"].startswith("espalier demo")
 
+    runs = [run for section in read(out).sections for run in section.runs if run.searches]
+    assert all(abs(run.settled_at - run.updates / 2) < 1 for run in runs)  # where curves cease to be dotted
+
     # The networks that it ships are as good as the table says.
     data = load("digits")
     for name, factory in {

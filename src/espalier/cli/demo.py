@@ -142,8 +142,8 @@ def _sizes(console: Console, out: Path, epochs: int, seeds: range, quiet: bool) 
     count, batch = len(led) * len(seeds), RIVALS_BATCH
     console.print(
         f"1. {count} networks {_shape(WIDTHS)} as one batch, each with a target of its own. Every update draws two "
-        "structures for a network: its weights learn under both, and the search follows the better one, along a ramp "
-        "to the target. Half way the structure settles, and the weights finish under what ships.\n"
+        "structures for a network: its weights learn under both, and the search learns what every unit is worth, along "
+        "a ramp to the target. Half way the structure settles, and the weights finish under what ships.\n"
         "   Half of the networks are the control: their signal is shuffled among the gates.\n"
         "   Beside them, from scratch: uniform networks of the same sizes, and the uncut one, in updates of "
         f"{batch} examples, which suit them best. Every network reads equally many examples."
@@ -173,7 +173,8 @@ def _write(out: Path, cell: tuple[float, str], results: Sequence[Result], full: 
     (target, method), runs = cell, list[dict[str, Any]]()
     name = "size" if method == "scratch" else "target"
     settings = {"dataset": "digits", **full.describe(), "epochs": epochs, "cost": "weights"}
-    led = {"batch_size": BATCH, "masks": MASKS, "signal": PRESETS["default"].signal}
+    recipe = PRESETS["default"]
+    led = {"batch_size": BATCH, "masks": MASKS, "signal": recipe.signal, "settle": recipe.settle}
     for result in results:
         assert result.run is not None
         layers = [layer for layer in result.model.modules() if isinstance(layer, torch.nn.Linear)]
