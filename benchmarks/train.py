@@ -30,7 +30,7 @@ from espalier.train.batched.inputs import Given, Searched
 from espalier.train.batched.runs import Run
 from espalier.train.batched.step import cross_entropy
 from espalier.train.descent import SGD, Steps
-from espalier.train.settled import alike
+from espalier.train.settled import of_one_shape
 
 PAPER = (784, 784, 784, 784, 10)
 DIGITS = (64, 64, 64, 64, 10)
@@ -134,7 +134,7 @@ def settled(widths: tuple[int, ...], runs: int, compute: Compute) -> tuple[dict[
     both = [batch(widths, runs, torch.device("cpu"), compute, kind="gated") for _ in range(2)]
     for one in both:
         one.settle(masks.float())
-    smaller = alike(gated, masks.float(), both[1].state.params)
+    smaller = of_one_shape(gated, masks.float(), both[1].state.params)
     assert smaller is not None
     both[1].cut(smaller)
     cost = gated.cost("weights")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import espalier
 from espalier.train.batched import SGD, AdamW, Run, batch_engine
 from espalier.train.descent import Optimizer
-from espalier.train.settled import Alike, alike
+from espalier.train.settled import OneShape, of_one_shape
 
 X = torch.rand(160, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 Y = torch.randint(5, (160,), generator=torch.Generator().manual_seed(1))
@@ -59,7 +59,7 @@ class Watch(espalier.Callback):
 def sweep(factory: Callable[[], nn.Module], *, masked: bool = False, **given: Any) -> list[Any]:
     with pytest.MonkeyPatch.context() as patch:
         if masked:
-            patch.setattr(batch_engine, "alike", lambda *_: None)
+            patch.setattr(batch_engine, "of_one_shape", lambda *_: None)
         settings = {"epochs": 6, "batch_size": 16, "validation": TEST, "quiet": True} | given
         return espalier.sweep(factory, TRAIN, **settings)
 
@@ -134,8 +134,8 @@ def test_what_is_cut_comes_back_into_its_places() -> None:
     masks = torch.zeros(2, gated.d)
     masks[0, :3] = masks[0, 24:28] = masks[1, 10:14] = masks[1, 30:] = 1
     names = [name for name, _ in gated.model.named_parameters()]
-    smaller = alike(gated, masks, names)
-    assert isinstance(smaller, Alike)
+    smaller = of_one_shape(gated, masks, names)
+    assert isinstance(smaller, OneShape)
     for name, tensor in gated.model.named_parameters():
         stack = torch.stack([tensor.detach(), tensor.detach() + 1])
         kept, pieces = stack.clone(), smaller.cut(stack, name)

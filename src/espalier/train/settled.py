@@ -221,7 +221,7 @@ class Form:
         return True
 
 
-class Alike:
+class OneShape:
     """Networks of several runs, each under a mask of its own, as networks of one shape. ``small``: computes with the
     tensors of any of them.
 
@@ -288,7 +288,7 @@ def widened(gated: Gated, mask: Tensor, multiple: int) -> Tensor | None:
         return opened([name for name in more if opened([name]) is not None]) if wide is None else wide
 
 
-def alike(gated: Gated, masks: Tensor, names: Collection[str]) -> Alike | None:
+def of_one_shape(gated: Gated, masks: Tensor, names: Collection[str]) -> OneShape | None:
     """The compact networks of runs under these masks ``(R, d)``, if they can be trained in one shape that is smaller
     than the whole. It is tried out for each run. names: of the tensors that the runs have."""
     structure, masks = gated.structure, gated.canonical(masks)
@@ -317,4 +317,4 @@ def alike(gated: Gated, masks: Tensor, names: Collection[str]) -> Alike | None:
                     return None
     except (BadInput, KeyError, RuntimeError):  # something else than widths differs, or the model cannot be tried out
         return None
-    return Alike(gated, plans)
+    return OneShape(gated, plans)

@@ -32,7 +32,7 @@ from espalier.train.batched.step import (
 )
 from espalier.train.descent import Optimizer, Schedule
 from espalier.train.pytree import Nested
-from espalier.train.settled import Alike
+from espalier.train.settled import OneShape
 
 Precision = Literal["float32", "tf32", "bf16"]
 MOVING = ("params", "slots", "sums", "skipped", "broken")  # what of a state a checkpoint holds
@@ -151,7 +151,7 @@ class Batch:
             )
         self.step = Step(self.state, self.gradient, optimizer, schedule, total, self.feed, known, tf32)
         self.done = 0  # the same as state.done, known without asking the device
-        self.alike: Alike | None = None  # the smaller networks that are trained, where they are
+        self.smaller: OneShape | None = None  # the smaller networks that are trained, where they are
         self._uncut = self.state
         self._later: tuple[int, Source] | None = None
         if begin and isinstance(source, Searched):
@@ -218,26 +218,26 @@ class Batch:
         """From now on each run is under its mask ``(R, d)``, and an update reads samples times as many examples."""
         self._start(Given(mask.to(self.device), torch.zeros(self.runs, device=self.device)))
 
-    def cut(self, alike: Alike) -> None:
+    def cut(self, smaller: OneShape) -> None:
         """Go on with the smaller networks of these runs, whose masks are given: tensors and slots are cut along."""
-        state, self.alike = self.state, alike
+        state, self.smaller = self.state, smaller
         self._uncut = replace(
             state, params=dict(state.params), fixed=dict(state.fixed), slots=[list(slot) for slot in state.slots]
         )
         for named in (state.params, state.fixed):
-            named.update({name: alike.cut(tensor, name) for name, tensor in named.items()})
+            named.update({name: smaller.cut(tensor, name) for name, tensor in named.items()})
         for slot in state.slots:
-            slot[:] = [alike.cut(tensor, name) for tensor, name in zip(slot, state.params, strict=True)]
-        self.differential.call, self.step.chain = alike.call, None
+            slot[:] = [smaller.cut(tensor, name) for tensor, name in zip(slot, state.params, strict=True)]
+        self.differential.call, self.step.chain = smaller.call, None
         self._start(self.source)
 
     @property
     def whole(self) -> Stacked:
         """The state in the shapes of the whole network. What was cut away is as it was then."""
-        if self.alike is not None:
+        if self.smaller is not None:
             for whole, now in self._pairs():
                 for name, tensor in now.items():
-                    self.alike.write(whole[name], tensor, name)
+                    self.smaller.write(whole[name], tensor, name)
         return self._uncut
 
     def put_back(self, kept: Named) -> None:
@@ -245,8 +245,8 @@ class Batch:
         for whole, now in self._pairs(slots=False):
             for name, tensor in whole.items():
                 tensor.copy_(kept[name])
-                if self.alike is not None:
-                    now[name].copy_(self.alike.cut(tensor, name))
+                if self.smaller is not None:
+                    now[name].copy_(self.smaller.cut(tensor, name))
 
     def _pairs(self, slots: bool = True) -> list[tuple[Named, Named]]:
         """Tensors by name in the shapes of the whole network, and as they are trained."""

@@ -31,7 +31,7 @@ from espalier.train.loop import Engine, Loop, Stop
 from espalier.train.pytree import Nested
 from espalier.train.result import Result, Row, Shares, rows, sizes
 from espalier.train.scoring import Score, evaluate
-from espalier.train.settled import alike
+from espalier.train.settled import of_one_shape
 from espalier.train.targets import Asked, read
 
 # Builds an nn.Module, or a gated model; given the Run if it has a parameter of the name `run`.
@@ -245,7 +245,7 @@ class BatchEngine(Engine):
     @property
     def network(self) -> nn.Module:
         """What computes the runs: the model, or once their masks are fixed a smaller one."""
-        return self.gated.model if self.batch.alike is None else self.batch.alike.small
+        return self.gated.model if self.batch.smaller is None else self.batch.smaller.small
 
     def _cut(self) -> None:
         """Go on with smaller networks where the masks allow it, on a CPU: a GPU would have to compile them."""
@@ -257,7 +257,7 @@ class BatchEngine(Engine):
         gated = (
             self._judge() if self._alone else self.gated
         )  # that one keeps the running statistics, as a plan has them
-        if isinstance(gated, Attached) and (smaller := alike(gated, source.mask, self._trained())) is not None:
+        if isinstance(gated, Attached) and (smaller := of_one_shape(gated, source.mask, self._trained())) is not None:
             strip(smaller.small)
             self.batch.cut(smaller)
 
