@@ -81,7 +81,7 @@ class Settled:
         current = named_tensors(self.small)  # a module may have put another tensor in a buffer's place
         for name, tensor in named_tensors(self.model).items():
             piece = current.get(name, self.form.pieces.get(name))
-            # A model that runs the compact network itself holds the pieces: see ``integrations.carried``.
+            # A model that runs the compact network itself holds the pieces: see ``Insides``.
             if piece is not None and piece is not tensor and not name.rpartition(".")[2].startswith("espalier_"):
                 self.form.cuts.write(tensor, piece, name)
 
