@@ -52,7 +52,8 @@ VOCABULARY = 256
 KINDS = "units,heads"
 # What lines stand for that were written before a setting was there; the first are settings of ours alone.
 OURS: dict[str, Any] = {"recipe": {}, "kinds": "units,heads,blocks", "size": None}
-OLDER: dict[str, Any] = OURS | {"tune": False, "window": 128, "head": 32, "deviation": 0.02}
+FINE: dict[str, Any] = {"fine": None, "fine_lr": None}  # settings of what begins with the whole model, trained
+OLDER: dict[str, Any] = OURS | FINE | {"tune": False, "window": 128, "head": 32, "deviation": 0.02}
 
 
 class Attention(nn.Module):
@@ -173,16 +174,28 @@ class Case:
     def windows(self) -> Windows:
         return Windows(self.text, self.given.window, self.given.batch, self.given.updates, self.seed)
 
-    def optimizer(self, weights: Any, updates: int, done: int = 0) -> torch.optim.Optimizer:
+    def more_windows(self) -> Windows:
+        """Of the updates once the whole model is trained: the same for every method and size."""
+        return Windows(self.text, self.given.window, self.given.batch, self.given.fine, self.seed + 1_000_003)
+
+    @functools.cached_property
+    def trained(self) -> GPT:
+        """The whole model after all updates; a process trains it once."""
+        model, updates = self.network().to(self.device), self.given.updates
+        self.train(model, self.windows(), self.optimizer(model.parameters(), updates), updates)
+        return model
+
+    def optimizer(self, weights: Any, updates: int, done: int = 0, lr: float | None = None) -> torch.optim.Optimizer:
         """AdamW whose rate follows the schedule by itself: from ``done`` of so many updates on."""
-        optimizer = torch.optim.AdamW(weights, lr=self.given.lr, betas=(0.9, 0.95), weight_decay=0.1)
+        lr = self.given.lr if lr is None else lr
+        optimizer = torch.optim.AdamW(weights, lr=lr, betas=(0.9, 0.95), weight_decay=0.1)
         warm = max(updates // 20, 1)
 
         def follow(*_: Any) -> None:
             nonlocal done
             rate = min((done + 1) / warm, (updates - done) / max(updates - warm, 1))
             for group in optimizer.param_groups:
-                group["lr"] = self.given.lr * max(rate, 0.0)
+                group["lr"] = lr * max(rate, 0.0)
             done += 1
 
         optimizer.register_step_pre_hook(follow)
@@ -214,20 +227,29 @@ class Case:
         return math.exp(total / count)
 
 
-def ours(case: Case, target: float, *, width: bool) -> nn.Module:
-    model, windows = case.network().to(case.device), case.windows()
+def shaped(case: Case, model: GPT, target: float, windows: Windows, preset: str, width: bool, lr: float) -> nn.Module:
+    """What ``fit`` makes of a model, with all of these windows."""
     kinds = (*case.given.kinds.split(","), *(("width",) if width else ()))
     gated = espalier.attach(model, windows.next()[0][:2], kinds=kinds)
-    updates = case.given.updates
     with case.autocast(), judged(case.given.size):
         result = espalier.fit(
             gated, windows, loss=loss_of, epochs=1, cost="parameters", target=target, seed=case.seed, quiet=True,
-            optimizer=lambda weights: case.optimizer(weights, updates),
-            recipe=replace(PRESETS["default"], **case.given.recipe),
+            optimizer=lambda weights: case.optimizer(weights, len(windows), lr=lr),
+            recipe=replace(PRESETS[preset], **case.given.recipe),
         )  # fmt: skip
-    if result.updates != updates:
-        raise RuntimeError(f"fit made {result.updates} updates, not {updates}")
+    if result.updates != len(windows):
+        raise RuntimeError(f"fit made {result.updates} updates, not {len(windows)}")
     return result.model
+
+
+def ours(case: Case, target: float, *, width: bool) -> nn.Module:
+    model = case.network().to(case.device)
+    return shaped(case, model, target, case.windows(), "default", width, case.given.lr)
+
+
+def finetuned(case: Case, target: float) -> nn.Module:
+    model = copy.deepcopy(case.trained)
+    return shaped(case, model, target, case.more_windows(), "finetune", False, case.given.fine_lr)
 
 
 def uniform(case: Case, target: float) -> nn.Module:
@@ -241,9 +263,7 @@ def uniform(case: Case, target: float) -> nn.Module:
 
 
 def dense(case: Case, target: float) -> nn.Module:
-    model, updates = case.network().to(case.device), case.given.updates
-    case.train(model, case.windows(), case.optimizer(model.parameters(), updates), updates)
-    return model
+    return case.trained
 
 
 def cut(case: Case, model: GPT, batches: list[tuple[Tensor, Tensor]], share: float, inner: bool) -> GPT:
@@ -266,11 +286,10 @@ def cut(case: Case, model: GPT, batches: list[tuple[Tensor, Tensor]], share: flo
     return model
 
 
-def pruned(case: Case, target: float, *, inner: bool) -> nn.Module:
-    model, windows, updates = case.network().to(case.device), case.windows(), case.given.updates
-    half = updates // 2
-    case.train(model, windows, case.optimizer(model.parameters(), updates), half)
-    batches = [windows.next() for _ in range(4)]  # not counted in the budget
+def cut_to(case: Case, model: GPT, target: float, windows: Windows, inner: bool) -> GPT:
+    """The largest that Torch-Pruning leaves of a model within this share. Its gradients are of windows that are not
+    counted in the budget."""
+    batches = [windows.next() for _ in range(4)]
     limit, low, high = target * parameters(model), 0.0, 1.0
     small = None
     for _ in range(12):
@@ -283,7 +302,22 @@ def pruned(case: Case, target: float, *, inner: bool) -> nn.Module:
         small, low, high = (tried or small, low, middle) if fits else (small, middle, high)
     if small is None:
         raise RuntimeError(f"Torch-Pruning leaves more than {target:g} of the parameters")
+    return small
+
+
+def pruned(case: Case, target: float, *, inner: bool) -> nn.Module:
+    model, windows, updates = case.network().to(case.device), case.windows(), case.given.updates
+    half = updates // 2
+    case.train(model, windows, case.optimizer(model.parameters(), updates), half)
+    small = cut_to(case, model, target, windows, inner)
     case.train(small, windows, case.optimizer(small.parameters(), updates, half), updates - half)
+    return small
+
+
+def cut_finetuned(case: Case, target: float) -> nn.Module:
+    windows = case.more_windows()
+    small = cut_to(case, case.trained, target, windows, inner=True)
+    case.train(small, windows, case.optimizer(small.parameters(), len(windows), lr=case.given.fine_lr), len(windows))
     return small
 
 
@@ -294,7 +328,10 @@ METHODS: dict[str, Callable[[Case, float], nn.Module]] = {
     "pruned": functools.partial(pruned, inner=False),
     "pruned-inner": functools.partial(pruned, inner=True),
     "dense": dense,
+    "finetuned": finetuned,
+    "cut-finetuned": cut_finetuned,
 }
+SHAPED = ("ours", "ours-width", "finetuned")
 
 
 def widths(model: nn.Module) -> list[list[int]]:
@@ -309,7 +346,9 @@ def widths(model: nn.Module) -> list[list[int]]:
 def label(line: dict[str, Any]) -> str:
     """The method, and in what its setting differs from the present one."""
     words = [line["method"]]
-    if line["method"].startswith("ours"):
+    if line["fine"]:
+        words.append(f"{line['fine']:,} updates more at a rate of {line['fine_lr']:g}")
+    if line["method"] in SHAPED:
         words += [f"{name} {value:g}" for name, value in line["recipe"].items()]
         words += [] if line["kinds"] == KINDS else [f"gates on {line['kinds'].replace(',', ', ')}"]
     return ", ".join(words)
@@ -361,6 +400,8 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=4000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--fine", type=int, default=1000, help="updates of what begins with the trained model")
+    parser.add_argument("--fine-lr", type=float, default=5e-4, help="the rate of these")
     parser.add_argument("--window", type=int, default=128)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--heads", type=int, default=8)
@@ -376,11 +417,13 @@ def main() -> None:
     for seed in map(int, given.seeds.split(",")):
         case = Case(given, seed)
         for method in given.methods.split(","):
-            own = budget if method.startswith("ours") else budget | OURS
+            own = budget | ({} if method in SHAPED else OURS) | ({} if method.endswith("finetuned") else FINE)
             for target in [1.0] if method == "dense" else list(map(float, given.targets.split(","))):
                 run = own | {"method": method, "target": target, "seed": seed, "sha256": case.sha256}
                 if lines.hold(run):
                     continue
+                if method.endswith("finetuned"):
+                    case.trained  # noqa: B018  its seconds are not those of what follows
                 began = time.perf_counter()
                 model = METHODS[method](case, target)
                 seconds = time.perf_counter() - began

@@ -14,7 +14,7 @@ def test_every_method_ends_within_its_share(tmp_path, monkeypatch, capsys) -> No
     pytest.importorskip("torch_pruning")
     monkeypatch.setattr(language, "documentation", lambda held_out: (language.__doc__ or "").encode())
     out, page = tmp_path / "gpt.jsonl", tmp_path / "page.md"
-    small = {"device": "cpu", "seeds": 0, "updates": 4, "batch": 2, "width": 32, "heads": 1, "blocks": 3}
+    small = {"device": "cpu", "seeds": 0, "updates": 4, "batch": 2, "width": 32, "heads": 1, "blocks": 3, "fine": 3}
     words = [f"--{name}={value}" for name, value in (small | {"targets": 0.75}).items()]
     for _ in range(2):  # the second finds every line there
         monkeypatch.setattr(sys, "argv", ["language.py", "--out", str(out), *words])
