@@ -30,6 +30,7 @@ COLOURS = (
 )  # fmt: skip
 RULES: Any = {
     "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "sans-serif"],
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -70,15 +71,20 @@ def save(figure: Figure, stem: Path) -> list[Path]:
 
 
 def shorter(svg: bytes) -> bytes:
-    """With hundredths of a point in places and paths, where matplotlib writes millionths."""
+    """With hundredths of a point in places and paths, where matplotlib writes millionths; without the white space
+    inside, and with a style that all markers of a series have said once."""
 
     def rounded(number: re.Match[bytes]) -> bytes:
         return f"{float(number[0]):.2f}".encode()
 
     def places(attribute: re.Match[bytes]) -> bytes:
-        return re.sub(rb"\d+\.\d{3,}", rounded, attribute[0])
+        return re.sub(rb"\d+\.\d{3,}", rounded, re.sub(rb"\s+", b" ", attribute[0]))
 
-    return re.sub(rb' (?:d|x|y|transform)="[^"]*"', places, svg)
+    def once(series: re.Match[bytes]) -> bytes:
+        return series[1] + series[3] + b">" + series[2].replace(series[3], b"")
+
+    svg = re.sub(rb"\n\s+<", b"\n<", re.sub(rb' (?:d|x|y|transform)="[^"]*"', places, svg))
+    return re.sub(rb'(<g[^>]*)>((?=\s*<use [^>]*?( style="[^"]*")/>)(?:\s*<use [^>]*\3/>)+\s*</g>)', once, svg)
 
 
 def trade_off(section: Section) -> Figure | None:
