@@ -6,9 +6,10 @@ import io
 import re
 from xml.etree import ElementTree
 
+import matplotlib
 from matplotlib.figure import Figure
 
-from espalier.report.figures import shorter
+from espalier.report.figures import RULES, shorter
 
 USE = "{http://www.w3.org/2000/svg}use"
 
@@ -23,16 +24,21 @@ def drawn(svg: bytes) -> list[tuple[str, ...]]:
     ]
 
 
-def test_a_style_is_said_once_and_every_marker_has_its_own():
-    figure = Figure()
+def picture() -> bytes:
+    figure, buffer = Figure(), io.BytesIO()
     axes = figure.subplots()
     axes.plot([1, 2, 3], [1, 4, 9], "o-", color="#0072B2")
     axes.plot([1, 2, 3], [2, 3, 5], "s--", color="#D55E00", label="a text  with two spaces")
-    axes.scatter([1, 2], [3, 4], c=["#009E73", "#CC79A7"])  # of one group, in two colours
+    axes.scatter([1, 2], [3, 4], c=["#009E73", "#CC79A7"])  # in two colours
     axes.legend()
-    buffer = io.BytesIO()
     figure.savefig(buffer, format="svg")
-    before, after = buffer.getvalue(), shorter(buffer.getvalue())
+    return buffer.getvalue()
+
+
+def test_a_style_is_said_once_and_every_marker_has_its_own():
+    with matplotlib.rc_context(RULES):
+        before = picture()
+    after = shorter(before)
     assert drawn(before) == drawn(after)
     assert len(after) < 0.9 * len(before)
     texts = [re.findall(rb">([^<>]*\S[^<>]*)</text>", svg) for svg in (before, after)]
