@@ -19,6 +19,9 @@ from espalier.train.pytree import Nested
 from espalier.train.setting import near
 
 
+FEWEST = 20  # updates of a ramp by slopes that begins with the run, as far as half of it has them
+
+
 @dataclass(frozen=True)
 class Phases:
     """The updates of a run. Before ``begin`` the whole network trains, from there on masks are compared and theta
@@ -126,7 +129,9 @@ class Recipe:
             )
         earlier = min(max(self.ramp_updates / updates - self.ramp, 0.0), self.begin)
         begin = min(round((self.begin - earlier) * updates), updates - 1)
-        ramp = min(max(round(min(self.ramp + earlier, 1.0) * updates), 1), updates - begin)
+        # Slopes of a few updates are too noisy to choose by: a search that begins at once takes more, and settles later.
+        fewest = 1 if self.begin or self.signal == "ranked" else max(min(FEWEST, updates // 2), 1)
+        ramp = min(max(round(min(self.ramp + earlier, 1.0) * updates), fewest), updates - begin)
         settle = updates - round(self.settle * updates)
         if target is not None:
             settle = max(settle, begin + ramp)  # halves are rounded to both sides
@@ -221,8 +226,9 @@ SLOPES = Recipe(
 )
 
 # For a network that is already trained: as above from the first update on, with smaller steps of the weights, to keep
-# what they know.
-FINETUNE = replace(SLOPES, begin=0.0, weights_learning_rate=0.05)
+# what they know. Slopes say at once what its gates are worth, so the ramp is short, and what is left of the run belongs
+# to what ships.
+FINETUNE = replace(SLOPES, begin=0.0, ramp=0.1, settle=0.9, weights_learning_rate=0.05)
 
 PRESETS: dict[str, Recipe] = {"default": SLOPES, "ranked": Recipe(), "paper": PAPER, "finetune": FINETUNE}
 """The recipes known by name."""
