@@ -566,7 +566,7 @@ def shape(
     several = processes.read(parallel)
     if several is not None:
         several.begin(module)
-    own = recipes.chosen(recipe, None, settle, penalised=target is None)
+    own = recipes.chosen(recipe, settle, penalised=target is None)
     phases = own.phases(whole(updates, "updates", 1), target)
     if optimizer is None:
         optimizer = recipes.usual_optimizer(own, module)
