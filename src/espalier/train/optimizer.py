@@ -318,7 +318,8 @@ class StructureOptimizer(torch.optim.Optimizer):
             gated, mask = cast(Attached, self.gated), self.search.select()
             self.padded = widened(gated, mask, multiple) if padded is None and multiple > 1 else padded
             wider = None if self.padded is None else gated.plan(self.padded)
-            self.settled = Settled(gated.model, gated.plan(mask), self.inner, wider)
+            self.settled = Settled(gated.model, gated.plan(mask), wider)
+            self.settled.take_over(self.inner)
         return self.settled.small
 
     def _beside(self, held: Sequence[Tensor]) -> list[Tensor]:
