@@ -204,7 +204,7 @@ def fit(
     gated, inner, phases, asked = structure.gated, structure.inner, structure.phases, structure.asked
     assert phases is not None
     assert asked is not None
-    with ExitStack() as left, seeded(seed, where):
+    with ExitStack() as left, seeded(seed):
         if model is module:
             left.callback(structure.gated.detach)  # type: ignore[attr-defined]
         steps = None if scheduler is None else _scheduler(scheduler, inner)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from espalier.gates.verify import isolated_random, seed_all
 from espalier.space import BadInput, BadType, EspalierError, first_line
 from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import Checkpoint
@@ -452,13 +453,8 @@ def restore_random(states: Mapping[str, Any], device: torch.device) -> None:
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Draw from ``seed`` on inside; outside, everything draws on as if nothing had happened."""
-    before = random_states(device)
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-    try:
+    with isolated_random():
+        seed_all(seed)
         yield
-    finally:
-        restore_random(before, device)

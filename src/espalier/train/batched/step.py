@@ -19,7 +19,7 @@ from espalier.train.batched.inputs import Reading, ResidentFeed, Source
 from espalier.train.descent import SGD, Optimizer, Schedule
 from espalier.train.gradients import Sized
 from espalier.train.pytree import Nested
-from espalier.train.scoring import class_dim, predicted
+from espalier.train.scoring import wrong
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Named = dict[str, Tensor]
@@ -136,16 +136,13 @@ class Differential(Gradient):
     def measured(self, out: Any, y: Nested) -> Measured:
         """The loss and the number of wrong classes, NaN where there are no classes: scalars. Targets that are no class
         count as the others do on average, so that the share of all is that of those."""
-        dim = class_dim(out, y)
-        loss = self.loss(out, y)
-        wrong = loss.detach().new_full((), torch.nan)
-        if dim is not None:
-            counted = predicted(y, out.shape[dim])
-            missed = ((out.detach().argmax(dim) != y) & counted).sum()
-            wrong = missed * (y.numel() / counted.sum().clamp(min=1))
+        loss, counts = self.loss(out, y), wrong(out, y)
         if loss.ndim:
             raise BadInput(f"the loss is a scalar, the mean over the mini-batch, not of shape {tuple(loss.shape)}")
-        return loss, wrong
+        if counts is None:
+            return loss, loss.detach().new_full((), torch.nan)
+        missed, counted = counts
+        return loss, missed * (y.numel() / counted.clamp(min=1))
 
     def _losses(self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, own: bool) -> Measured:
         """own: each mask has examples of its own."""

@@ -202,7 +202,7 @@ def trained(
             place_of_state = files.below(root, root / f"batch-{number:03d}")
             store = Checkpoint(place_of_state, shared | {"runs": each}, of_all.anyway)
         loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store)
-        with seeded(engine.seed, place):
+        with seeded(engine.seed):
             loop.train()
         if stop.interrupted:
             shown.say(f"stopped after update {loop.update}; the same call goes on from {root}")
