@@ -94,8 +94,7 @@ class Search:
         self.samples = whole_number(samples, "samples", fewest, why)
         self._distribution = Distribution(self.space, arguments.read_margin(margin), self.device)
         theta = arguments.read_initial(initial, self.space, self.batch, self.device)
-        theta = self._distribution.initial(theta) if isinstance(theta, float) else self._distribution.bound(theta)
-        self._theta = theta.expand(*self.batch, self.space.d).clone()
+        self._theta = self._distribution.bound(theta).expand(*self.batch, self.space.d).clone()
         if learning_rate is None:
             learning_rate = 1.0 if adaptive else 1 / self.space.freedom
         self.learning_rate = arguments.positive(self._numbers(learning_rate, "learning_rate"), "learning_rate")

@@ -62,8 +62,6 @@ class FastDenseNet(Gradient):
     (1019722, 273)
     """
 
-    gives_slopes = True
-
     def __init__(
         self,
         depth: int = 40,

@@ -144,11 +144,6 @@ class Batch:
         if known is not None and not self._classes(params[known.layers[-1][0]].shape[1]):
             known = None
         self.gradient = gradient or self.differential
-        if source.reads_slopes and not self.gradient.gives_slopes:
-            raise BadInput(
-                "a network that computes its own gradient does not give slopes by its gates; search it by ranked "
-                'losses, signal="ranked"'
-            )
         self.step = Step(self.state, self.gradient, optimizer, schedule, total, self.feed, known, tf32)
         self.done = 0  # the same as state.done, known without asking the device
         self.smaller: OneShape | None = None  # the smaller networks that are trained, where they are
@@ -316,7 +311,8 @@ class Batch:
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes, as tensors and plain numbers."""
         saved: dict[str, Any] = {"done": self.done, "stream": self.feed.stream.state_dict()}
-        saved |= {name: getattr(self.whole, name) for name in MOVING}
+        whole = self.whole
+        saved |= {name: getattr(whole, name) for name in MOVING}
         if isinstance(self.source, Given):
             saved["given"] = {"mask": self.source.mask, "rate": self.source.rate}
         if self.source.generator is not None:

@@ -254,9 +254,7 @@ class BatchEngine(Engine):
         if self.device.type != "cpu" or self.plan.gradient is not None or source.masks_each:
             return
         assert isinstance(source, Given)
-        gated = (
-            self._judge() if self._alone else self.gated
-        )  # that one keeps the running statistics, as a plan has them
+        gated = self._judge() if self._alone else self.gated  # with running statistics, as a plan has them
         if isinstance(gated, Attached) and (smaller := of_one_shape(gated, source.mask, self._trained())) is not None:
             strip(smaller.small)
             self.batch.cut(smaller)

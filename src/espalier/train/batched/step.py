@@ -64,13 +64,8 @@ class Stacked:
 
 class Gradient:
     """What an update needs of the network: :class:`Differential`, or one that computes all runs and masks together,
-    without automatic differentiation.
-
-    whole: whether it can be compiled together with the rest of an update; else it compiles what it wants compiled
-    itself. gives_slopes: whether it knows the slopes of the losses by the masks.
+    without automatic differentiation. That one compiles by itself what it wants compiled.
     """
-
-    whole = gives_slopes = False
 
     def pack(self, params: Named) -> Named:
         """From the model's own names and shapes ``(R, ...)`` to those that the weights are kept in."""
@@ -102,7 +97,6 @@ class Differential(Gradient):
     dtype: torch.dtype | None = None
     channels: Channels | None = None
     even: float = 0.0
-    whole = gives_slopes = True
 
     def __call__(
         self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool, slopes: bool = False
@@ -330,7 +324,7 @@ def compiled(
 
     settings = {"fullgraph": True, "backend": backend, "options": dict(options or {}) or None}
 
-    if step.chain is not None or step.differential.whole:
+    if step.chain is not None or isinstance(step.differential, Differential):
         begin = compiling.compiled(update, **settings)
         return lambda source, reading, noise: step.descend(begin(source, reading, noise))
     rest = compiling.compiled(finish, **settings)
