@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any, cast
@@ -339,6 +339,10 @@ class StructureOptimizer(torch.optim.Optimizer):
         """Write the weights of the compact network into the model; nothing to do before :meth:`compact`."""
         if self.settled is not None:
             self.settled.write_back()
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Inside, the model is the whole network, with what was trained, also where it runs the compact one."""
+        return nullcontext() if self.settled is None else self.settled.whole()
 
     def _noted(self, losses: Tensor, lost: Tensor | float) -> Tensor:
         """The mean of the finite losses. lost: whether there is none, which is noted for :meth:`check`."""

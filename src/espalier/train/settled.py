@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ class Settled:
         self.cuts = Cuts(model, plan, padded)
         for name in self.cuts.inside:
             self.cuts.clear(self.pieces[name].detach(), name)
+        self._insides: Insides | None = None
 
     def take_over(self, optimizer: torch.optim.Optimizer) -> None:
         """Give the optimiser the smaller parameters in the places of the whole ones, with their state."""
@@ -84,6 +86,35 @@ class Settled:
             # A model that runs the compact network itself holds the pieces: see ``Insides``.
             if piece is not None and piece is not tensor and not name.rpartition(".")[2].startswith("espalier_"):
                 self.cuts.write(tensor, piece, name)
+
+    @property
+    def inside(self) -> bool:
+        """Whether the model itself runs the compact network now."""
+        return self._insides is not None and self._insides.inside
+
+    def enter(self) -> None:
+        """From here on it does, until :meth:`leave`."""
+        if self._insides is None:
+            self._insides = Insides(self.model, self.small)
+        if not self._insides.inside:
+            self._insides.exchange()
+
+    def leave(self) -> None:
+        """From here on the model is the whole network again, with what was trained."""
+        if self._insides is not None and self._insides.inside:
+            self._insides.exchange()
+        self.write_back()
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """The same inside of this."""
+        inside = self.inside
+        self.leave()
+        try:
+            yield
+        finally:
+            if inside:
+                self.enter()
 
     def is_proven(self, trial: Trial, own: nn.Module) -> bool:
         """Whether it computes what the network itself does, and no gradient reaches its zeros, so that they stay."""
