@@ -21,10 +21,10 @@ from espalier.search import Search
 from espalier.space import BadInput, BadType, Diverged
 from espalier.train import checks, fingerprint, gradients, pytree, recipes
 from espalier.train.batched.batch import Batch, Compute
-from espalier.train.batched.chain import Chain, chain_of
+from espalier.train.batched.chain import Chain, Named, chain_of
 from espalier.train.batched.inputs import Given, Pair, Searched, Source, held_out, read_data
 from espalier.train.batched.runs import Plan, Run
-from espalier.train.batched.step import Named, cross_entropy
+from espalier.train.batched.step import cross_entropy
 from espalier.train.feed import Tensors
 from espalier.train.fingerprint import Hashes
 from espalier.train.loop import Engine, Loop, Stop

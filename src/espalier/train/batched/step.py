@@ -14,7 +14,7 @@ from torch.func import grad, vmap
 from espalier.gates.masking import Channels
 from espalier.space import BadInput
 from espalier.train import compiling, pytree
-from espalier.train.batched.chain import Chain, Parts
+from espalier.train.batched.chain import Chain, Named, Parts
 from espalier.train.batched.inputs import Reading, ResidentFeed, Source
 from espalier.train.descent import SGD, Optimizer, Schedule
 from espalier.train.gradients import Sized
@@ -22,7 +22,6 @@ from espalier.train.pytree import Nested
 from espalier.train.scoring import wrong
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-Named = dict[str, Tensor]
 Measured = tuple[Tensor, Tensor]  # losses and numbers of wrong classes
 Descent = tuple[list[Parts], Tensor, Tensor]  # factors of each layer's gradient, learning rates, the runs that move
 Sloped = tuple[Named, Measured, Sized | None]  # gradients, what was measured, slopes by the gates where asked for
@@ -60,6 +59,10 @@ class Stacked:
         broken = torch.full((runs,), -1, dtype=torch.int64, device=device)
         pace = torch.zeros_like(optimizer.pace(rates, skipped + 1))
         return cls(params, fixed, slots, rates, pace, done, sums, skipped, broken)
+
+    def by_name(self) -> list[Named]:
+        """The parameters, what is fixed, and each of the optimiser's slots."""
+        return [self.params, self.fixed, *(dict(zip(self.params, slot, strict=True)) for slot in self.slots)]
 
 
 class Gradient:
