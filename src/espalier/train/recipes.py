@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from espalier.search.arguments import real
 from espalier.space import BadInput, BadType, Space
 from espalier.train import pytree
 from espalier.train.descent import SGD, Adam, AdamW, Linear, Schedule, Steps, fused
@@ -236,9 +237,7 @@ def settled(recipe: Recipe, share: float | None) -> Recipe:
     """The recipe with this share of the run settled instead of its own; what comes before is shortened to fit."""
     if share is None:
         return recipe
-    if isinstance(share, bool) or not isinstance(share, (int, float)):
-        raise BadType(f"settle is a share of the run, not {share!r}")
-    if not 0 <= share < 1:
+    if not 0 <= real(share, "settle", "a share of the run") < 1:
         raise BadInput(f"settle is a share of the run in [0, 1), not {share!r}: what is settled has been searched for")
     fits = min((1 - share) / (recipe.begin + recipe.ramp), 1.0)
     return replace(recipe, settle=share, begin=recipe.begin * fits, ramp=recipe.ramp * fits)

@@ -32,7 +32,7 @@ from espalier.train.pytree import Nested
 from espalier.train.result import Result, Row, Shares, rows, sizes
 from espalier.train.scoring import Score, evaluate
 from espalier.train.settled import of_one_shape
-from espalier.train.targets import Asked, read
+from espalier.train.targets import read
 
 # Builds an nn.Module, or a gated model; given the Run if it has a parameter of the name `run`.
 Factory = Callable[..., Any]
@@ -163,15 +163,11 @@ class BatchEngine(Engine):
         with torch.no_grad():
             return chain_of(self.gated.model, gates, self.gated.call, one, example)
 
-    def _asked(self) -> Asked:
-        """What the runs are to end at: of several costs, shares of each run."""
-        one = [read(self.gated, self.plan.cost, run.target) for run in self.runs]
-        limits = {name: (own, [asked.limits[name][1] for asked in one]) for name, (own, _) in one[0].limits.items()}
-        self.runs = [replace(run, target=asked.share) for run, asked in zip(self.runs, one, strict=True)]
-        return replace(one[0], limits=limits)
-
     def _search(self) -> Search:
-        asked = self._asked()
+        each = [read(self.gated, self.plan.cost, run.target) for run in self.runs]
+        self.runs = [replace(run, target=own.share) for run, own in zip(self.runs, each, strict=True)]
+        asked = each[0]
+        limits = {name: (cost, [own.limits[name][1] for own in each]) for name, (cost, _) in asked.limits.items()}
         self.counted_by = asked.name
         targets = None if self.runs[0].target is None else [run.target for run in self.runs]
         price: dict[str, Any] = {} if targets else {"penalty": [run.penalty or 0.0 for run in self.runs]}
@@ -180,7 +176,7 @@ class BatchEngine(Engine):
             return Search(
                 space,
                 cost=asked.cost,
-                limits=asked.limits,
+                limits=limits,
                 seed=self.seed,
                 batch=(len(self.runs),),
                 device=self.device,
