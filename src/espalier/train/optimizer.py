@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
@@ -32,7 +32,7 @@ from espalier.train.ranks import Ranks, WholeBatch
 from espalier.train.recipes import OptimizerFactory, Phases, Recipe
 from espalier.train.result import Result, Row, Shares, rows, sizes
 from espalier.train.scoring import Loss, Metrics
-from espalier.train.settled import Settled, Stands, widened
+from espalier.train.settled import Settled, moved, widened
 from espalier.train.targets import Target
 
 NO_MASK = torch.ones(1, 1)  # of a compact network: one call of the closure, and no mask to draw
@@ -245,13 +245,11 @@ class StructureOptimizer(torch.optim.Optimizer):
         for parameter, grad in zip(beside, before):  # that optimiser may add up several updates
             if grad is not None:
                 parameter.grad = grad if parameter.grad is None else grad + parameter.grad
-        stands = None if self._moves or self.settled is None else Stands(held)
-        if skipping:
-            step_unless(some_not, self.inner)
+        move = partial(step_unless, some_not, self.inner) if skipping else self.inner.step
+        if self._moves or self.settled is None:
+            move()
         else:
-            self.inner.step()
-        if stands is not None:
-            self._moves = stands.moved or (bool(losses.isfinite().all()) and stands.is_named(self.param_groups))
+            self._moves = moved(move, held, self.param_groups, losses)
         self._counted = self._stepped if self._counted >= 0 else -1
         # Inside an autocast region torch keeps the weights it has cast; they have just changed.
         torch.clear_autocast_cache()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -168,33 +168,31 @@ def family(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     return found
 
 
-class Stands:
-    """Whether an optimiser leaves the settled network as it was, since it moves a list of parameters of its own."""
-
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self.parameters, self.versions = parameters, [parameter._version for parameter in parameters]
-        self.before = [parameter.detach().clone() for parameter in parameters]
-
-    @property
-    def moved(self) -> bool:
-        """As torch counts changes, so that a GPU is not waited for; those by fused kernels are not counted."""
-        return any(own._version != version for own, version in zip(self.parameters, self.versions))
-
-    def is_named(self, groups: Sequence[Mapping[str, Any]]) -> bool:
-        """Of one that torch has counted nothing of: whether it can be told, and then is, by looking at the numbers."""
-        rates = {id(own): float(group.get("lr", 1.0)) for group in groups for own in group["params"]}
-        pushed = [
-            not own.detach().equal(before)
-            for own, before in zip(self.parameters, self.before)
-            if own.grad is not None and rates[id(own)] and bool((own.grad.to_dense() != 0).any())
-        ]
-        if pushed and not any(pushed):
-            warnings.warn(
-                "the optimizer has not moved the settled network: does it keep a list of parameters of its own? Its "
-                "step() is to go through its param_groups, in which the smaller parameters are",
-                stacklevel=4,
-            )
-        return bool(pushed)
+def moved(
+    step: Callable[[], None], parameters: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], losses: Tensor
+) -> bool:
+    """One step of an optimiser, and whether it moves the settled network. One that does not, since it moves a list of
+    parameters of its own, is named; False where that cannot be told, as of gradients that are 0."""
+    versions, before = [own._version for own in parameters], [own.detach().clone() for own in parameters]
+    step()
+    # As torch counts changes, so that a GPU is not waited for. Those by fused kernels are not counted: look at numbers.
+    if any(own._version != version for own, version in zip(parameters, versions)):
+        return True
+    if not bool(losses.isfinite().all()):
+        return False
+    rates = {id(own): float(group.get("lr", 1.0)) for group in groups for own in group["params"]}
+    pushed = [
+        not own.detach().equal(old)
+        for own, old in zip(parameters, before)
+        if own.grad is not None and rates[id(own)] and bool((own.grad.to_dense() != 0).any())
+    ]
+    if pushed and not any(pushed):
+        warnings.warn(
+            "the optimizer has not moved the settled network: does it keep a list of parameters of its own? Its "
+            "step() is to go through its param_groups, in which the smaller parameters are",
+            stacklevel=4,
+        )
+    return bool(pushed)
 
 
 class Cuts:
