@@ -28,7 +28,7 @@ from espalier.train import checks, descent, feed, fingerprint, pytree, recipes, 
 from espalier.train import ranks as processes
 from espalier.train.descent import Constant, Optimizer, Schedule
 from espalier.train.gradients import Gated, Gradient, Update, not_finite, only_finite, skips, step_unless
-from espalier.train.ranks import Ranks, WholeBatch
+from espalier.train.ranks import Ranks
 from espalier.train.recipes import OptimizerFactory, Phases, Recipe
 from espalier.train.result import Result, Row, Shares, rows, sizes
 from espalier.train.scoring import Loss, Metrics
@@ -212,7 +212,8 @@ class StructureOptimizer(torch.optim.Optimizer):
         gated = self.gated if self.settled is None else None
         skipping = skips(self.inner)
         update = Update(gated, masks_now, parts, parameters, closure, reads_slopes, across, skipping, self.search.even)
-        with nullcontext() if self.ranks is None else self._beside_others(self.ranks, apart is None):
+        about = self.search.generator.initial_seed(), self.update
+        with nullcontext() if self.ranks is None else self.ranks.computing(*about, sharing=apart is None):
             if together is not None:
                 losses, sized = together(update)
             elif rests or reads_slopes or self._masks or self.ranks is not None or not isinstance(gated, Attached):
@@ -279,13 +280,6 @@ class StructureOptimizer(torch.optim.Optimizer):
             parameter.grad = one
         self._masks = True
         return gradient
-
-    @contextmanager
-    def _beside_others(self, ranks: Ranks, sharing: bool) -> Iterator[None]:
-        """Random numbers of this rank's own; sharing: BatchNorm over what all of them read."""
-        noise = ranks.own_noise(self.search.generator.initial_seed(), self.update)
-        with noise, WholeBatch(ranks) if sharing else nullcontext():
-            yield
 
     def compact(self, multiple: int = 1, *, padded: Tensor | None = None) -> torch.nn.Module:
         """Once the search is settled: train on with the compact network, and return it.
