@@ -93,7 +93,7 @@ class Settled:
         return self._insides is not None and self._insides.inside
 
     def enter(self) -> None:
-        """From here on it does, until :meth:`leave`."""
+        """From here on the model itself runs the compact network, until :meth:`leave`."""
         if self._insides is None:
             self._insides = Insides(self.model, self.small)
         if not self._insides.inside:
@@ -107,7 +107,7 @@ class Settled:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """The same inside of this."""
+        """Inside, the model is the whole network, with what was trained."""
         inside = self.inside
         self.leave()
         try:

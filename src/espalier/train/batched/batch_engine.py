@@ -7,6 +7,7 @@ import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -118,7 +119,6 @@ class BatchEngine(Engine):
             self._check_classes(one, held.targets)
         self.validation = None if held is None else held.to(device)
         self.shares = Shares(self.gated, self.search or read(self.gated, plan.cost, None).cost, device)
-        self.judge: Gated | None = None  # a model that keeps running statistics, where there are any
         self.looked = False  # whether smaller networks would do, since the masks are fixed
         self.shipped: list[dict[str, Tensor]] | None = None  # of each run all tensors as it was measured last
         self._read = (stored.inputs, targets, stored.affine or ())
@@ -250,7 +250,7 @@ class BatchEngine(Engine):
         if self.device.type != "cpu" or self.plan.gradient is not None or source.masks_each:
             return
         assert isinstance(source, Given)
-        gated = self._judge() if self._alone else self.gated  # with running statistics, as a plan has them
+        gated = self.judge if self._alone else self.gated  # with running statistics, as a plan has them
         if isinstance(gated, Attached) and (smaller := of_one_shape(gated, source.mask, self._trained())) is not None:
             strip(smaller.small)
             self.batch.cut(smaller)
@@ -334,8 +334,9 @@ class BatchEngine(Engine):
         scores, weights = list[Score](), self.weights()
         self.shipped = [] if self._alone else None
         for run in range(len(self.runs)):
-            model, gated = self._loaded(weights, run)
-            with gated.masked(masks[run].to(self.device)):
+            load(self.judge, weights, run)
+            model = self.judge.model
+            with self.judge.masked(masks[run].to(self.device)):
                 if self._alone:
                     self._calibrate(model, limit)
                 scores.append(self._score(model.eval(), held))
@@ -343,17 +344,12 @@ class BatchEngine(Engine):
                 self.shipped.append({name: t.detach().clone() for name, t in model.state_dict().items()})
         return scores
 
-    def _loaded(self, weights: dict[str, Tensor], run: int) -> tuple[nn.Module, Gated]:
-        """A model that keeps running statistics, with the weights of one run."""
-        judge = self._judge()
-        load(judge, weights, run)
-        return judge.model, judge
-
-    def _judge(self) -> Gated:
-        if self.judge is None:
-            self.judge = build(self.factory, self.runs[0], self.example, self._how)
-            self.judge.model.to(self.device)
-        return self.judge
+    @cached_property
+    def judge(self) -> Gated:
+        """A model that keeps running statistics; it is given the weights of one run after the other."""
+        judge = build(self.factory, self.runs[0], self.example, self._how)
+        judge.model.to(self.device)
+        return judge
 
     def _calibrate(self, model: nn.Module, limit: int) -> None:
         with self.batch.compute.applied():
@@ -411,13 +407,13 @@ class BatchEngine(Engine):
         if not self._alone:
             load(self.gated, weights, run)
             return self.gated.compact(mask.to(next(self.gated.model.parameters()).device)).to(self.device).eval()
-        model, gated = self._loaded(weights, run)
+        load(self.judge, weights, run)
         if self.shipped:
-            model.load_state_dict(self.shipped[run])
+            self.judge.model.load_state_dict(self.shipped[run])
         else:  # in the same way as for a measurement, so that a run that is gone on with ends with the same bits
-            with gated.masked(mask):
-                self._calibrate(model, self.stored.n)
-        return gated.compact(mask).eval()
+            with self.judge.masked(mask):
+                self._calibrate(self.judge.model, self.stored.n)
+        return self.judge.compact(mask).eval()
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"batch": self.batch.state_dict()}
