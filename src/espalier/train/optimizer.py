@@ -127,7 +127,7 @@ class StructureOptimizer(torch.optim.Optimizer):
     @cached_property
     def shares(self) -> Shares:
         """What a mask keeps of the gates, the weights and the cost."""
-        return Shares(self.gated, self.search, self.search.device)
+        return Shares(self.gated, self.search.cost, self.search.device)
 
     @property
     def network(self) -> nn.Module:

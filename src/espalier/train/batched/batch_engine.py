@@ -118,7 +118,8 @@ class BatchEngine(Engine):
         if held is not None:
             self._check_classes(one, held.targets)
         self.validation = None if held is None else held.to(device)
-        self.shares = Shares(self.gated, self.search or read(self.gated, plan.cost, None).cost, device)
+        cost = read(self.gated, plan.cost, None).cost if self.search is None else self.search.cost
+        self.shares = Shares(self.gated, cost, device)
         self.looked = False  # whether smaller networks would do, since the masks are fixed
         self.shipped: list[dict[str, Tensor]] | None = None  # of each run all tensors as it was measured last
         self._read = (stored.inputs, targets, stored.affine or ())
