@@ -90,7 +90,6 @@ class BatchEngine(Engine):
         self.seed = zlib.crc32(json.dumps(plan.seeded_by or [run.describe() for run in runs]).encode())
         self.counted_by = ""  # the name of what a target or penalty counts
         self.search = self._search() if runs[0].searches else None
-        self.reached: tuple[Tensor, Tensor] | None = None  # shares of the cost before and after the selection, (R)
         gradient = plan.gradient
         self.batch = Batch(
             self.gated.call,
@@ -258,13 +257,8 @@ class BatchEngine(Engine):
 
     def settle(self) -> None:
         assert self.search is not None
-        self.reached = self._reach(self.search)
         self.search.settle()
         self.batch.settle(self.masks())
-
-    def _reach(self, search: Search) -> tuple[Tensor, Tensor]:
-        """Shares of the cost that the most probable masks keep, and those selected."""
-        return search.cost(search.mode()) / search.full_cost, search.usage()
 
     def measure(self, last: bool) -> list[Row]:
         self.network.eval()
@@ -364,9 +358,8 @@ class BatchEngine(Engine):
 
     def results(self, loop: Loop) -> list[Result]:
         search, state, masks = self.search, self.batch.state, self.masks()
-        if search is not None and self.reached is None:
-            self.reached = self._reach(search)
-        before, after = (None, None) if self.reached is None else (share.tolist() for share in self.reached)
+        before = None if search is None else (search.cost(search.mode()) / search.full_cost).tolist()
+        after = None if search is None else search.usage().tolist()
         penalty = None if search is None else search.penalty.tolist()
         shares, counts = rows(self.shares(masks)), sizes(self.gated, masks)
         results, weights, examples = list[Result](), self.weights(), self.stored.probe()
@@ -420,13 +413,11 @@ class BatchEngine(Engine):
         state: dict[str, Any] = {"batch": self.batch.state_dict()}
         if self.search is not None:
             state["search"] = self.search.state_dict()
-            state["reached"] = None if self.reached is None else list(self.reached)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self.search is not None:
             self.search.load_state_dict(state["search"])
-            self.reached = None if state["reached"] is None else (state["reached"][0], state["reached"][1])
         self.batch.load_state_dict(state["batch"])
 
 
