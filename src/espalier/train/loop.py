@@ -205,11 +205,7 @@ class Loop:
 
     def _go_to_the_end(self) -> None:
         while not self.finished:
-            if self._due:
-                self._measure()
-            else:
-                self._advance()
-                self._tell("on_update")
+            self._go_on()
             stopping = not self.finished and self.limit.now(spare=self._cost + self._ahead())
             saving = time.monotonic() - self._since >= self._cost / SAVING
             if self.ranks is not None:
@@ -244,6 +240,14 @@ class Loop:
     def _due(self) -> bool:
         """Whether the runs are to be measured now."""
         return self.engine.done in self.engine.points and self.measured < self.engine.done
+
+    def _go_on(self) -> None:
+        """What is due: a measurement, or updates up to the next thing that is."""
+        if self._due:
+            self._measure()
+        else:
+            self._advance()
+            self._tell("on_update")
 
     def _measure(self) -> None:
         last = self.engine.done >= self.engine.total
