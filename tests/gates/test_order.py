@@ -144,7 +144,8 @@ def test_what_is_trained_in_another_order_is_written_back_to_its_places():
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     with gated.masked(mask):
         train(model, optimizer, model)
-    settled = Settled(model, gated.plan(mask), optimizer)
+    settled = Settled(model, gated.plan(mask))
+    settled.take_over(optimizer)
     train(settled.small, optimizer, settled.small)
     settled.write_back()
     other = espalier.attach(reference, x)

@@ -16,7 +16,8 @@ from espalier.space import BadInput
 from espalier.study import study_batches
 from espalier.study.settings import RunSpec
 from espalier.study.study_batches import Connections, DenseNetGraph, PaperBatch
-from espalier.train.batched import Run, inputs
+from espalier.train import feed
+from espalier.train.batched import Run
 from espalier.train.batched.batch_engine import made, strip
 from espalier.train.batched.step import Differential, cross_entropy
 from oracle.gradients import Together
@@ -195,7 +196,7 @@ def batch_of(tmp_path, specs, **changes):
 
 
 def test_statistics_are_the_mean_over_one_pass_and_errors_are_the_compact_network_s(tmp_path, monkeypatch):
-    monkeypatch.setattr(inputs, "CHUNK", 16)
+    monkeypatch.setattr(feed, "CHUNK", 16)
     engine = batch_of(tmp_path, [RunSpec("random", "random", 0, size=0.6), RunSpec("full", "full", 1, size=1.0)]).engine
     masks = engine.masks()
     losses, errors, _ = engine.evaluate(masks, engine.validation, True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -442,15 +441,6 @@ def test_what_cannot_be_compiled_trains_as_it_is(monkeypatch: pytest.MonkeyPatch
         result = fit(networks.mlp(), SMALL, **given, compile=True)
     assert result.finished
     assert result.share_after <= 0.5
-
-
-def test_the_old_name_of_a_recipe_s_rate_is_taken_with_a_warning() -> None:
-    with pytest.warns(FutureWarning, match="weights_learning_rate"):
-        old = Recipe(learning_rate=0.3)  # type: ignore[call-arg]
-    assert old == Recipe(weights_learning_rate=0.3)
-    with pytest.warns(FutureWarning, match="weights_learning_rate"):
-        assert old.learning_rate == 0.3
-    assert replace(old, settle=0.25).weights_learning_rate == 0.3
 
 
 def test_a_compiled_pass_under_a_mask_is_the_eager_one_and_computes_each_layer_once() -> None:

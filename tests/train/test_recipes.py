@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import espalier
 from espalier.space import BadInput, BadType, Space
 from espalier.train import Recipe
 from espalier.train.descent import of_torch
@@ -165,14 +164,6 @@ def test_any_settle_leaves_room_for_what_comes_before(begin: float, ramp: float,
     assert found.begin * ramp == pytest.approx(found.ramp * begin)  # shortened alike
 
 
-def test_a_recipe_goes_by_its_old_name_too() -> None:
-    with pytest.warns(FutureWarning, match="preset= is the old name of recipe="):
-        assert chosen(None, "paper", None, penalised=False) == chosen("paper", None, None, penalised=False)
-    assert chosen(None, None, None, penalised=True) == PRESETS["ranked"]
-    assert chosen(None, None, None, penalised=False) == PRESETS["default"]
-    data = (torch.zeros(64, 2), torch.zeros(64, dtype=torch.int64))
-    both = {"loss": torch.nn.functional.cross_entropy, "epochs": 1, "recipe": "paper", "preset": "paper"}
-    with pytest.raises(BadInput, match="preset is the old name of recipe"):
-        espalier.fit(torch.nn.Linear(2, 2), data, target=0.5, **both)
-    with pytest.raises(BadInput, match="preset is the old name of recipe"):
-        espalier.sweep(lambda: torch.nn.Linear(2, 2), data, targets=[0.5], **both)
+def test_a_run_with_a_penalty_has_the_paper_s_signal() -> None:
+    assert chosen(None, None, penalised=True) == PRESETS["ranked"]
+    assert chosen(None, None, penalised=False) == PRESETS["default"]

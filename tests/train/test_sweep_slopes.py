@@ -23,13 +23,12 @@ import espalier
 from espalier import Search, StructureOptimizer
 from espalier.data import Stream
 from espalier.gates.masking import Channels
-from espalier.space import BadInput
 from espalier.train import PRESETS, recipes
 from espalier.train.batched import SGD, Compute, Run, batch_engine
 from espalier.train.batched.batch import Batch
 from espalier.train.batched.chain import Chain, Factors, chain_of
 from espalier.train.batched.inputs import Searched
-from espalier.train.batched.step import Differential, Gradient, Step, compiled, cross_entropy
+from espalier.train.batched.step import Differential, Step, compiled, cross_entropy
 from espalier.train.descent import Constant
 from espalier.train.gradients import Update
 
@@ -400,13 +399,6 @@ def test_in_bfloat16() -> None:
     batch.advance(80)
     assert (batch.read_sums()[0] < start).all()
     assert not torch.equal(search.theta, before)
-
-
-def test_a_network_with_a_gradient_of_its_own_is_refused() -> None:
-    case, gradient = Case("mapped"), Gradient()
-    with pytest.raises(BadInput, match=r'computes its own gradient does not give slopes.*signal="ranked"'):
-        engine(case, SEARCH["penalty"], gradient=gradient)
-    assert engine(case, {"signal": "ranked"}, gradient=gradient)[0].gradient is gradient
 
 
 # Whole runs

@@ -269,7 +269,7 @@ def isolated_random() -> Iterator[None]:
 def seed_all(seed: int) -> None:
     """For a model that draws: from torch, or in its own code from NumPy or Python, as stochastic depth does."""
     torch.manual_seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
+    np.random.seed(seed % 2**32)  # noqa: NPY002
     random.seed(seed)
 
 

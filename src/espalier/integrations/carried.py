@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -35,12 +33,11 @@ class Carried:
         self.shaping, self.reading, self.phases, self.in_place = shaping, reading, shaping.phases, in_place
         self.model = shaping.gated.model
         self.history: list[Row] = []
-        self.insides: Insides | None = None
         self.began = time.monotonic()
 
         def whole_state(module: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:
-            if module is self.model and self.insides is not None and self.insides.inside:
-                with self.whole():
+            if module is self.model and shaping.settled is not None and shaping.settled.inside:
+                with self.shaping.whole():
                     whole = module.state_dict(prefix=prefix)  # this hook then finds it whole
                 state.clear()
                 state.update(whole)
@@ -53,40 +50,22 @@ class Carried:
         shaping = self.shaping
         if shaping.update >= self.phases.settle and not shaping.search.settled:
             shaping.settle() if self.in_place else shaping.search.settle()
-        if shaping.settled is not None and self.insides is None:
-            self.insides = Insides(self.model, shaping.settled.small)
-            self.insides.exchange()
-
-    @contextmanager
-    def whole(self) -> Iterator[None]:
-        """Inside, the model is the whole network again, with what was trained."""
-        inside = self._put_whole()
-        try:
-            self.shaping.write_back()
-            yield
-        finally:
-            if inside is not None:
-                inside.exchange()
-
-    def _put_whole(self) -> Insides | None:
-        """The whole network in the model's place; what was exchanged for it, if anything was."""
-        if self.insides is None or not self.insides.inside:
-            return None
-        self.insides.exchange()
-        return self.insides
+        if shaping.settled is not None:
+            shaping.settled.enter()
 
     def row(self, epoch: float, **more: float) -> Row:
         """A row for a history, with the names that ``fit`` has; more: what the loop has measured itself."""
-        with self.whole():
+        with self.shaping.whole():
             about = self.shaping.row(epoch)
         row: Row = clean(about | more | {"seconds": round(time.monotonic() - self.began, 3)})
         return row
 
     def finish(self) -> Result:
         """The result. From here on a model that ran the compact network in place is the one that ships."""
-        self._put_whole()
-        self._hook.remove()
         shaping = self.shaping
+        if shaping.settled is not None:
+            shaping.settled.leave()
+        self._hook.remove()
         about: dict[str, Any] = {"history": self.history, "seconds": time.monotonic() - self.began}
         result = replace(shaping.finish(self.reading, **about), gated=None)
         self.release()
@@ -98,7 +77,7 @@ class Carried:
 
     def release(self) -> None:
         """Take gates and hook off the model, which is the whole network then."""
-        self._put_whole()
-        self.shaping.write_back()
+        if self.shaping.settled is not None:
+            self.shaping.settled.leave()
         self._hook.remove()
         getattr(self.shaping.gated, "detach", lambda: None)()

@@ -85,7 +85,7 @@ class ShapingTrainer(Trainer):  # type: ignore[misc]
     def _finish(self) -> None:
         carried, self._carried = self._carried, None
         assert carried is not None
-        with carried.whole():
+        with carried.shaping.whole():
             self.model.train()  # evaluation leaves it in eval mode, in which BatchNorm counts as frozen
         carried.history = list(self.state.log_history)
         self.result = carried.finish()
@@ -144,7 +144,7 @@ class ShapingTrainer(Trainer):  # type: ignore[misc]
         if self._carried is None:
             super()._save(*args, **kwargs)
             return
-        with self._carried.whole():
+        with self._carried.shaping.whole():
             super()._save(*args, **kwargs)
 
 

@@ -83,12 +83,16 @@ def read_device(device: str | torch.device | None) -> torch.device:
         raise BadInput(f"device {device!r} cannot be used: {first_line(error)}") from None
 
 
-def read_initial(initial: object, space: Space, batch: tuple[int, ...], device: torch.device) -> float | Tensor:
-    """A probability for every bit, or theta itself: ``(d)`` or ``(*batch, d)``."""
+def read_initial(initial: object, space: Space, batch: tuple[int, ...], device: torch.device) -> Tensor:
+    """Theta ``(d)`` or ``(*batch, d)``, of itself or of a probability for every bit; options are then alike."""
     if not isinstance(initial, Tensor):
-        if not 0 <= real(initial, "initial", "a probability or a tensor of them") <= 1:
+        bit = real(initial, "initial", "a probability or a tensor of them")
+        if not 0 <= bit <= 1:
             raise BadInput(f"initial is a probability in [0, 1], not {initial!r}")
-        return real(initial, "initial")
+        theta = torch.full((space.d,), bit, dtype=torch.float64, device=device)
+        for choice, where in space.choices:
+            theta[where] = 1 / choice.size
+        return theta
     theta = initial.detach().to(device=device, dtype=torch.float64)
     if theta.shape not in ((space.d,), (*batch, space.d)):
         allowed = " or ".join(dict.fromkeys(str(shape) for shape in ((space.d,), (*batch, space.d))))

@@ -53,13 +53,6 @@ class Distribution:
         # (choices, 1): what is left to share above the bounds
         self.free = 1 - self.lower * index(sizes).unsqueeze(-1)
 
-    def initial(self, bit: float) -> Tensor:
-        """``(d)``: this probability for every bit, the same for all options of a choice; inside the bounds."""
-        theta = torch.full((self.space.d,), bit, dtype=torch.float64, device=self.device)
-        for group, where in self.space.choices:
-            theta[where] = 1 / group.size
-        return self.bound(theta)
-
     def draw(self, theta: Tensor, noise: Tensor, out: Tensor | None = None) -> Tensor:
         """theta: ``(*B, d)``, noise: ``(*B, samples, n)`` uniform in [0, 1). Returns masks ``(*B, samples, d)``.
 

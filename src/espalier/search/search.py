@@ -94,8 +94,7 @@ class Search:
         self.samples = whole_number(samples, "samples", fewest, why)
         self._distribution = Distribution(self.space, arguments.read_margin(margin), self.device)
         theta = arguments.read_initial(initial, self.space, self.batch, self.device)
-        theta = self._distribution.initial(theta) if isinstance(theta, float) else self._distribution.bound(theta)
-        self._theta = theta.expand(*self.batch, self.space.d).clone()
+        self._theta = self._distribution.bound(theta).expand(*self.batch, self.space.d).clone()
         if learning_rate is None:
             learning_rate = 1.0 if adaptive else 1 / self.space.freedom
         self.learning_rate = arguments.positive(self._numbers(learning_rate, "learning_rate"), "learning_rate")
@@ -109,7 +108,7 @@ class Search:
             arguments.read_part(ramp)
         if self.target is not None:
             way = arguments.read_ramp(horizon, ramp, self.batch, self.device)
-            for one in (self._controlled, *self._limits.values()):
+            for one in self._bounds.values():
                 one.start_ramp(self._theta, self._distribution.bound, way, limit=one is not self._penalty)
             sets = sorted(itertools.product((False, True), repeat=1 + len(self._limits)), key=sum)
             self._sets = torch.tensor(sets, device=self.device)  # of costs that may be pulled at together
@@ -176,26 +175,22 @@ class Search:
         cost is at most the target, to which no further gate can be added."""
         if self._settled is not None:
             return self._settled.clone()
-        main = self._penalty
-        if main is None or main.target is None:
+        if self.target is None:
             return selection.repaired(self._distribution, self._theta)
-        bounds = [(one.cost, one.budget * one.tightened) for one in (main, *self._limits.values())]
+        bounds, main = [(one.cost, one.budget * one.tightened) for one in self._bounds.values()], self._controlled
         smallest = self._smallest if self._limits else main.smallest
         return selection.within(self._distribution, bounds, self._theta, main.full, smallest)
 
     def budgets(self) -> dict[str, tuple[Cost, Tensor]]:
         """By name, "target" and those of the limits, each cost and what it may be at most ``(*batch)``."""
-        if self.target is None:
-            return {}
-        return {name: (one.cost, one.budget) for name, one in {"target": self._controlled, **self._limits}.items()}
+        return {name: (one.cost, one.budget) for name, one in self._bounds.items()}
 
     def tighten(self, name: str, factor: float) -> bool:
         """Make ``select`` stay below a target or limit by a further factor, after a measurement above the prediction.
 
         name: of the target or limit, as in :meth:`budgets`. Goes down to the smallest structure, and returns whether
         there was anything left to go."""
-        one = self._limits.get(name, self._controlled)
-        if one.target is None:
+        if (one := self._bounds.get(name)) is None:
             return False
         before, least = one.tightened, float((one.smallest_cost / one.budget).max())
         one.tightened = max(before * factor, min(before, least * (1 + 1e-12)))  # not missed by a last digit
@@ -443,14 +438,10 @@ class Search:
         state: dict[str, Any] = {name: tensor.clone() for name, tensor in self._changing().items()}
         state |= {"space": self.space.to_json(), "generator": self.generator.get_state()}
         if self.target is not None:
-            state["tightened"] = torch.tensor([one.tightened for one in self._targets()], dtype=torch.float64)
+            state["tightened"] = torch.tensor([one.tightened for one in self._bounds.values()], dtype=torch.float64)
         if self._settled is not None:
             state["settled"] = self._settled.clone()
         return state
-
-    def _targets(self) -> list[Penalty]:
-        """What has a target: it, and the limits."""
-        return [] if self.target is None else [self._controlled, *self._limits.values()]
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the memory of what was asked last and what was recorded or compiled, which cannot be copied, and
@@ -495,7 +486,7 @@ class Search:
             raise Corrupt("theta in this state is not a tensor of probabilities; the file was altered")
         if bool((state["updates"] < 0).any()):
             raise Corrupt("updates in this state is a negative number; the file was altered")
-        factors = state["tightened"].tolist() if "tightened" in state else [1.0] * len(self._targets())
+        factors = state["tightened"].tolist() if "tightened" in state else [1.0] * len(self._bounds)
         if not all(0 < factor <= 1 for factor in factors):
             raise Corrupt("tightened in this state is not a share of each budget; the file was altered")
         try:
@@ -504,7 +495,7 @@ class Search:
             raise Corrupt(f"the random generator in this state cannot be restored: {error}") from None
         for name, tensor in self._changing().items():
             tensor.copy_(state[name])
-        for one, factor in zip(self._targets(), factors):
+        for one, factor in zip(self._bounds.values(), factors):
             one.tightened = factor
         self._settled = state["settled"].to(self.device).clone() if "settled" in state else None
 
@@ -518,6 +509,11 @@ class Search:
         if self._penalty is None:
             raise BadInput("this search has no cost: its space holds no bits to count; give `cost`")
         return self._penalty
+
+    @property
+    def _bounds(self) -> dict[str, Penalty]:
+        """By name what has a target: it, and the limits."""
+        return {} if self.target is None else {"target": self._controlled, **self._limits}
 
     def _read_penalty(
         self, cost: object, penalty: object, target: object, horizon: object, even: float

@@ -220,8 +220,8 @@ def within(distribution: Distribution, bounds: Limits, theta: Tensor, full: Tens
     smallest = smallest.expand_as(theta).reshape(flat.shape)
     price = bounds[0][0].gradient(full)
     score = _score(space, flat)
-    options = _affordable_options(distribution, bounds, flat, price, score)
-    base = torch.maximum(options, least_open(space, flat)).to(torch.float64)
+    options = _affordable_options(space, bounds, flat, price, score)
+    base = torch.maximum(options, least_open(space, flat))
     above, parts = (~_fits(bounds, base)).nonzero().squeeze(-1).tolist(), _changeable(space)
     lower = _weighed(space, bounds, base, score) if above else base
     for run in above:
@@ -282,14 +282,10 @@ def _fits(bounds: Limits, masks: Tensor) -> Tensor:
     return torch.stack([cost(masks) <= most for cost, most in bounds]).all(0)
 
 
-def _affordable_options(
-    distribution: Distribution, bounds: Limits, theta: Tensor, price: Tensor, score: Tensor
-) -> Tensor:
-    """``(R, d)`` float32: one option in every choice, no gates."""
-    space = distribution.space
-    taken = torch.zeros(theta.shape, dtype=torch.float32, device=theta.device)
+def _affordable_options(space: Space, bounds: Limits, theta: Tensor, price: Tensor, score: Tensor) -> Tensor:
+    """``(R, d)`` float64: one option in every choice, no gates."""
     if space.is_bits:
-        return taken
+        return torch.zeros_like(theta)
     # log of the ratio by which an option is less likely than the likeliest of its choice
     loss = torch.zeros_like(theta)
     for _, where in space.choices:
@@ -317,9 +313,9 @@ def _affordable_options(
         low, high = torch.where(fits, low, middle + 1), torch.where(fits, middle, high)
     chosen = structure(listed.gather(-1, low.clamp(max=listed.shape[-1] - 1))).to(torch.float64)
     chosen = _options_put_back(space, bounds, chosen, score)
-    for _, where in space.choices:
-        taken[:, where] = chosen[:, where].to(torch.float32)
-    return taken
+    for _, where in space.bits:
+        chosen[:, where] = 0.0
+    return chosen
 
 
 def _top_up(space: Space, bounds: Limits, theta: Tensor, price: Tensor, mask: Tensor) -> Tensor:

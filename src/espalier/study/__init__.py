@@ -219,7 +219,7 @@ class Study(ABC):
             engine, count, label = batch.engine, len(part.runs), part.label
             words = f"{count} runs of {engine.total:,} updates as one batch{part.which} on {engine.device}"
             progress.say(f"{label}: {words}")
-            with seeded(0, engine.device):
+            with seeded(0):
                 finished = loop.train()
             if not finished:
                 progress.say(f"{label}: stopped after {engine.done:,} updates; the same command goes on from there")

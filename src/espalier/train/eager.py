@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -23,7 +22,6 @@ from espalier.train.loop import Engine, Loop, Stop
 from espalier.train.optimizer import StructureOptimizer
 from espalier.train.result import Result, Row
 from espalier.train.scoring import Loss, Score
-from espalier.train.settled import Insides
 
 Scheduler = torch.optim.lr_scheduler.LRScheduler
 LONG = 5000  # updates of a run on a GPU that are worth being recorded
@@ -70,7 +68,6 @@ class EagerEngine(Engine):
         # Of an epoch: losses, their number, wrong classes, predictions. On the device: to read one would be to wait.
         self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
         self._batches: Iterator[Batch] | None = None  # of the rest of the epoch
-        self._insides: Insides | None = None  # of the compact network, for the user's model once settled
 
     @property
     def done(self) -> int:
@@ -138,24 +135,9 @@ class EagerEngine(Engine):
 
     def _enter(self) -> None:
         """Once settled, the user's model is the compact network: for a loss and callbacks that look into it."""
-        model, settled = self.gated.model, self.structure.settled
-        if self._insides is None and settled is not None and type(settled.small) is type(model):
-            self._insides = Insides(model, settled.small)
-        if self._insides is not None and not self._insides.inside:
-            self._insides.exchange()
-
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Inside, the user's model is the whole network, with what was trained."""
-        insides = self._insides
-        if insides is not None and insides.inside:
-            insides.exchange()
-        try:
-            self.structure.write_back()
-            yield
-        finally:
-            if self._insides is not None and insides is not None and not insides.inside:
-                insides.exchange()
+        settled = self.structure.settled
+        if settled is not None and type(settled.small) is type(self.gated.model):
+            settled.enter()
 
     def step(self, batch: Batch) -> None:
         """One update of weights and structure."""
@@ -168,8 +150,8 @@ class EagerEngine(Engine):
         masks = self.search.samples if self.done in self.phases.compared else 1
         apart = self.search.reads_slopes  # masks have examples of their own; else the first one speaks for all
         counted: list[bool] = []
-        network, compiling = self.structure.network, self.compiling
-        if compiling is None and self._insides is not None:
+        network, compiling, settled = self.structure.network, self.compiling, self.structure.settled
+        if compiling is None and settled is not None and settled.inside:
             network = self.gated.model  # what its forward pass keeps is kept where the user looks for it
         whole = compiling.form(network, self.loss) if compiling is not None and compiling.on else None
 
@@ -229,7 +211,7 @@ class EagerEngine(Engine):
         """Refuse to save weights from which no run could go on."""
         self._pool()
         self.structure.check()
-        with self._whole():
+        with self.structure.whole():
             finite = all(bool(parameter.detach().isfinite().all()) for parameter in self.gated.model.parameters())
         if not finite:
             raise Diverged(
@@ -240,7 +222,7 @@ class EagerEngine(Engine):
     def measure(self, last: bool) -> list[Row]:
         self._pool()
         loss, losses, missed, predictions = self.sums.tolist()
-        with self._whole():
+        with self.structure.whole():
             row = self.structure.row(self.done // self.feed.updates)
             row |= {"loss": loss / losses, "error": missed / predictions if predictions else None}
             if self.validation is not None:
@@ -274,7 +256,7 @@ class EagerEngine(Engine):
     def results(self, loop: Loop) -> list[Result]:
         about: dict[str, Any] = {"history": list(loop.histories[0]), "finished": loop.finished, "stopped": loop.stopped}
         about |= {"seconds": loop.elapsed, "metrics": self.metrics}
-        with self._whole():
+        with self.structure.whole():
             result = self.structure.finish(self.feed, loss=self.loss, validation=self.validation, **about)
         if self.ranks is not None:
             self.ranks.same([tensor.detach() for tensor in tensor_state(result.model).values()])
@@ -284,11 +266,11 @@ class EagerEngine(Engine):
         return [result]
 
     def close(self) -> None:
-        with self._whole():  # from here on it is that again
-            self._insides = None
+        if self.structure.settled is not None:
+            self.structure.settled.leave()
 
     def state_dict(self) -> dict[str, Any]:
-        with self._whole():
+        with self.structure.whole():
             model = {name: tensor.detach() for name, tensor in tensor_state(self.gated.model).items()}
             structure = self.structure.state_dict()
         return {

@@ -82,7 +82,7 @@ class Tensors(Feed):
 
     A last batch that is not full begins the next epoch instead. Tensors are given to the model as they are; those of a
     :class:`espalier.data.Dataset` as it says, by ``affine``, its gain and shift. dtype: what floating inputs are turned
-    into; None: nothing else. chunk: examples at once where each is read once.
+    into; None: nothing else.
     """
 
     inputs: Nested
@@ -91,7 +91,6 @@ class Tensors(Feed):
     seed: int
     affine: tuple[Tensor, Tensor] | None = None
     dtype: torch.dtype | None = None
-    chunk: int = CHUNK
     prepared: str = ""
     exact = True
 
@@ -123,7 +122,7 @@ class Tensors(Feed):
 
     def once(self, limit: int | None = None) -> Generator[Batch, None, None]:
         end = self.n if limit is None else min(limit, self.n)
-        size = max(self.batch, min(self.n, self.chunk))
+        size = max(self.batch, min(self.n, CHUNK))
         for start in range(0, end, size):
             yield self._take(torch.arange(start, min(start + size, end)))
 

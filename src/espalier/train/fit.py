@@ -63,7 +63,6 @@ def fit(
     scheduler: SchedulerFactory | None = None,
     settle: float | None = None,
     recipe: str | Recipe | None = None,
-    preset: str | Recipe | None = None,
     seed: int = 0,
     device: str | torch.device | None = None,
     precision: Precision | None = None,
@@ -113,7 +112,7 @@ def fit(
     settle: the share of the run, at its end, in which the structure is fixed; the ramp to a target ends before it.
         The phases before it are shortened where needed.
     recipe: a :class:`espalier.train.Recipe`, or the name of one: "default" (slopes of the gates as the signal),
-        "ranked" (the order of losses; the default where there is no target), "paper", "finetune". preset: its old name.
+        "ranked" (the order of losses; the default where there is no target), "paper", "finetune".
     seed: of the masks, of the order of the examples, and of everything random inside the call.
     precision: of matrix products while training: "float32", "tf32" (on a GPU), or "bf16" (autocast; weights stay as
         they are). None leaves torch's own switches alone. channels_last: images and weights lie so in memory.
@@ -161,7 +160,7 @@ def fit(
     data, validation = feed.split_off(data, validation, seed, adapt)
     loss = scoring.own_loss if loss is None else loss
     feeding = feed.read(data, whole(batch_size, "batch_size", 1), seed, pytree.dtype(module), adapt)
-    recipe = recipes.chosen(recipe, preset, settle, penalised=target is None)
+    recipe = recipes.chosen(recipe, settle, penalised=target is None)
     horizon = whole(epochs, "epochs", 1) * feeding.updates
     held_out = None
     validation = data if validation is None and isinstance(data, Dataset) else validation
@@ -205,7 +204,7 @@ def fit(
     gated, inner, phases, asked = structure.gated, structure.inner, structure.phases, structure.asked
     assert phases is not None
     assert asked is not None
-    with ExitStack() as left, seeded(seed, where):
+    with ExitStack() as left, seeded(seed):
         if model is module:
             left.callback(structure.gated.detach)  # type: ignore[attr-defined]
         steps = None if scheduler is None else _scheduler(scheduler, inner)

@@ -19,7 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from espalier.space import BadInput, BadType, EspalierError, first_line
+from espalier.gates.verify import isolated_random, seed_all
+from espalier.search.arguments import real
+from espalier.space import BadInput, EspalierError, first_line
 from espalier.train.callbacks import Callback
 from espalier.train.checkpoint import Checkpoint
 from espalier.train.ranks import Ranks
@@ -386,11 +388,8 @@ class Stop:
     time_limit: seconds from now; None: no limit."""
 
     def __init__(self, time_limit: float | None = None) -> None:
-        if time_limit is not None:
-            if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)):
-                raise BadType(f"time_limit is a number of seconds, not {time_limit!r}")
-            if not time_limit > 0:
-                raise BadInput(f"time_limit is a positive number of seconds, not {time_limit!r}")
+        if time_limit is not None and not real(time_limit, "time_limit", "a number of seconds") > 0:
+            raise BadInput(f"time_limit is a positive number of seconds, not {time_limit!r}")
         self.end = None if time_limit is None else time.monotonic() + time_limit
         self.interrupted = False
 
@@ -452,13 +451,8 @@ def restore_random(states: Mapping[str, Any], device: torch.device) -> None:
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Draw from ``seed`` on inside; outside, everything draws on as if nothing had happened."""
-    before = random_states(device)
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-    try:
+    with isolated_random():
+        seed_all(seed)
         yield
-    finally:
-        restore_random(before, device)

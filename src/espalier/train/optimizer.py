@@ -6,9 +6,9 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
@@ -28,11 +28,11 @@ from espalier.train import checks, descent, feed, fingerprint, pytree, recipes, 
 from espalier.train import ranks as processes
 from espalier.train.descent import Constant, Optimizer, Schedule
 from espalier.train.gradients import Gated, Gradient, Update, not_finite, only_finite, skips, step_unless
-from espalier.train.ranks import Ranks, WholeBatch
+from espalier.train.ranks import Ranks
 from espalier.train.recipes import OptimizerFactory, Phases, Recipe
 from espalier.train.result import Result, Row, Shares, rows, sizes
 from espalier.train.scoring import Loss, Metrics
-from espalier.train.settled import Settled, Stands, widened
+from espalier.train.settled import Settled, moved, widened
 from espalier.train.targets import Target
 
 NO_MASK = torch.ones(1, 1)  # of a compact network: one call of the closure, and no mask to draw
@@ -127,7 +127,7 @@ class StructureOptimizer(torch.optim.Optimizer):
     @cached_property
     def shares(self) -> Shares:
         """What a mask keeps of the gates, the weights and the cost."""
-        return Shares(self.gated, self.search, self.search.device)
+        return Shares(self.gated, self.search.cost, self.search.device)
 
     @property
     def network(self) -> nn.Module:
@@ -212,7 +212,8 @@ class StructureOptimizer(torch.optim.Optimizer):
         gated = self.gated if self.settled is None else None
         skipping = skips(self.inner)
         update = Update(gated, masks_now, parts, parameters, closure, reads_slopes, across, skipping, self.search.even)
-        with nullcontext() if self.ranks is None else self._beside_others(self.ranks, apart is None):
+        about = self.search.generator.initial_seed(), self.update
+        with nullcontext() if self.ranks is None else self.ranks.computing(*about, sharing=apart is None):
             if together is not None:
                 losses, sized = together(update)
             elif rests or reads_slopes or self._masks or self.ranks is not None or not isinstance(gated, Attached):
@@ -245,13 +246,11 @@ class StructureOptimizer(torch.optim.Optimizer):
         for parameter, grad in zip(beside, before):  # that optimiser may add up several updates
             if grad is not None:
                 parameter.grad = grad if parameter.grad is None else grad + parameter.grad
-        stands = None if self._moves or self.settled is None else Stands(held)
-        if skipping:
-            step_unless(some_not, self.inner)
+        move = partial(step_unless, some_not, self.inner) if skipping else self.inner.step
+        if self._moves or self.settled is None:
+            move()
         else:
-            self.inner.step()
-        if stands is not None:
-            self._moves = stands.moved or (bool(losses.isfinite().all()) and stands.is_named(self.param_groups))
+            self._moves = moved(move, held, self.param_groups, losses)
         self._counted = self._stepped if self._counted >= 0 else -1
         # Inside an autocast region torch keeps the weights it has cast; they have just changed.
         torch.clear_autocast_cache()
@@ -282,13 +281,6 @@ class StructureOptimizer(torch.optim.Optimizer):
         self._masks = True
         return gradient
 
-    @contextmanager
-    def _beside_others(self, ranks: Ranks, sharing: bool) -> Iterator[None]:
-        """Random numbers of this rank's own; sharing: BatchNorm over what all of them read."""
-        noise = ranks.own_noise(self.search.generator.initial_seed(), self.update)
-        with noise, WholeBatch(ranks) if sharing else nullcontext():
-            yield
-
     def compact(self, multiple: int = 1, *, padded: Tensor | None = None) -> torch.nn.Module:
         """Once the search is settled: train on with the compact network, and return it.
 
@@ -318,7 +310,8 @@ class StructureOptimizer(torch.optim.Optimizer):
             gated, mask = cast(Attached, self.gated), self.search.select()
             self.padded = widened(gated, mask, multiple) if padded is None and multiple > 1 else padded
             wider = None if self.padded is None else gated.plan(self.padded)
-            self.settled = Settled(gated.model, gated.plan(mask), self.inner, wider)
+            self.settled = Settled(gated.model, gated.plan(mask), wider)
+            self.settled.take_over(self.inner)
         return self.settled.small
 
     def _beside(self, held: Sequence[Tensor]) -> list[Tensor]:
@@ -338,6 +331,10 @@ class StructureOptimizer(torch.optim.Optimizer):
         """Write the weights of the compact network into the model; nothing to do before :meth:`compact`."""
         if self.settled is not None:
             self.settled.write_back()
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Inside, the model is the whole network, with what was trained, also where it runs the compact one."""
+        return nullcontext() if self.settled is None else self.settled.whole()
 
     def _noted(self, losses: Tensor, lost: Tensor | float) -> Tensor:
         """The mean of the finite losses. lost: whether there is none, which is noted for :meth:`check`."""
@@ -449,7 +446,8 @@ class StructureOptimizer(torch.optim.Optimizer):
         measured = targets.measured_again(search, gated, model, mask, self.errors)
         if measured:
             latencies = [row | {"corrections": self.corrections} for row in measured]
-            about |= {"latency": targets.tightest(latencies), "latencies": tuple(latencies)}
+            tightest = max(latencies, key=lambda row: row["compared"] / row["most"])
+            about |= {"latency": tightest, "latencies": tuple(latencies)}
         own: dict[str, Any] = {"history": [], "finished": True, "seconds": 0.0, "examples": reading.probe()} | about
         return Result(
             model=model,
@@ -566,7 +564,7 @@ def shape(
     several = processes.read(parallel)
     if several is not None:
         several.begin(module)
-    own = recipes.chosen(recipe, None, settle, penalised=target is None)
+    own = recipes.chosen(recipe, settle, penalised=target is None)
     phases = own.phases(whole(updates, "updates", 1), target)
     if optimizer is None:
         optimizer = recipes.usual_optimizer(own, module)

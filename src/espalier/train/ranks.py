@@ -18,7 +18,7 @@ import os
 import platform
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -107,12 +107,13 @@ class Ranks:
         return slice(*ends)
 
     @contextmanager
-    def own_noise(self, *about: object) -> Iterator[None]:
+    def computing(self, *about: object, sharing: bool) -> Iterator[None]:
         """Inside, torch's random numbers are this rank's own, as those of dropout should be; afterwards they go on as
-        on all others. about: which numbers, so that a run that is resumed draws them again."""
+        on all others. about: which numbers, so that a run that is resumed draws them again. sharing: BatchNorm over
+        what all of them read."""
         digest = hashlib.sha256(repr((*about, self.number)).encode()).digest()
         devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-        with torch.random.fork_rng(devices):
+        with torch.random.fork_rng(devices), WholeBatch(self) if sharing else nullcontext():
             for generator in (torch.default_generator, *(torch.cuda.default_generators[place] for place in devices)):
                 generator.manual_seed(int.from_bytes(digest[:8], "little"))
             yield

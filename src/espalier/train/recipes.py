@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -12,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from espalier.search.arguments import real
 from espalier.space import BadInput, BadType, Space
 from espalier.train import pytree
 from espalier.train.descent import SGD, Adam, AdamW, Linear, Schedule, Steps, fused
 from espalier.train.pytree import Nested
 from espalier.train.setting import near
-
 
 FEWEST = 20  # updates of a ramp by slopes that begins with the run, as far as half of it has them
 
@@ -167,34 +165,10 @@ class Recipe:
         return SGD(self.weights_learning_rate, self.momentum, self.weight_decay, nesterov=self.momentum > 0)
 
     @property
-    def learning_rate(self) -> float:
-        """The old name of ``weights_learning_rate``."""
-        _old_name()
-        return self.weights_learning_rate
-
-    @property
     def schedule(self) -> Schedule:
         """Of the weights' learning rate."""
         return Linear() if self.drops is None else Steps(self.drops)
 
-
-def _old_name() -> None:
-    said = "learning_rate of a Recipe is now weights_learning_rate; the old name goes with the next release"
-    warnings.warn(said, FutureWarning, stacklevel=3)
-
-
-def _taking_the_old_name(init: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(init)
-    def own(self: Recipe, *args: Any, **kwargs: Any) -> None:
-        if "learning_rate" in kwargs:
-            _old_name()
-            kwargs["weights_learning_rate"] = kwargs.pop("learning_rate")
-        init(self, *args, **kwargs)
-
-    return own
-
-
-Recipe.__init__ = _taking_the_old_name(Recipe.__init__)  # type: ignore[method-assign]
 
 # The paper's own settings. With `samples=2` and `batch_size=32` they are its experiment A; B has a rate of 0.1.
 PAPER = Recipe(
@@ -241,16 +215,11 @@ OptimizerFactory = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
-def chosen(recipe: str | Recipe | None, preset: str | Recipe | None, settle: float | None, penalised: bool) -> Recipe:
-    """The recipe of a call, by its name or its old one, with this share of the run settled.
+def chosen(recipe: str | Recipe | None, settle: float | None, penalised: bool) -> Recipe:
+    """The recipe of a call, with this share of the run settled.
 
     penalised: whether a run has a penalty. Its numbers are the paper's: they weigh cost against ranked losses.
     """
-    if preset is not None:
-        if recipe is not None:
-            raise BadInput("preset is the old name of recipe; give one of them")
-        warnings.warn("preset= is the old name of recipe=, and goes with the next release", FutureWarning, stacklevel=3)
-        recipe = preset
     if recipe is None and penalised:
         recipe = "ranked"
     return settled(read(recipe), settle)
@@ -273,9 +242,7 @@ def settled(recipe: Recipe, share: float | None) -> Recipe:
     """The recipe with this share of the run settled instead of its own; what comes before is shortened to fit."""
     if share is None:
         return recipe
-    if isinstance(share, bool) or not isinstance(share, (int, float)):
-        raise BadType(f"settle is a share of the run, not {share!r}")
-    if not 0 <= share < 1:
+    if not 0 <= real(share, "settle", "a share of the run") < 1:
         raise BadInput(f"settle is a share of the run in [0, 1), not {share!r}: what is settled has been searched for")
     fits = min((1 - share) / (recipe.begin + recipe.ramp), 1.0)
     return replace(recipe, settle=share, begin=recipe.begin * fits, ramp=recipe.ramp * fits)

@@ -192,18 +192,12 @@ class Result:
 
 
 class Shares:
-    """Shares of the full network that masks keep: of its gates, of its weights, and of the cost searched against.
+    """Shares of the full network that masks keep: of its gates, of its weights, and of the cost searched against. All
+    of a cost is that of all gates open and the dearest options."""
 
-    of: the search, which knows what counts as all of its cost; of masks that are given, the cost itself, all of which
-    is that of all gates open and the dearest options.
-    """
-
-    def __init__(self, gated: Gated, of: Search | Cost, device: torch.device) -> None:
-        self.costs = {"unit_share": gated.cost("units"), "weight_share": gated.cost("weights")}
-        self.costs["cost_share"] = of.cost if isinstance(of, Search) else of
-        self.full = {name: cost(most_expensive(gated.space, cost, device).float()) for name, cost in self.costs.items()}
-        if isinstance(of, Search):
-            self.full["cost_share"] = of.full_cost
+    def __init__(self, gated: Gated, cost: Cost, device: torch.device) -> None:
+        self.costs = {"unit_share": gated.cost("units"), "weight_share": gated.cost("weights"), "cost_share": cost}
+        self.full = {name: one(most_expensive(gated.space, one, device).float()) for name, one in self.costs.items()}
 
     def __call__(self, masks: Tensor) -> Columns:
         """masks: ``(*batch, d)``; shares ``(*batch)``, NaN where there is nothing to share."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,23 +29,23 @@ HELD = (
 
 
 class Settled:
-    """A gated model's compact network in its place, trained by the same optimiser. ``small``: the network.
+    """A gated model's compact network in its place, trained by the same optimiser. ``small``: the network; ``pieces``:
+    its tensors, by the names of the model's.
 
     Masked training computes the closed gates too, and multiplies them by zero. The compact network computes the same
     without them. Its tensors are slices of the model's, the optimiser's state is cut along, and what was trained is
     written back. padded: the plan of a mask with more gates, which are in the network as zeros; see :func:`widened`.
     """
 
-    def __init__(
-        self, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer, padded: Plan | None = None
-    ) -> None:
-        self.model, self.form = model, Form(model, plan, padded)
-        self.small = self.form.small
-        self._hand_over(optimizer)
-        for parameter in model.parameters():
-            parameter.grad = None  # of the last update before; to be clipped or summed by nobody
+    def __init__(self, model: nn.Module, plan: Plan, padded: Plan | None = None) -> None:
+        self.model, self.pieces = model, dict[str, Tensor]()
+        self.small = strip(apply_plan(model, padded or plan, pieces=self.pieces))
+        self.cuts = Cuts(model, plan, padded)
+        for name in self.cuts.inside:
+            self.cuts.clear(self.pieces[name].detach(), name)
+        self._insides: Insides | None = None
 
-    def _hand_over(self, optimizer: torch.optim.Optimizer) -> None:
+    def take_over(self, optimizer: torch.optim.Optimizer) -> None:
         """Give the optimiser the smaller parameters in the places of the whole ones, with their state."""
         names = {id(tensor): name for name, tensor in named_tensors(self.model).items()}
         for own in family(optimizer):
@@ -53,17 +54,18 @@ class Settled:
                 name = names.get(id(parameter))
                 if name is not None and parameter in own.state:
                     state = self._cut_state(own.state.pop(parameter), parameter, name)
-                    own.state[self.form.pieces[name]] = state
+                    own.state[self.pieces[name]] = state
             for group in own.param_groups:  # which an optimiser may share with one that it wraps
                 for place, parameter in enumerate(group["params"]):
                     if id(parameter) in names:
-                        group["params"][place] = self.form.pieces[names[id(parameter)]]
+                        group["params"][place] = self.pieces[names[id(parameter)]]
+        for parameter in self.model.parameters():
+            parameter.grad = None  # of the last update before; to be clipped or summed by nobody
 
     def _cut_state(self, state: Mapping[str, Any], whole: Tensor, name: str) -> dict[str, Any]:
         """What is as large as the parameter is cut as it is, along those dimensions that it has: Adafactor keeps sums
         over others. A state of another form, which cannot be cut, is begun anew."""
-        cuts = self.form.cuts
-        if name not in cuts.own:
+        if name not in self.cuts.own:
             return dict(state)
         leaves, form = tree_flatten(dict(state))  # also in lists, as of the last gradients
         for place, value in enumerate(leaves):
@@ -72,7 +74,7 @@ class Settled:
             if value.ndim != whole.ndim or not all(a in (1, b) for a, b in zip(value.shape, whole.shape)):
                 return {}
             dims = [dim for dim, size in enumerate(whole.shape) if value.shape[dim] == size]
-            leaves[place] = cuts.cut(value, name, dims)
+            leaves[place] = self.cuts.cut(value, name, dims)
         left: dict[str, Any] = tree_unflatten(leaves, form)
         return left
 
@@ -80,10 +82,54 @@ class Settled:
         """Write the trained slices into the model; what was cut away stays there as it was."""
         current = named_tensors(self.small)  # a module may have put another tensor in a buffer's place
         for name, tensor in named_tensors(self.model).items():
-            piece = current.get(name, self.form.pieces.get(name))
+            piece = current.get(name, self.pieces.get(name))
             # A model that runs the compact network itself holds the pieces: see ``Insides``.
             if piece is not None and piece is not tensor and not name.rpartition(".")[2].startswith("espalier_"):
-                self.form.cuts.write(tensor, piece, name)
+                self.cuts.write(tensor, piece, name)
+
+    @property
+    def inside(self) -> bool:
+        """Whether the model itself runs the compact network now."""
+        return self._insides is not None and self._insides.inside
+
+    def enter(self) -> None:
+        """From here on the model itself runs the compact network, until :meth:`leave`."""
+        if self._insides is None:
+            self._insides = Insides(self.model, self.small)
+        if not self._insides.inside:
+            self._insides.exchange()
+
+    def leave(self) -> None:
+        """From here on the model is the whole network again, with what was trained."""
+        if self._insides is not None and self._insides.inside:
+            self._insides.exchange()
+        self.write_back()
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Inside, the model is the whole network, with what was trained."""
+        inside = self.inside
+        self.leave()
+        try:
+            yield
+        finally:
+            if inside:
+                self.enter()
+
+    def is_proven(self, trial: Trial, own: nn.Module) -> bool:
+        """Whether it computes what the network itself does, and no gradient reaches its zeros, so that they stay."""
+        for training, compared in trial.modes.items():
+            if compared and not distance(trial.run(own, training), trial.run(self.small, training)) < trial.tolerance:
+                return False
+        trial.run(self.small, True, backward=True)
+        for name in self.cuts.inside:
+            gradient = self.pieces[name].grad
+            if gradient is not None:
+                before = gradient.clone()
+                self.cuts.clear(gradient, name)
+                if not before.equal(gradient):  # also where it is not a number
+                    return False
+        return True
 
 
 class Insides:
@@ -122,33 +168,31 @@ def family(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     return found
 
 
-class Stands:
-    """Whether an optimiser leaves the settled network as it was, since it moves a list of parameters of its own."""
-
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self.parameters, self.versions = parameters, [parameter._version for parameter in parameters]
-        self.before = [parameter.detach().clone() for parameter in parameters]
-
-    @property
-    def moved(self) -> bool:
-        """As torch counts changes, so that a GPU is not waited for; those by fused kernels are not counted."""
-        return any(own._version != version for own, version in zip(self.parameters, self.versions))
-
-    def is_named(self, groups: Sequence[Mapping[str, Any]]) -> bool:
-        """Of one that torch has counted nothing of: whether it can be told, and then is, by looking at the numbers."""
-        rates = {id(own): float(group.get("lr", 1.0)) for group in groups for own in group["params"]}
-        pushed = [
-            not own.detach().equal(before)
-            for own, before in zip(self.parameters, self.before)
-            if own.grad is not None and rates[id(own)] and bool((own.grad.to_dense() != 0).any())
-        ]
-        if pushed and not any(pushed):
-            warnings.warn(
-                "the optimizer has not moved the settled network: does it keep a list of parameters of its own? Its "
-                "step() is to go through its param_groups, in which the smaller parameters are",
-                stacklevel=4,
-            )
-        return bool(pushed)
+def moved(
+    step: Callable[[], None], parameters: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], losses: Tensor
+) -> bool:
+    """One step of an optimiser, and whether it moves the settled network. One that does not, since it moves a list of
+    parameters of its own, is named; False where that cannot be told, as of gradients that are 0."""
+    versions, before = [own._version for own in parameters], [own.detach().clone() for own in parameters]
+    step()
+    # As torch counts changes, so that a GPU is not waited for. Those by fused kernels are not counted: look at numbers.
+    if any(own._version != version for own, version in zip(parameters, versions)):
+        return True
+    if not bool(losses.isfinite().all()):
+        return False
+    rates = {id(own): float(group.get("lr", 1.0)) for group in groups for own in group["params"]}
+    pushed = [
+        not own.detach().equal(old)
+        for own, old in zip(parameters, before)
+        if own.grad is not None and rates[id(own)] and bool((own.grad.to_dense() != 0).any())
+    ]
+    if pushed and not any(pushed):
+        warnings.warn(
+            "the optimizer has not moved the settled network: does it keep a list of parameters of its own? Its "
+            "step() is to go through its param_groups, in which the smaller parameters are",
+            stacklevel=4,
+        )
+    return bool(pushed)
 
 
 class Cuts:
@@ -195,41 +239,14 @@ class Cuts:
         put_back(tensor, piece, self.own.get(name, {}))
 
 
-class Form:
-    """A compact network as it is trained. ``pieces``: its tensors, by the names of the model's. padded: see Cuts."""
-
-    def __init__(self, model: nn.Module, plan: Plan, padded: Plan | None = None) -> None:
-        self.pieces = dict[str, Tensor]()
-        self.small = strip(apply_plan(model, padded or plan, pieces=self.pieces))
-        self.cuts = Cuts(model, plan, padded)
-        for name in self.cuts.inside:
-            self.cuts.clear(self.pieces[name].detach(), name)
-
-    def is_proven(self, trial: Trial, own: nn.Module) -> bool:
-        """Whether it computes what the network itself does, and no gradient reaches its zeros, so that they stay."""
-        for training, compared in trial.modes.items():
-            if compared and not distance(trial.run(own, training), trial.run(self.small, training)) < trial.tolerance:
-                return False
-        trial.run(self.small, True, backward=True)
-        for name in self.cuts.inside:
-            gradient = self.pieces[name].grad
-            if gradient is not None:
-                before = gradient.clone()
-                self.cuts.clear(gradient, name)
-                if not before.equal(gradient):  # also where it is not a number
-                    return False
-        return True
-
-
 class OneShape:
     """Networks of several runs, each under a mask of its own, as networks of one shape. ``small``: computes with the
     tensors of any of them.
 
     Each group is as wide as in the run that keeps most of it. What a run keeps less is in its network as zeros."""
 
-    def __init__(self, gated: Gated, plans: Sequence[tuple[Plan, Plan]]) -> None:
-        self.small = strip(apply_plan(gated.model, plans[0][1]))
-        self.cuts = [Cuts(gated.model, plan, padded) for plan, padded in plans]
+    def __init__(self, small: nn.Module, cuts: Sequence[Cuts]) -> None:
+        self.small, self.cuts = small, cuts
 
     def cut(self, stack: Tensor, name: str) -> Tensor:
         """Of a tensor of all runs ``(R, ...)``, or of what is of its shape."""
@@ -260,13 +277,12 @@ def widened(gated: Gated, mask: Tensor, multiple: int) -> Tensor | None:
     """
     structure, width = gated.structure, spans(gated.structure)
     mask = gated.canonical(mask)
-    more = dict[str, Tensor]()
+    more = list[tuple[slice, Tensor]]()
     for group in structure.groups:
         where, step = structure.where(group), multiple // math.gcd(multiple, width[group.name])
-        closed = (mask[where] == 0).nonzero().flatten() + where.start
-        lacking = -int(mask[where].sum()) % step
-        if group.kind not in SINGLE and not group.blocks and len(closed) and lacking:
-            more[group.name] = closed[:lacking]
+        wide = _with_more(mask[where], -mask[where].sum() % step)
+        if group.kind not in SINGLE and not group.blocks and not wide.equal(mask[where]):
+            more.append((where, wide))
     if not more:
         return None
     with isolated_random():
@@ -274,18 +290,18 @@ def widened(gated: Gated, mask: Tensor, multiple: int) -> Tensor | None:
         plan = gated.plan(mask)
         own = strip(apply_plan(trial.model, plan, share=True))
 
-        def opened(names: Iterable[str]) -> Tensor | None:
+        def opened(groups: Iterable[tuple[slice, Tensor]]) -> Tensor | None:
             wide = mask.clone()
-            for name in names:
-                wide[more[name]] = 1
+            for where, gates in groups:
+                wide[where] = gates
             wide = gated.canonical(wide)
             try:
-                return wide if Form(trial.model, plan, gated.plan(wide)).is_proven(trial, own) else None
+                return wide if Settled(trial.model, plan, gated.plan(wide)).is_proven(trial, own) else None
             except (KeyError, RuntimeError):  # something else than widths changes, too
                 return None
 
-        wide = opened(more)
-        return opened([name for name in more if opened([name]) is not None]) if wide is None else wide
+        together = opened(more)
+        return opened([one for one in more if opened([one]) is not None]) if together is None else together
 
 
 def of_one_shape(gated: Gated, masks: Tensor, names: Collection[str]) -> OneShape | None:
@@ -295,26 +311,32 @@ def of_one_shape(gated: Gated, masks: Tensor, names: Collection[str]) -> OneShap
     wide = masks.clone()
     for group in structure.groups:
         where = structure.where(group)
-        lacking = (kept := masks[:, where].sum(-1, keepdim=True)).amax() - kept
-        closed = 1 - masks[:, where]
-        wide[:, where] += closed * (closed.cumsum(-1) <= lacking)
+        kept = masks[:, where].sum(-1, keepdim=True)
+        wide[:, where] = _with_more(masks[:, where], kept.amax() - kept)
     if bool(wide.all()):
         return None
     plans = [(gated.plan(mask), gated.plan(wider)) for mask, wider in zip(masks, wide)]
-    first, shapes = plans[0][1], set[tuple[torch.Size, ...]]()
+    first, shapes, cuts = plans[0][1], set[tuple[torch.Size, ...]](), list[Cuts]()
     if any((wider.attributes, wider.layers) != (first.attributes, first.layers) for _, wider in plans):
         return None
     try:
         with isolated_random():
             trial = Trial(gated.model, gated.example)
             for plan, wider in plans:
-                form = Form(trial.model, plan, wider)
-                if not form.is_proven(trial, strip(apply_plan(trial.model, plan, share=True))):
+                one = Settled(trial.model, plan, wider)
+                if not one.is_proven(trial, strip(apply_plan(trial.model, plan, share=True))):
                     return None
-                held = named_tensors(form.small)
+                held = named_tensors(one.small)
                 shapes.add(tuple(held[name].shape for name in names))
-                if len(shapes) > 1 or any(held[name] is not form.pieces[name] for name in names):  # kept elsewhere
+                if len(shapes) > 1 or any(held[name] is not one.pieces[name] for name in names):  # kept elsewhere
                     return None
+                cuts.append(one.cuts)
     except (BadInput, KeyError, RuntimeError):  # something else than widths differs, or the model cannot be tried out
         return None
-    return OneShape(gated, plans)
+    return OneShape(strip(apply_plan(gated.model, first)), cuts)
+
+
+def _with_more(masks: Tensor, count: Tensor) -> Tensor:
+    """masks ``(*R, n)`` of a group with so many ``(*R, 1)`` more gates open, the first of those that are closed."""
+    closed = 1 - masks
+    return masks + closed * (closed.cumsum(-1) <= count)

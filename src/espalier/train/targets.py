@@ -243,11 +243,6 @@ def measured_again(
     return rows
 
 
-def tightest(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of what was measured that which is nearest to what it may be, or furthest above it."""
-    return max(rows, key=lambda row: row["compared"] / row["most"])
-
-
 def correct(search: Search, gated: Any) -> tuple[int, dict[str, float]]:
     """Lower what measured costs may be until the network that would ship meets each of them by measurement: select
     again with the measured errors, and below them by more and more, down to the smallest. A clock has noise: what is

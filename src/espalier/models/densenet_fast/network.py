@@ -24,7 +24,8 @@ from espalier.gates.gate import Gate
 from espalier.models.architectures import DenseNet
 from espalier.models.densenet_fast.chunks import LANES, Block, Operations, Room
 from espalier.space import BadInput
-from espalier.train.batched.step import Gradient, Named, Sloped
+from espalier.train.batched.chain import Named
+from espalier.train.batched.step import Gradient, Sloped
 
 FLAT = "flat"
 DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}
@@ -61,8 +62,6 @@ class FastDenseNet(Gradient):
     >>> fast.size, fast.d
     (1019722, 273)
     """
-
-    gives_slopes = True
 
     def __init__(
         self,

@@ -17,14 +17,13 @@ from espalier.gates.masking import Channels
 from espalier.search.recorded import WARM, Recorded, aside
 from espalier.space import BadInput, whole_number
 from espalier.train import pytree
-from espalier.train.batched.chain import Chain
+from espalier.train.batched.chain import Chain, Named
 from espalier.train.batched.inputs import Crops, Given, Pair, Reading, ResidentFeed, Searched, Source, Whole
 from espalier.train.batched.step import (
     Call,
     Differential,
     Gradient,
     Loss,
-    Named,
     Stacked,
     Step,
     compiled,
@@ -144,11 +143,6 @@ class Batch:
         if known is not None and not self._classes(params[known.layers[-1][0]].shape[1]):
             known = None
         self.gradient = gradient or self.differential
-        if source.reads_slopes and not self.gradient.gives_slopes:
-            raise BadInput(
-                "a network that computes its own gradient does not give slopes by its gates; search it by ranked "
-                'losses, signal="ranked"'
-            )
         self.step = Step(self.state, self.gradient, optimizer, schedule, total, self.feed, known, tf32)
         self.done = 0  # the same as state.done, known without asking the device
         self.smaller: OneShape | None = None  # the smaller networks that are trained, where they are
@@ -235,25 +229,18 @@ class Batch:
     def whole(self) -> Stacked:
         """The state in the shapes of the whole network. What was cut away is as it was then."""
         if self.smaller is not None:
-            for whole, now in self._pairs():
+            for whole, now in zip(self._uncut.by_name(), self.state.by_name(), strict=True):
                 for name, tensor in now.items():
                     self.smaller.write(whole[name], tensor, name)
         return self._uncut
 
     def put_back(self, kept: Named) -> None:
         """Go on with these tensors, by name and in the shapes of the whole network."""
-        for whole, now in self._pairs(slots=False):
+        for whole, now in zip(self._uncut.by_name()[:2], self.state.by_name()):
             for name, tensor in whole.items():
                 tensor.copy_(kept[name])
                 if self.smaller is not None:
                     now[name].copy_(self.smaller.cut(tensor, name))
-
-    def _pairs(self, slots: bool = True) -> list[tuple[Named, Named]]:
-        """Tensors by name in the shapes of the whole network, and as they are trained."""
-        pairs = [(self._uncut.params, self.state.params), (self._uncut.fixed, self.state.fixed)]
-        for whole, now in zip(self._uncut.slots, self.state.slots) if slots else ():
-            pairs.append((dict(zip(self.state.params, whole)), dict(zip(self.state.params, now))))
-        return pairs
 
     def advance(self, updates: int) -> None:
         """So many updates of every run. On a GPU they are under way, not done, when this returns."""
@@ -316,7 +303,8 @@ class Batch:
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes, as tensors and plain numbers."""
         saved: dict[str, Any] = {"done": self.done, "stream": self.feed.stream.state_dict()}
-        saved |= {name: getattr(self.whole, name) for name in MOVING}
+        whole = self.whole
+        saved |= {name: getattr(whole, name) for name in MOVING}
         if isinstance(self.source, Given):
             saved["given"] = {"mask": self.source.mask, "rate": self.source.rate}
         if self.source.generator is not None:

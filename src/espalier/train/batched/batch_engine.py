@@ -7,6 +7,7 @@ import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -21,10 +22,10 @@ from espalier.search import Search
 from espalier.space import BadInput, BadType, Diverged
 from espalier.train import checks, fingerprint, gradients, pytree, recipes
 from espalier.train.batched.batch import Batch, Compute
-from espalier.train.batched.chain import Chain, chain_of
+from espalier.train.batched.chain import Chain, Named, chain_of
 from espalier.train.batched.inputs import Given, Pair, Searched, Source, held_out, read_data
 from espalier.train.batched.runs import Plan, Run
-from espalier.train.batched.step import Named, cross_entropy
+from espalier.train.batched.step import cross_entropy
 from espalier.train.feed import Tensors
 from espalier.train.fingerprint import Hashes
 from espalier.train.loop import Engine, Loop, Stop
@@ -32,7 +33,7 @@ from espalier.train.pytree import Nested
 from espalier.train.result import Result, Row, Shares, rows, sizes
 from espalier.train.scoring import Score, evaluate
 from espalier.train.settled import of_one_shape
-from espalier.train.targets import Asked, read
+from espalier.train.targets import read
 
 # Builds an nn.Module, or a gated model; given the Run if it has a parameter of the name `run`.
 Factory = Callable[..., Any]
@@ -89,7 +90,6 @@ class BatchEngine(Engine):
         self.seed = zlib.crc32(json.dumps(plan.seeded_by or [run.describe() for run in runs]).encode())
         self.counted_by = ""  # the name of what a target or penalty counts
         self.search = self._search() if runs[0].searches else None
-        self.reached: tuple[Tensor, Tensor] | None = None  # shares of the cost before and after the selection, (R)
         gradient = plan.gradient
         self.batch = Batch(
             self.gated.call,
@@ -117,8 +117,8 @@ class BatchEngine(Engine):
         if held is not None:
             self._check_classes(one, held.targets)
         self.validation = None if held is None else held.to(device)
-        self.shares = Shares(self.gated, self.search or read(self.gated, plan.cost, None).cost, device)
-        self.judge: Gated | None = None  # a model that keeps running statistics, where there are any
+        cost = read(self.gated, plan.cost, None).cost if self.search is None else self.search.cost
+        self.shares = Shares(self.gated, cost, device)
         self.looked = False  # whether smaller networks would do, since the masks are fixed
         self.shipped: list[dict[str, Tensor]] | None = None  # of each run all tensors as it was measured last
         self._read = (stored.inputs, targets, stored.affine or ())
@@ -163,15 +163,11 @@ class BatchEngine(Engine):
         with torch.no_grad():
             return chain_of(self.gated.model, gates, self.gated.call, one, example)
 
-    def _asked(self) -> Asked:
-        """What the runs are to end at: of several costs, shares of each run."""
-        one = [read(self.gated, self.plan.cost, run.target) for run in self.runs]
-        limits = {name: (own, [asked.limits[name][1] for asked in one]) for name, (own, _) in one[0].limits.items()}
-        self.runs = [replace(run, target=asked.share) for run, asked in zip(self.runs, one, strict=True)]
-        return replace(one[0], limits=limits)
-
     def _search(self) -> Search:
-        asked = self._asked()
+        each = [read(self.gated, self.plan.cost, run.target) for run in self.runs]
+        self.runs = [replace(run, target=own.share) for run, own in zip(self.runs, each, strict=True)]
+        asked = each[0]
+        limits = {name: (cost, [own.limits[name][1] for own in each]) for name, (cost, _) in asked.limits.items()}
         self.counted_by = asked.name
         targets = None if self.runs[0].target is None else [run.target for run in self.runs]
         price: dict[str, Any] = {} if targets else {"penalty": [run.penalty or 0.0 for run in self.runs]}
@@ -180,7 +176,7 @@ class BatchEngine(Engine):
             return Search(
                 space,
                 cost=asked.cost,
-                limits=asked.limits,
+                limits=limits,
                 seed=self.seed,
                 batch=(len(self.runs),),
                 device=self.device,
@@ -254,22 +250,15 @@ class BatchEngine(Engine):
         if self.device.type != "cpu" or self.plan.gradient is not None or source.masks_each:
             return
         assert isinstance(source, Given)
-        gated = (
-            self._judge() if self._alone else self.gated
-        )  # that one keeps the running statistics, as a plan has them
+        gated = self.judge if self._alone else self.gated  # with running statistics, as a plan has them
         if isinstance(gated, Attached) and (smaller := of_one_shape(gated, source.mask, self._trained())) is not None:
             strip(smaller.small)
             self.batch.cut(smaller)
 
     def settle(self) -> None:
         assert self.search is not None
-        self.reached = self._reach(self.search)
         self.search.settle()
         self.batch.settle(self.masks())
-
-    def _reach(self, search: Search) -> tuple[Tensor, Tensor]:
-        """Shares of the cost that the most probable masks keep, and those selected."""
-        return search.cost(search.mode()) / search.full_cost, search.usage()
 
     def measure(self, last: bool) -> list[Row]:
         self.network.eval()
@@ -340,8 +329,9 @@ class BatchEngine(Engine):
         scores, weights = list[Score](), self.weights()
         self.shipped = [] if self._alone else None
         for run in range(len(self.runs)):
-            model, gated = self._loaded(weights, run)
-            with gated.masked(masks[run].to(self.device)):
+            load(self.judge, weights, run)
+            model = self.judge.model
+            with self.judge.masked(masks[run].to(self.device)):
                 if self._alone:
                     self._calibrate(model, limit)
                 scores.append(self._score(model.eval(), held))
@@ -349,17 +339,12 @@ class BatchEngine(Engine):
                 self.shipped.append({name: t.detach().clone() for name, t in model.state_dict().items()})
         return scores
 
-    def _loaded(self, weights: dict[str, Tensor], run: int) -> tuple[nn.Module, Gated]:
-        """A model that keeps running statistics, with the weights of one run."""
-        judge = self._judge()
-        load(judge, weights, run)
-        return judge.model, judge
-
-    def _judge(self) -> Gated:
-        if self.judge is None:
-            self.judge = build(self.factory, self.runs[0], self.example, self._how)
-            self.judge.model.to(self.device)
-        return self.judge
+    @cached_property
+    def judge(self) -> Gated:
+        """A model that keeps running statistics; it is given the weights of one run after the other."""
+        judge = build(self.factory, self.runs[0], self.example, self._how)
+        judge.model.to(self.device)
+        return judge
 
     def _calibrate(self, model: nn.Module, limit: int) -> None:
         with self.batch.compute.applied():
@@ -373,9 +358,8 @@ class BatchEngine(Engine):
 
     def results(self, loop: Loop) -> list[Result]:
         search, state, masks = self.search, self.batch.state, self.masks()
-        if search is not None and self.reached is None:
-            self.reached = self._reach(search)
-        before, after = (None, None) if self.reached is None else (share.tolist() for share in self.reached)
+        before = None if search is None else (search.cost(search.mode()) / search.full_cost).tolist()
+        after = None if search is None else search.usage().tolist()
         penalty = None if search is None else search.penalty.tolist()
         shares, counts = rows(self.shares(masks)), sizes(self.gated, masks)
         results, weights, examples = list[Result](), self.weights(), self.stored.probe()
@@ -417,25 +401,23 @@ class BatchEngine(Engine):
         if not self._alone:
             load(self.gated, weights, run)
             return self.gated.compact(mask.to(next(self.gated.model.parameters()).device)).to(self.device).eval()
-        model, gated = self._loaded(weights, run)
+        load(self.judge, weights, run)
         if self.shipped:
-            model.load_state_dict(self.shipped[run])
+            self.judge.model.load_state_dict(self.shipped[run])
         else:  # in the same way as for a measurement, so that a run that is gone on with ends with the same bits
-            with gated.masked(mask):
-                self._calibrate(model, self.stored.n)
-        return gated.compact(mask).eval()
+            with self.judge.masked(mask):
+                self._calibrate(self.judge.model, self.stored.n)
+        return self.judge.compact(mask).eval()
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"batch": self.batch.state_dict()}
         if self.search is not None:
             state["search"] = self.search.state_dict()
-            state["reached"] = None if self.reached is None else list(self.reached)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self.search is not None:
             self.search.load_state_dict(state["search"])
-            self.reached = None if state["reached"] is None else (state["reached"][0], state["reached"][1])
         self.batch.load_state_dict(state["batch"])
 
 

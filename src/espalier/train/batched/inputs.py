@@ -21,7 +21,6 @@ from espalier.search import Search
 from espalier.space import BadInput
 from espalier.train import feed as feeds
 from espalier.train import pytree
-from espalier.train.feed import CHUNK
 from espalier.train.gradients import Sized
 from espalier.train.pytree import Nested
 
@@ -188,7 +187,7 @@ def read_data(data: Dataset | Pair, dtype: torch.dtype, batch: int = 1) -> feeds
     """The training data. A Dataset knows how its inputs are read. Plain tensors are read as they are: floating ones in
     ``dtype``, integers in their own."""
     (inputs, targets), prepared = (data.train, data.prepared) if isinstance(data, Dataset) else (data, "")
-    return feeds.Tensors(inputs, targets, batch, 0, feeds.affine_of(inputs, data, dtype), dtype, CHUNK, prepared)
+    return feeds.Tensors(inputs, targets, batch, 0, feeds.affine_of(inputs, data, dtype), dtype, prepared)
 
 
 def held_out(given: Dataset | Pair | None, data: Dataset | Pair, dtype: torch.dtype) -> feeds.Tensors | None:
@@ -200,7 +199,7 @@ def held_out(given: Dataset | Pair | None, data: Dataset | Pair, dtype: torch.dt
     if given is None:
         return None
     known, (inputs, targets) = (given, given.test) if isinstance(given, Dataset) else (data, given)
-    return feeds.Tensors(inputs, targets, 1, 0, feeds.affine_of(inputs, known, dtype), dtype, CHUNK)
+    return feeds.Tensors(inputs, targets, 1, 0, feeds.affine_of(inputs, known, dtype), dtype)
 
 
 def resident(data: Any, adapt: feeds.Adapter | None) -> Dataset | Pair:

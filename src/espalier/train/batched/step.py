@@ -14,15 +14,14 @@ from torch.func import grad, vmap
 from espalier.gates.masking import Channels
 from espalier.space import BadInput
 from espalier.train import compiling, pytree
-from espalier.train.batched.chain import Chain, Parts
+from espalier.train.batched.chain import Chain, Named, Parts
 from espalier.train.batched.inputs import Reading, ResidentFeed, Source
 from espalier.train.descent import SGD, Optimizer, Schedule
 from espalier.train.gradients import Sized
 from espalier.train.pytree import Nested
-from espalier.train.scoring import class_dim, predicted
+from espalier.train.scoring import wrong
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-Named = dict[str, Tensor]
 Measured = tuple[Tensor, Tensor]  # losses and numbers of wrong classes
 Descent = tuple[list[Parts], Tensor, Tensor]  # factors of each layer's gradient, learning rates, the runs that move
 Sloped = tuple[Named, Measured, Sized | None]  # gradients, what was measured, slopes by the gates where asked for
@@ -61,16 +60,15 @@ class Stacked:
         pace = torch.zeros_like(optimizer.pace(rates, skipped + 1))
         return cls(params, fixed, slots, rates, pace, done, sums, skipped, broken)
 
+    def by_name(self) -> list[Named]:
+        """The parameters, what is fixed, and each of the optimiser's slots."""
+        return [self.params, self.fixed, *(dict(zip(self.params, slot, strict=True)) for slot in self.slots)]
+
 
 class Gradient:
     """What an update needs of the network: :class:`Differential`, or one that computes all runs and masks together,
-    without automatic differentiation.
-
-    whole: whether it can be compiled together with the rest of an update; else it compiles what it wants compiled
-    itself. gives_slopes: whether it knows the slopes of the losses by the masks.
+    without automatic differentiation. That one compiles by itself what it wants compiled.
     """
-
-    whole = gives_slopes = False
 
     def pack(self, params: Named) -> Named:
         """From the model's own names and shapes ``(R, ...)`` to those that the weights are kept in."""
@@ -102,7 +100,6 @@ class Differential(Gradient):
     dtype: torch.dtype | None = None
     channels: Channels | None = None
     even: float = 0.0
-    whole = gives_slopes = True
 
     def __call__(
         self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, *, each: bool, slopes: bool = False
@@ -136,16 +133,13 @@ class Differential(Gradient):
     def measured(self, out: Any, y: Nested) -> Measured:
         """The loss and the number of wrong classes, NaN where there are no classes: scalars. Targets that are no class
         count as the others do on average, so that the share of all is that of those."""
-        dim = class_dim(out, y)
-        loss = self.loss(out, y)
-        wrong = loss.detach().new_full((), torch.nan)
-        if dim is not None:
-            counted = predicted(y, out.shape[dim])
-            missed = ((out.detach().argmax(dim) != y) & counted).sum()
-            wrong = missed * (y.numel() / counted.sum().clamp(min=1))
+        loss, counts = self.loss(out, y), wrong(out, y)
         if loss.ndim:
             raise BadInput(f"the loss is a scalar, the mean over the mini-batch, not of shape {tuple(loss.shape)}")
-        return loss, wrong
+        if counts is None:
+            return loss, loss.detach().new_full((), torch.nan)
+        missed, counted = counts
+        return loss, missed * (y.numel() / counted.clamp(min=1))
 
     def _losses(self, params: Named, fixed: Named, masks: Tensor, x: Nested, y: Nested, own: bool) -> Measured:
         """own: each mask has examples of its own."""
@@ -333,7 +327,7 @@ def compiled(
 
     settings = {"fullgraph": True, "backend": backend, "options": dict(options or {}) or None}
 
-    if step.chain is not None or step.differential.whole:
+    if step.chain is not None or isinstance(step.differential, Differential):
         begin = compiling.compiled(update, **settings)
         return lambda source, reading, noise: step.descend(begin(source, reading, noise))
     rest = compiling.compiled(finish, **settings)

@@ -63,7 +63,6 @@ def sweep(
     search: Mapping[str, Any] | None = None,
     settle: float | None = None,
     recipe: str | Recipe | None = None,
-    preset: str | Recipe | None = None,
     pad: int = 0,
     points: int | None = None,
     validation: Any = None,
@@ -116,7 +115,7 @@ def sweep(
     watching, anyway = callbacks_checked(callbacks, monitor, measured), checks.resume(resume)
     at_once = None if at_once is None else whole_number(at_once, "at_once", 1)
     asked = run_list.listed(runs, seeds, penalties, targets, masks, dropouts)
-    recipe = recipes.chosen(recipe, preset, settle, any(run.shape == "penalty" for run in asked))
+    recipe = recipes.chosen(recipe, settle, any(run.shape == "penalty" for run in asked))
     if search is not None and "ramp" in search:  # so that it is held against what settles
         recipe = recipes.ramped(recipe, search["ramp"])
     plan = Plan(
@@ -203,7 +202,7 @@ def trained(
             place_of_state = files.below(root, root / f"batch-{number:03d}")
             store = Checkpoint(place_of_state, shared | {"runs": each}, of_all.anyway)
         loop = Loop(engine, stop, [*watching, *records, progress.Shown(shown)], store)
-        with seeded(engine.seed, place):
+        with seeded(engine.seed):
             loop.train()
         if stop.interrupted:
             shown.say(f"stopped after update {loop.update}; the same call goes on from {root}")
