@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from espalier.data import load
 from espalier.records import COUNTED
 from espalier.report import Point, Section, Study, read, write
 from espalier.report.study_reader import middle, numbers
-from espalier.ship import Shipped, ship
+from espalier.ship import ship
 from espalier.space import BadInput, Corrupt
 from espalier.study import save, training
 from espalier.study.settings import RunSpec, even_widths
@@ -75,14 +76,14 @@ def demo(
     try:
         with one_thread():
             _sizes(console, out, epochs, range(seeds), quiet)
-            shipped = [_single(console, i, single, out, quiet) for i, single in enumerate(_singles(epochs), 2)]
+            for number, single in enumerate(_singles(epochs), 2):
+                _single(console, number, single, out, quiet)
     except KeyboardInterrupt:
         typer.echo("espalier: stopped; the same command goes on from the last checkpoint", err=True)
         raise typer.Exit(130) from None
     study = read(out)
     sizes = next(section for section in study.sections if section.folder)
     console.print(_size_table(sizes, seeds))
-    console.print(_single_table(shipped))
     found, alone = sizes.of_each(["search"]), sizes.of("scratch")
     over = sum(share > point.value for point in found for share in numbers(point.runs, "weight_share"))
     led = [run for run in sizes.members if run.searches]
@@ -98,7 +99,7 @@ def demo(
     page = _page(study)
     _note(out, settings, finished=True)
     shutil.rmtree(out / STATE, ignore_errors=True)
-    count, took = len(sizes.members) + len(shipped), time.perf_counter() - began
+    count, took = len(study.runs), time.perf_counter() - began
     console.print(f"{count} networks; this took {took:.0f} s. Runs and small networks are in {out}.")
     if page is not None:
         console.print(f"The page: {page}")
@@ -199,10 +200,8 @@ def _write(out: Path, cell: tuple[float, str], results: Sequence[Result], full: 
         save(out / "runs" / "digits" / method / f"{name}_{target:g}.jsonl", head, runs)
 
 
-def _single(
-    console: Console, number: int, single: Single, out: Path, quiet: bool
-) -> tuple[Single, dict[str, Any], Shipped]:
-    """Train one network to one size and ship it, as the two commands do."""
+def _single(console: Console, number: int, single: Single, out: Path, quiet: bool) -> None:
+    """Train one network to one size and ship it, as the two commands do, and say what they say."""
     asked = single.training
     assert asked.target is not None
     place = out / single.run
@@ -213,12 +212,17 @@ def _single(
     console.print(
         f"{number}. {asked.target:.0%} of the {COUNTED[asked.cost]} asked for, {single.what}:", highlight=False
     )
-    console.print(f"   {command}", highlight=False, soft_wrap=True)
+    _quote(console, command)
     result, ships = training.run(asked, place, command, time_limit=None, quiet=quiet)
     small = out / f"{single.run}-small"
-    console.print(f"   espalier compact {place} --to {small} --onnx", highlight=False, soft_wrap=True)
-    formats = ("torch", "onnx") if _can_export(console) else ("torch",)
-    return single, {**result.summary(), **ships}, ship(place, small, formats=formats)
+    _quote(console, training.in_words(result, ships, asked, place))
+    _quote(console, f"espalier compact {place} --to {small} --onnx")
+    _quote(console, str(ship(place, small, formats=("torch", "onnx") if _can_export(console) else ("torch",))))
+
+
+def _quote(console: Console, lines: str) -> None:
+    """A command, or what it says."""
+    console.print(textwrap.indent(lines, "   "), highlight=False, soft_wrap=True)
 
 
 def _can_export(console: Console) -> bool:
@@ -248,32 +252,6 @@ def _size_table(sizes: Section, seeds: int) -> Table:
 def _network(point: Point) -> str:
     """The widths of the run in the middle."""
     return _shape((WIDTHS[0], *point.example.result["units"], WIDTHS[-1]))
-
-
-def _single_table(shipped: list[tuple[Single, dict[str, Any], Shipped]]) -> Table:
-    table = Table(title="One size asked for, and what ships")
-    table.add_column("")
-    for single, _, _ in shipped:
-        table.add_column(single.what, justify="right")
-
-    row = table.add_row
-    row("asked for", *(f"{one.training.target:.0%} of the {COUNTED[one.training.cost]}" for one, _, _ in shipped))
-    row("before the selection", *(f"{story['share_before']:.1%}" for _, story, _ in shipped))
-    row("after it, what ships", *(f"{story['share_after']:.1%}" for _, story, _ in shipped))
-    row("test error", *(f"{story['validation_error']:.1%}" for _, story, _ in shipped))
-    for kind in ("weights", "macs", "parameters"):
-        row(f"{COUNTED[kind]} kept", *("{:,} of {:,}".format(*story["sizes"][kind]) for _, story, _ in shipped))
-    for batch in shipped[0][2].speed:
-        times = [ships.speed[batch] for _, _, ships in shipped]
-        row(
-            f"{batch} at once: uncut, small",
-            *(f"{t['full']:.2f}, {t['small']:.2f} ms ({t['full'] / t['small']:.1f} x)" for t in times),
-        )
-    row(
-        "onnxruntime and torch",
-        *(f"differ by {s.checks['onnx']['difference']:.0e}" if "onnx" in s.checks else "-" for _, _, s in shipped),
-    )
-    return table
 
 
 def _page(study: Study) -> Path | None:
