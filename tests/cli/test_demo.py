@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,19 @@ def test_a_stopped_demo_goes_on_and_a_finished_one_starts_anew(espal, tmp_path, 
     assert done.code == 0, done.err
     second = json.loads((tmp_path / "d" / "quarter" / "result.json").read_text())
     assert second["updates"] == 2 * first["updates"]
+
+
+def test_ctrl_c_among_the_sizes_ends_the_demo(espal, tmp_path, narrow, monkeypatch):
+    advance = Batch.advance
+
+    def pressed(*given):
+        signal.raise_signal(signal.SIGINT)
+        return advance(*given)
+
+    monkeypatch.setattr(Batch, "advance", pressed)
+    done = espal("demo", "--epochs", 1, "--seeds", 1, "--out", tmp_path / "d", "--quiet")
+    assert (done.code, done.err.count("goes on from the last checkpoint")) == (130, 1)
+    assert not (tmp_path / "d" / "quarter").exists()
 
 
 def test_folders_of_somebody_else_are_left_alone(espal, tmp_path):

@@ -156,7 +156,8 @@ def _sizes(console: Console, out: Path, epochs: int, seeds: int, quiet: bool) ->
     # Under one mask an update reads as many examples as under all of them.
     uniform = Sizes(methods=("scratch",), targets=TARGETS, batch_size=RIVALS_BATCH // MASKS, **common)
     for settings in (searched, uniform):
-        Grid(settings, out, device="cpu", command=command_line()).run(Stop(), progress.choose(quiet))
+        if not Grid(settings, out, device="cpu", command=command_line()).run(Stop(), progress.choose(quiet)):
+            raise KeyboardInterrupt  # there is no other end of a run without a time limit
 
 
 def _single(console: Console, number: int, single: Single, out: Path, quiet: bool) -> None:
