@@ -109,6 +109,10 @@ def test_what_is_given_is_taken_at_its_word_and_the_rest_fits(given, settle, wan
     assert (recipe.begin, recipe.ramp, recipe.settle) == pytest.approx(wanted)
 
 
+def test_the_rate_of_the_weights_is_changed_without_a_warning():
+    assert RecipeChanges(learning_rate=0.1).apply().weights_learning_rate == 0.1
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

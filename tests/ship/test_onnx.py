@@ -168,6 +168,11 @@ class Wrong(nn.Module):
         return self.layer(x) + (0.0 if torch.compiler.is_compiling() else 1.0)
 
 
+def test_a_file_names_no_place_of_this_machine(tmp_path):
+    export(espalier.models.MLP(8, (6, 5), 3), torch.randn(4, 8), tmp_path / "m.onnx")
+    assert b".py" not in (tmp_path / "m.onnx").read_bytes()
+
+
 def test_a_file_that_computes_something_else_is_not_kept(tmp_path):
     (tmp_path / "m.onnx").write_bytes(b"an older one")
     with pytest.raises(NotExported, match="1 real examples it differs"):

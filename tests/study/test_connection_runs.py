@@ -44,8 +44,9 @@ def test_the_defaults_are_the_paper_s():
     assert [len(settings.runs(m)) for m in settings.methods] == [40, 25, 5]
     assert (settings.learning_rate, settings.momentum, settings.weight_decay) == (0.1, 0.9, 1e-4)
     assert (settings.depth, settings.growth, settings.pad, settings.cost) == (40, 12, 4, "weights")
-    assert (settings.batch_size, settings.samples, settings.initial, settings.variant) == (32, 2, 0.5, "search")
-    assert ConnectionSettings(cost="macs").variant == "search+cost_macs"
+    assert (settings.batch_size, settings.samples, settings.initial) == (32, 2, 0.5)
+    assert settings.variant_of("search") == "search"
+    assert ConnectionSettings(cost="macs").variant_of("search") == "search+cost_macs"
 
 
 def test_every_run_has_its_file_and_its_story(whole):

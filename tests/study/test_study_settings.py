@@ -31,7 +31,7 @@ def test_the_defaults_are_the_paper_s():
     assert (settings.learning_rate, settings.momentum, settings.weight_decay) == (0.01, 0.9, 1e-4)
     assert (settings.initial, settings.samples, settings.batch_size, settings.dropout) == (0.5, 2, 32, 0.5)
     assert (settings.cost, settings.settle, settings.adaptive, settings.permuted) == ("units", 0.0, False, False)
-    assert settings.variant == "search"
+    assert settings.variant_of("search") == "search"
 
 
 def test_every_method_reads_as_many_examples_in_as_many_updates(tmp_path):
@@ -67,7 +67,7 @@ def test_the_learning_rate_drops_at_a_half_and_at_three_quarters(tmp_path):
     ],
 )
 def test_variants_have_names_of_their_own(changes, name):
-    assert Settings(**changes).variant == name
+    assert Settings(**changes).variant_of("search") == name
     assert {run.variant for run in Settings(**changes).runs("search")} == {name}
     assert {run.variant for run in Settings(**changes).runs("fixed")} == {"fixed"}
 

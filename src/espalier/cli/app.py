@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -18,16 +17,15 @@ from espalier.cli.demo import demo
 from espalier.data import available, get, names, verify
 from espalier.files import below, clean
 from espalier.paper import write
-from espalier.records import COUNTED
 from espalier.report import Study as Runs
 from espalier.report import grid_tables, read
 from espalier.report.tables import PAGES
-from espalier.ship import FORMATS, Shipped, ship
+from espalier.ship import FORMATS, ship
 from espalier.space import BadInput
 from espalier.study import Grid, PaperStudy, Study
 from espalier.study.settings import ConnectionSettings, GridSettings, PaperSettings, Settings
 from espalier.study.sources import as_dataset
-from espalier.study.training import METHODS, Sweeping, Training, run_many
+from espalier.study.training import METHODS, UNFINISHED, Sweeping, Training, in_words, run_many
 from espalier.study.training import run as training_run
 from espalier.train import Result, progress, ranks, recipes
 from espalier.train.batched import Compute
@@ -46,7 +44,6 @@ app = typer.Typer(
 paper = typer.Typer(help="The paper's studies.", **PLAIN)
 data = typer.Typer(help="The data sets known by name: list, get, verify.", **PLAIN)
 
-UNFINISHED = "stopped by its time limit; the same command goes on"
 FOLDER = typer.Option(None, "--data-dir", help="Where to look first; then ESPALIER_DATA and the cache folder.")
 
 
@@ -102,33 +99,11 @@ def train(
     if several is not None and not several.first:
         return
     if not as_json:
-        typer.echo(_in_words(result, ships, training, out))
+        typer.echo(in_words(result, ships, training, out))
     else:
         typer.echo(json.dumps({"run": str(out), **clean(result.summary()), **ships}, allow_nan=False))
     if result.finished and result.warning:
         typer.echo(f"espalier: warning: {result.warning}", err=True)
-
-
-def _in_words(result: Result, ships: dict[str, Any], training: Training, out: Path) -> str:
-    asked = "none" if result.target is None else f"{result.target:.2%} of the "
-    if result.target is not None and isinstance(training.target, str):
-        asked = f"{training.target}, {asked}full cost"
-    elif result.target is not None:
-        asked += COUNTED.get(training.cost, training.cost)
-    lines = {
-        "target": asked,
-        "reached": f"{result.share_before:.2%} before the selection, {result.share_after:.2%} after it",
-        "kept": ", ".join(f"{name} {small:,} of {full:,}" for name, (small, full) in ships["sizes"].items()),
-    }
-    for name, where in (("validation", ships["judged_on"]), ("test", "the test part, which nothing was chosen by")):
-        loss, error = ships[f"{name}_loss"], ships[f"{name}_error"]
-        if loss is not None:
-            lines[name] = (f"loss {loss:.4f}" if error is None else f"error {error:.2%}") + f" on {where}"
-    if not result.finished:
-        lines["unfinished"] = UNFINISHED
-    again = f" --model {shlex.quote(training.model)}" if ":" in training.model else ""  # code is named again
-    lines["run"] = f"{out}; to ship it: espalier compact {shlex.quote(str(out))}{again} --to DIR --onnx"
-    return "\n".join(f"{name:<11} {text}" for name, text in lines.items())
 
 
 def compact(
@@ -152,20 +127,7 @@ def compact(
         written = {"to": str(to), "files": shipped.files, "sizes": shipped.sizes, "checks": shipped.checks}
         typer.echo(json.dumps(written | {"milliseconds": shipped.speed}))
     else:
-        _say(shipped, to)
-
-
-def _say(shipped: Shipped, to: Path) -> None:
-    checks, speed = shipped.checks, shipped.speed
-    typer.echo(f"wrote {', '.join(shipped.files)} to {to}")
-    typer.echo(f"checked: saved and loaded, {checks['examples']} real examples give the same outputs bit for bit")
-    for name, what in (("onnx", "onnxruntime"), ("pt2", "model.pt2"), ("python", "network.py")):
-        if name in checks:
-            sizes = ", ".join(map(str, checks[name]["batches"]))
-            typer.echo(f"checked: {what} differs by {checks[name]['difference']:.1g} at most, batches of {sizes}")
-    for batch, times in speed.items():
-        small, full = times["small"], times["full"]
-        typer.echo(f"{batch} at once: {small:.3f} ms, uncut {full:.3f} ms: {full / small:.2f} times as fast")
+        typer.echo(f"wrote {', '.join(shipped.files)} to {to}\n{shipped}")
 
 
 def report(
@@ -180,13 +142,16 @@ def report(
     Example: espalier report results/unit-selection
     """
     written, notes = write(folder, reproduction, figures=figures, page=page)
-    _say_outcome([f"wrote {path}" for path in written], {"wrote": list(map(str, written)), "notes": notes}, as_json)
+    _say_outcome([f"wrote {path}" for path in written], written, notes, as_json)
 
 
-def _say_outcome(lines: Iterable[str], outcome: dict[str, Any], as_json: bool) -> None:
+def _say_outcome(
+    lines: Iterable[str], written: Sequence[Path], notes: Sequence[str], as_json: bool, **outcome: Any
+) -> None:
     """How a command ended, in lines for a person or as JSON for a script; notes beside it in any case."""
-    for note in outcome["notes"]:
+    for note in notes:
         typer.echo(f"note: {note}", err=True)
+    outcome |= {"wrote": list(map(str, written)), "notes": notes}
     for line in [json.dumps(outcome)] if as_json else lines:
         typer.echo(line)
 
@@ -327,6 +292,7 @@ class RecipeChanges:
         is given is taken at its word.
         """
         given = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "recipe"}
+        given["weights_learning_rate"] = given.pop("learning_rate")
         given = {name: value for name, value in given.items() if value is not None and value is not False}
         own, ramp, settle = recipes.read(self.recipe), given.pop("ramp", None), given.pop("settle", None)
         if "begin" not in given and ramp is None:
@@ -480,11 +446,7 @@ def _end_of_sweep(results: Sequence[Result], complete: bool, out: Path, running:
     page = "".join(f"; the page: {path}" for path in written if path.suffix == ".html")
     lines = [*map(_run_in_words, results), f"{len(results)} runs are in {out}{page}"]
     lines += [] if complete else [UNFINISHED]
-    _say_outcome(lines, _outcome(out, complete, len(results), written, notes), running.as_json)
-
-
-def _outcome(out: Path, complete: bool, runs: int, written: Sequence[Path], notes: Sequence[str]) -> dict[str, Any]:
-    return {"out": str(out), "complete": complete, "runs": runs, "wrote": list(map(str, written)), "notes": notes}
+    _say_outcome(lines, written, notes, running.as_json, out=str(out), complete=complete, runs=len(results))
 
 
 def _run_in_words(result: Result) -> str:
@@ -530,7 +492,7 @@ def _run(
     elif not stop.interrupted:
         lines.append(UNFINISHED)
     count = sum(len(records.runs_of(path)) for path in files) if running.as_json else 0
-    _say_outcome(lines, _outcome(out, complete, count, written, notes), running.as_json)
+    _say_outcome(lines, written, notes, running.as_json, out=str(out), complete=complete, runs=count)
     if stop.interrupted:
         typer.echo("espalier: stopped; the same command goes on from the last checkpoint", err=True)
         raise typer.Exit(130)

@@ -1,43 +1,37 @@
 """`espalier demo`: handwritten digits on a CPU: many sizes at once, one size asked for, images, and what ships.
 
-Many sizes at once: searches towards several targets and their control are one batch, uniform networks of the same sizes
-from scratch another. Each network becomes a run file as studies write them, so that `espalier report` draws both as
-curves of one chart.
+Many sizes at once are a study: searches towards several targets and their control are one batch, uniform networks of
+the same sizes from scratch another.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import textwrap
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from espalier import files, schema
 from espalier.cli.command import Quiet, command_line
-from espalier.data import load
 from espalier.records import COUNTED
 from espalier.report import Point, Section, Study, read, write
 from espalier.report.study_reader import middle, numbers
-from espalier.ship import Shipped, ship
+from espalier.ship import ship
 from espalier.space import BadInput, Corrupt
-from espalier.study import save, training
-from espalier.study.settings import RunSpec, even_widths
-from espalier.study.study_batches import CURVE, Units
+from espalier.study import Grid, training
+from espalier.study.settings import GridSettings
 from espalier.study.training import Training
-from espalier.train import PRESETS, Result, sweep
-from espalier.train.batched import Run
+from espalier.train import PRESETS, progress
 from espalier.train.batched.batch import one_thread
-from espalier.train.fingerprint import versions
-from espalier.train.run_directory import hardware
+from espalier.train.loop import Stop
 
 WIDTHS = (64, 64, 64, 10)  # pixels, two hidden layers, classes
 TARGETS = (0.05, 0.1, 0.25, 0.5, 1.0)
@@ -46,8 +40,16 @@ MASKS, BATCH = 2, 32  # of the search: in every update two masks, and the exampl
 # `espalier study` (results/demo; a test compares them). All read as many examples.
 RIVALS_BATCH = 32
 STORY = "demo.json"
-STATE = ".state"  # a name that a report passes over
+STATE = "state"  # of what is not finished
 FOLDERS = (STATE, "runs", "quarter", "images", "quarter-small", "images-small", "figures", "tables")
+
+
+@dataclass(frozen=True)
+class Sizes(GridSettings):
+    """Networks of many sizes, all in one folder: their curves stand in one chart. To a report they are any runs."""
+
+    study, folder = "", "digits"
+    sharing = (("search", "permuted"), ("scratch",))
 
 
 @dataclass(frozen=True)
@@ -74,15 +76,15 @@ def demo(
     _prepare(out, settings)
     try:
         with one_thread():
-            _sizes(console, out, epochs, range(seeds), quiet)
-            shipped = [_single(console, i, single, out, quiet) for i, single in enumerate(_singles(epochs), 2)]
+            _sizes(console, out, epochs, seeds, quiet)
+            for number, single in enumerate(_singles(epochs), 2):
+                _single(console, number, single, out, quiet)
     except KeyboardInterrupt:
         typer.echo("espalier: stopped; the same command goes on from the last checkpoint", err=True)
         raise typer.Exit(130) from None
     study = read(out)
     sizes = next(section for section in study.sections if section.folder)
     console.print(_size_table(sizes, seeds))
-    console.print(_single_table(shipped))
     found, alone = sizes.of_each(["search"]), sizes.of("scratch")
     over = sum(share > point.value for point in found for share in numbers(point.runs, "weight_share"))
     led = [run for run in sizes.members if run.searches]
@@ -98,7 +100,7 @@ def demo(
     page = _page(study)
     _note(out, settings, finished=True)
     shutil.rmtree(out / STATE, ignore_errors=True)
-    count, took = len(sizes.members) + len(shipped), time.perf_counter() - began
+    count, took = len(study.runs), time.perf_counter() - began
     console.print(f"{count} networks; this took {took:.0f} s. Runs and small networks are in {out}.")
     if page is not None:
         console.print(f"The page: {page}")
@@ -135,74 +137,31 @@ def _note(out: Path, settings: dict[str, Any], finished: bool) -> None:
     files.write(out / STORY, json.dumps({"settings": settings, "finished": finished}) + "\n")
 
 
-def _sizes(console: Console, out: Path, epochs: int, seeds: range, quiet: bool) -> None:
+def _sizes(console: Console, out: Path, epochs: int, seeds: int, quiet: bool) -> None:
     """All targets with all seeds, and their controls, as one batch; then all uniform networks as another. For a target
     of 1 there is nothing to search for: the uncut network alone is trained, as the uniform ones are."""
-    led = [(target, method) for method in ("search", "permuted") for target in TARGETS if target < 1]
-    count, batch = len(led) * len(seeds), RIVALS_BATCH
+    led = tuple(target for target in TARGETS if target < 1)
+    count = 2 * len(led) * seeds
     console.print(
-        f"1. {count} networks {_shape(WIDTHS)} as one batch, each with a target of its own. Every update draws two "
-        "structures for a network: its weights learn under both, and the search learns what every unit is worth, along "
-        "a ramp to the target. Half way the structure settles, and the weights finish under what ships.\n"
+        f"1. {count} networks {_shape(WIDTHS)} as one batch, each with a target of its own. Every update "
+        "draws two structures for a network: its weights learn under both, and the search learns what every unit is "
+        "worth, along a ramp to the target. Half way the structure settles, and the weights finish under what ships.\n"
         "   Half of the networks are the control: their signal is shuffled among the gates.\n"
         "   Beside them, from scratch: uniform networks of the same sizes, and the uncut one, in updates of "
-        f"{batch} examples, which suit them best. Every network reads equally many examples."
+        f"{RIVALS_BATCH} examples, which suit them best. Every network reads equally many examples."
     )
-    data, network = load("digits").flatten(), Units(WIDTHS, least=1)
-    even = {target: even_widths(WIDTHS, target) for target in TARGETS}
+    common: dict[str, Any] = {"hidden": WIDTHS[1:-1], "trials": seeds, "epochs": epochs, "points": epochs}
+    common |= {"samples": MASKS, "recipe": PRESETS["default"]}
+    searched = Sizes(methods=("search", "permuted"), targets=led, batch_size=BATCH, **common)
     # Under one mask an update reads as many examples as under all of them.
-    alone = [(target, "scratch") for target in TARGETS], RIVALS_BATCH // MASKS
-    for kind, (cells, size) in {"search": (led, BATCH), "scratch": alone}.items():
-        runs = [
-            Run(seed, mask=network.first(even[target]))
-            if method == "scratch"
-            else Run(seed, target=target, permuted=method == "permuted")
-            for target, method in cells
-            for seed in seeds
-        ]
-        trained = sweep(
-            network.build, data, runs=runs, epochs=epochs, batch_size=size, samples=MASKS, device="cpu",
-            checkpoint=out / STATE / kind, quiet=quiet,
-        )  # fmt: skip
-        for i, cell in enumerate(cells):
-            _write(out, cell, trained[i * len(seeds) : (i + 1) * len(seeds)], network, epochs, len(trained))
+    uniform = Sizes(methods=("scratch",), targets=TARGETS, batch_size=RIVALS_BATCH // MASKS, **common)
+    for settings in (searched, uniform):
+        if not Grid(settings, out, device="cpu", command=command_line()).run(Stop(), progress.choose(quiet)):
+            raise KeyboardInterrupt  # there is no other end of a run without a time limit
 
 
-def _write(out: Path, cell: tuple[float, str], results: Sequence[Result], full: Units, epochs: int, many: int) -> None:
-    """A file of a target's networks, as a study writes it. cell: target and method. many: runs in their batch."""
-    (target, method), runs = cell, list[dict[str, Any]]()
-    name = "size" if method == "scratch" else "target"
-    settings = {"dataset": "digits", **full.describe(), "epochs": epochs, "cost": "weights"}
-    recipe = PRESETS["default"]
-    led = {"batch_size": BATCH, "masks": MASKS, "signal": recipe.signal, "settle": recipe.settle}
-    for result in results:
-        assert result.run is not None
-        layers = [layer for layer in result.model.modules() if isinstance(layer, torch.nn.Linear)]
-        (share,) = full.counts(full.first([layer.out_features for layer in layers[:-1]]).unsqueeze(0))
-        asked: dict[str, Any] = {name: round(share["weight_share"], 6) if name == "size" else target}
-        outcome = {"test_error": result.validation_error, "test_loss": result.validation_loss, **share}
-        curve = [{CURVE.get(key, key): value for key, value in row.items()} for row in result.history]
-        about = {"run": RunSpec(method, method, result.run.seed, **asked).describe(), "curve": curve}
-        runs.append(about | {"result": outcome | {"updates": result.updates}})
-    if results:
-        seconds = results[0].seconds
-        head = {
-            "command": command_line(),
-            "evaluated_on": "test set",
-            "settings": settings | ({"batch_size": RIVALS_BATCH, "masks": 1} if method == "scratch" else led),
-            "seconds": {"batch": round(seconds, 3), "per_run": round(seconds / many, 3)},
-            "runs_in_batch": many,
-            "lines": len(runs),
-            "hardware": hardware(torch.device("cpu")),
-            "versions": versions(),
-        }
-        save(out / "runs" / "digits" / method / f"{name}_{target:g}.jsonl", head, runs)
-
-
-def _single(
-    console: Console, number: int, single: Single, out: Path, quiet: bool
-) -> tuple[Single, dict[str, Any], Shipped]:
-    """Train one network to one size and ship it, as the two commands do."""
+def _single(console: Console, number: int, single: Single, out: Path, quiet: bool) -> None:
+    """Train one network to one size and ship it, as the two commands do, and say what they say."""
     asked = single.training
     assert asked.target is not None
     place = out / single.run
@@ -213,12 +172,17 @@ def _single(
     console.print(
         f"{number}. {asked.target:.0%} of the {COUNTED[asked.cost]} asked for, {single.what}:", highlight=False
     )
-    console.print(f"   {command}", highlight=False, soft_wrap=True)
+    _quote(console, command)
     result, ships = training.run(asked, place, command, time_limit=None, quiet=quiet)
     small = out / f"{single.run}-small"
-    console.print(f"   espalier compact {place} --to {small} --onnx", highlight=False, soft_wrap=True)
-    formats = ("torch", "onnx") if _can_export(console) else ("torch",)
-    return single, {**result.summary(), **ships}, ship(place, small, formats=formats)
+    _quote(console, training.in_words(result, ships, asked, place))
+    _quote(console, f"espalier compact {place} --to {small} --onnx")
+    _quote(console, str(ship(place, small, formats=("torch", "onnx") if _can_export(console) else ("torch",))))
+
+
+def _quote(console: Console, lines: str) -> None:
+    """A command, or what it says."""
+    console.print(textwrap.indent(lines, "   "), highlight=False, soft_wrap=True)
 
 
 def _can_export(console: Console) -> bool:
@@ -248,32 +212,6 @@ def _size_table(sizes: Section, seeds: int) -> Table:
 def _network(point: Point) -> str:
     """The widths of the run in the middle."""
     return _shape((WIDTHS[0], *point.example.result["units"], WIDTHS[-1]))
-
-
-def _single_table(shipped: list[tuple[Single, dict[str, Any], Shipped]]) -> Table:
-    table = Table(title="One size asked for, and what ships")
-    table.add_column("")
-    for single, _, _ in shipped:
-        table.add_column(single.what, justify="right")
-
-    row = table.add_row
-    row("asked for", *(f"{one.training.target:.0%} of the {COUNTED[one.training.cost]}" for one, _, _ in shipped))
-    row("before the selection", *(f"{story['share_before']:.1%}" for _, story, _ in shipped))
-    row("after it, what ships", *(f"{story['share_after']:.1%}" for _, story, _ in shipped))
-    row("test error", *(f"{story['validation_error']:.1%}" for _, story, _ in shipped))
-    for kind in ("weights", "macs", "parameters"):
-        row(f"{COUNTED[kind]} kept", *("{:,} of {:,}".format(*story["sizes"][kind]) for _, story, _ in shipped))
-    for batch in shipped[0][2].speed:
-        times = [ships.speed[batch] for _, _, ships in shipped]
-        row(
-            f"{batch} at once: uncut, small",
-            *(f"{t['full']:.2f}, {t['small']:.2f} ms ({t['full'] / t['small']:.1f} x)" for t in times),
-        )
-    row(
-        "onnxruntime and torch",
-        *(f"differ by {s.checks['onnx']['difference']:.0e}" if "onnx" in s.checks else "-" for _, _, s in shipped),
-    )
-    return table
 
 
 def _page(study: Study) -> Path | None:

@@ -148,14 +148,9 @@ def _status(name: str, data_dir: Folder | None) -> Status:
 def _decoded(place: Place) -> Dataset:
     """The dataset in a place that holds the whole set; whatever is wrong with a file is said with its path."""
     source, (train, test, standard) = place.known, known_files.read(place)
-    data = from_arrays(_part(train), _part(test), name=source.name, classes=source.classes, scale=source.scale)
+    data = from_arrays(train, test, name=source.name, classes=source.classes, scale=source.scale)
     mean, std = (torch.tensor(one, dtype=torch.float64).reshape(-1, 1, 1) for one in (source.mean, source.std))
     return replace(data, mean=mean, std=std, standard=standard)
-
-
-def _part(stored: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels, these as int64."""
-    return stored[0], stored[1].astype(np.int64)
 
 
 # ---- the embedded set ------------------------------------------------------------------------------------------------
@@ -177,16 +172,15 @@ def _arrays() -> tuple[np.ndarray, np.ndarray]:
 
 def digits() -> Dataset:
     """1,347 training and 450 test images ``(1, 8, 8)``, pixels from 0 to 16, read as 0 to 1."""
-    images, labels = _part(_arrays())
-    train, test = held_out(labels, TEST, SPLIT_SEED)
-    parts = [(images[some], labels[some]) for some in (train, test)]
+    images, labels = _arrays()
+    parts = [(images[some], labels[some]) for some in held_out(labels, TEST, SPLIT_SEED)]
     return replace(from_arrays(*parts, name=DIGITS, classes=tuple("0123456789"), scale=1 / LEVELS), standard=True)
 
 
 def all_digits() -> tuple[torch.Tensor, torch.Tensor]:
     """All 1,797 images ``(1797, 1, 8, 8)`` uint8 in their stored order, and labels ``(1797,)`` int64: for folds."""
-    images, labels = _part(_arrays())
-    return torch.tensor(images), torch.tensor(labels)
+    images, labels = _arrays()
+    return torch.tensor(images), torch.tensor(labels, dtype=torch.int64)
 
 
 # ---- downloading -----------------------------------------------------------------------------------------------------

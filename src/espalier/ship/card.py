@@ -89,21 +89,18 @@ def _speed(speed: Speed, hardware: Mapping[str, Any]) -> str:
 
 
 def _latency(numbers: Mapping[str, Any]) -> str:
-    """Of a run against a measured cost."""
-    if numbers.get("latency") is None:
-        return ""
-    return "\n\n".join(map(_one_latency, numbers.get("latencies") or [numbers["latency"]]))
-
-
-def _one_latency(told: Mapping[str, Any]) -> str:
-    missed = ""
-    if told["compared"] > told["most"]:
-        least = f" The smallest network takes {told['smallest']:.3g} ms." if "smallest" in told else ""
-        missed = f" It misses the {told['most']:.3g} ms that were asked for.{least}"
-    return (
-        f"The run was led by the latency in {told['runtime']} of {told['batch']} at once: {told['predicted']:.3g} ms "
-        f"predicted, {told['measured']:.3g} ms measured at its end, {told['full']:.3g} ms uncut.{missed}"
-    )
+    """Of a run against measured costs."""
+    parts = list[str]()
+    for told in numbers.get("latencies") or filter(None, [numbers.get("latency")]):
+        missed = ""
+        if told["compared"] > told["most"]:
+            least = f" The smallest network takes {told['smallest']:.3g} ms." if "smallest" in told else ""
+            missed = f" It misses the {told['most']:.3g} ms that were asked for.{least}"
+        parts.append(
+            f"The run was led by the latency in {told['runtime']} of {told['batch']} at once: {told['predicted']:.3g} "
+            f"ms predicted, {told['measured']:.3g} ms measured at its end, {told['full']:.3g} ms uncut.{missed}"
+        )
+    return "\n\n".join(parts)
 
 
 def _loading(loading: Loading, checks: Mapping[str, Any], numbers: Mapping[str, Any]) -> str:

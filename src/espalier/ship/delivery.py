@@ -49,6 +49,21 @@ class Shipped:
     speed: dict[int, dict[str, float]]
     notes: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        """What was checked and measured, in lines for a person."""
+        lines, checks = list[str](), self.checks
+        if "examples" in checks:
+            said = f"saved and loaded, {checks['examples']} real examples give the same outputs bit for bit"
+            lines.append(f"checked: {said}")
+        for name, what in (("onnx", "onnxruntime"), ("pt2", "model.pt2"), ("python", "network.py")):
+            if name in checks:
+                sizes = ", ".join(map(str, checks[name]["batches"]))
+                lines.append(f"checked: {what} differs by {checks[name]['difference']:.1g} at most, batches of {sizes}")
+        for batch, times in self.speed.items():
+            small, full = times["small"], times["full"]
+            lines.append(f"{batch} at once: {small:.3f} ms, uncut {full:.3f} ms: {full / small:.2f} times as fast")
+        return "\n".join(lines)
+
 
 @dataclass(frozen=True)
 class Parcel:

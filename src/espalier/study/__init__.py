@@ -237,6 +237,7 @@ class Study(ABC):
         stories = [story for run, story in zip(part.runs, batch.results(loop), strict=True) if run.key not in done]
         forced = list(dict.fromkeys([*self.forced, *loop.forced]))
         head = {
+            "format": FORMAT,
             "study": self.settings.study,
             "settings": self.described(part.runs[0].method),
             "evaluated_on": self.settings.evaluated_on,
@@ -262,7 +263,9 @@ class Study(ABC):
         if stories:
             name = batch_name([run for run in part.runs if run.key not in done])
             taken = (part.place / f"{name}.jsonl").exists()
-            save(part.place / f"{name}{part.state.name[-9:] * taken}.jsonl", head, stories)
+            first, *lines = [files.clean(line) for line in (head, *stories)]
+            words = schema.sealed(first, lines, separators=(",", ":"))
+            files.write(part.place / f"{name}{part.state.name[-9:] * taken}.jsonl", words)
         if not self.keep_state:
             shutil.rmtree(part.state, ignore_errors=True)
             return
@@ -412,12 +415,6 @@ def batch_name(runs: Sequence[RunSpec]) -> str:
             ends = dict.fromkeys((min(values), max(values)))
             parts.append(f"{label}_" + "_to_".join(map(str, ends)))
     return "-".join(parts)
-
-
-def save(path: Path, head: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> None:
-    """The file of a batch, complete or not at all."""
-    first, *lines = [files.clean(line) for line in ({"format": FORMAT} | dict(head), *records)]
-    files.write(path, schema.sealed(first, lines, separators=(",", ":")))
 
 
 def revision() -> str:

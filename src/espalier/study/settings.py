@@ -180,9 +180,10 @@ class PaperSettings(StudySettings):
         if not 0 <= self.settle < 1:
             raise BadInput(f"settle is a share of the run in [0, 1), not {self.settle}")
 
-    @property
-    def variant(self) -> str:
-        """The name of this form of the search: "search" is the paper's, what differs is added."""
+    def variant_of(self, method: str) -> str:
+        """Of the search: "search" is the paper's, what differs is added."""
+        if method != "search":
+            return method
         differs = {
             f"settle_{self.settle:g}": self.settle,
             f"cost_{self.cost}": self.cost != type(self).cost,
@@ -201,9 +202,6 @@ class PaperSettings(StudySettings):
         """How structure and weights are trained: the paper's way, with these settings in place of its own."""
         own = {name: getattr(self, name) for name in ("settle", "initial", "adaptive", "momentum", "weight_decay")}
         return replace(PAPER, weights_learning_rate=self.learning_rate, samples=self.samples, **own)
-
-    def variant_of(self, method: str) -> str:
-        return self.variant if method == "search" else method
 
 
 @dataclass(frozen=True)

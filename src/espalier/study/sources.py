@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import zipfile
@@ -21,6 +20,7 @@ from espalier.data.dataset import CLASSES, from_arrays
 from espalier.ship import import_spec
 from espalier.space import BadInput, EspalierError
 from espalier.train import feed, fingerprint
+from espalier.train.setting import near
 
 PART = tuple[Any, Any]  # inputs, targets
 WORDS = {  # of an .npz file: the arrays of its parts, by the names in use
@@ -105,11 +105,9 @@ def read(
     elif import_spec.is_reference(given):
         train, test = _parts(import_spec.call(import_spec.function(given, "--data"), {}, given, "--data"), given)
     else:
-        near = difflib.get_close_matches(given, names(), 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
         raise BadInput(
-            f"there are no data {given!r}; {hint}Known are {', '.join(names())}; your own are a file.npz of arrays, or "
-            "package.module:function or file.py:function"
+            f"there are no data {given!r}; known are {', '.join(names())}; your own are a file.npz of arrays, or "
+            f"package.module:function or file.py:function{near(given, names())}"
         )
     if flatten:
         train, test = (_flat(part, given) for part in (train, test))

@@ -422,9 +422,10 @@ class StudyBatch(Callback):
         self.masks, self.drawn = zip(*(self.network.given(spec) for spec in specs))
         method, described = specs[0].method, [spec.describe() for spec in specs]
         if specs[0].searches:
-            control = settings.permuted or method == "permuted"
+            control = [settings.permuted or spec.method == "permuted" for spec in specs]
             runs = [
-                Run(s.seed, None if s.target else s.penalty or 0.0, target=s.target, permuted=control) for s in specs
+                Run(s.seed, None if s.target else s.penalty or 0.0, target=s.target, permuted=permuted)
+                for s, permuted in zip(specs, control)
             ]
         else:
             canonical = self.network.gated.canonical(torch.stack(self.masks))

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 import traceback
@@ -25,6 +26,7 @@ from torch.nn import functional as F
 from espalier import files
 from espalier.data import Dataset
 from espalier.gates import attach
+from espalier.records import COUNTED
 from espalier.ship import import_spec, run_parts
 from espalier.ship.factories import Network
 from espalier.space import BadInput, EspalierError, RankLost, first_line
@@ -44,6 +46,7 @@ from espalier.train.targets import kinds_of
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
 LOG = "error.log"
+UNFINISHED = "stopped by its time limit; the same command goes on"
 PRECISIONS = ("float32", "tf32", "bf16")
 METHODS = ("search", "found", "permuted", "penalty")  # of many runs
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -329,6 +332,29 @@ def run(
         scores = {f"test_{name}": getattr(test, name, None) for name in ("loss", "error", "examples")}
         about = {"inputs": source.prepared, "judged_on": source.judged_on}
         return result, RunDirectory(out).add(about | scores, run_parts.origin(out))
+
+
+def in_words(result: Result, ships: dict[str, Any], training: Training, out: Path) -> str:
+    """What came of a run, in lines for a person. ships: what :func:`run` says of it."""
+    asked = "none" if result.target is None else f"{result.target:.2%} of the "
+    if result.target is not None and isinstance(training.target, str):
+        asked = f"{training.target}, {asked}full cost"
+    elif result.target is not None:
+        asked += COUNTED.get(training.cost, training.cost)
+    lines = {
+        "target": asked,
+        "reached": f"{result.share_before:.2%} before the selection, {result.share_after:.2%} after it",
+        "kept": ", ".join(f"{name} {small:,} of {full:,}" for name, (small, full) in ships["sizes"].items()),
+    }
+    for name, where in (("validation", ships["judged_on"]), ("test", "the test part, which nothing was chosen by")):
+        loss, error = ships[f"{name}_loss"], ships[f"{name}_error"]
+        if loss is not None:
+            lines[name] = (f"loss {loss:.4f}" if error is None else f"error {error:.2%}") + f" on {where}"
+    if not result.finished:
+        lines["unfinished"] = UNFINISHED
+    again = f" --model {shlex.quote(training.model)}" if ":" in training.model else ""  # code is named again
+    lines["run"] = f"{out}; to ship it: espalier compact {shlex.quote(str(out))}{again} --to DIR --onnx"
+    return "\n".join(f"{name:<11} {text}" for name, text in lines.items())
 
 
 def run_many(
