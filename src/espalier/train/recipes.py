@@ -127,7 +127,7 @@ class Recipe:
             )
         earlier = min(max(self.ramp_updates / updates - self.ramp, 0.0), self.begin)
         begin = min(round((self.begin - earlier) * updates), updates - 1)
-        # Slopes of a few updates are too noisy to choose by: a search that begins at once takes more, and settles later.
+        # Slopes of a few updates are too noisy to choose by: a search that begins at once settles later for more.
         fewest = 1 if self.begin or self.signal == "ranked" else max(min(FEWEST, updates // 2), 1)
         ramp = min(max(round(min(self.ramp + earlier, 1.0) * updates), fewest), updates - begin)
         settle = updates - round(self.settle * updates)
