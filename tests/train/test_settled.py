@@ -172,6 +172,17 @@ def test_only_what_stays_zero_is_padded(way: str) -> None:
     )  # so that what it was padded with says nothing still
 
 
+def test_gates_placed_by_hand_keep_their_sizes_where_others_are_padded() -> None:
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(16, 12), nn.ReLU(), espalier.Gate(12), nn.Linear(12, 5)).double()
+    gated = espalier.attach(model, X[:4].flatten(1)[:, :16])
+    search = Search(gated.space, initial=0.45, seed=4)
+    structure = StructureOptimizer(torch.optim.SGD(model.parameters(), 0.1), search, gated)
+    search.settle()
+    expected, small = gated.compact(search.select()), structure.compact(8)
+    assert [p.shape for p in small.parameters()] == [p.shape for p in expected.parameters()]
+
+
 class Padding(espalier.Callback):
     """As ``fit(compile=True)`` on a GPU has it: multiples of 8; and the network that is trained is remembered."""
 
