@@ -142,3 +142,26 @@ def test_what_changes_the_channels_is_no_block():
     shared.layers[1] = shared.layers[0]
     gated = espalier.attach(shared, X, kinds=("blocks",))
     assert gated.structure.groups[0].reads == ("layers.2",)
+
+
+class ChannelNorm(nn.Module):
+    """A convolution, perhaps, and a layer norm over the channels of a map."""
+
+    def __init__(self, circular: bool):
+        super().__init__()
+        self.conv = nn.Conv2d(6, 6, 3, padding=1, padding_mode="circular") if circular else nn.Identity()
+        self.norm = nn.LayerNorm(6)
+
+    def forward(self, x):
+        return self.norm(self.conv(x).movedim(1, -1)).movedim(-1, 1)
+
+
+@pytest.mark.parametrize("circular", [True, False])
+def test_a_block_is_masked_for_any_number_of_examples_and_any_size(circular):
+    """The example is as long as wide as it has channels, and circular padding makes a tensor for its examples."""
+    model = nn.Sequential(nn.Conv2d(3, 6, 1), ChannelNorm(circular), ChannelNorm(circular), nn.Conv2d(6, 2, 1)).double()
+    gated = espalier.attach(model, torch.randn(3, 3, 6, 6).double(), kinds=("blocks",))
+    mask = torch.zeros(gated.d)
+    small, x = gated.compact(mask), torch.randn(5, 3, 8, 8).double()
+    with gated.masked(gated.canonical(mask)):
+        torch.testing.assert_close(model(x), small(x), rtol=1e-9, atol=1e-12)

@@ -148,3 +148,28 @@ def test_a_network_that_writes_sizes_out_is_trained_to_a_small_target_and_ships(
     assert result.shares["weight_share"] <= 0.3
     shipped = espalier.ship(result, tmp_path, formats=("torch", "python"), inputs=x[:8])
     assert shipped.checks["python"]["difference"] < 1e-6
+
+
+class Halves(nn.Module):
+    """Takes its units, of one layer or of two, apart in the middle."""
+
+    def __init__(self, width, two):
+        super().__init__()
+        self.first = nn.ModuleList(nn.Linear(3, width // (1 + two)) for _ in range(1 + two))
+        self.left, self.right, self.head = nn.Linear(width // 2, 4), nn.Linear(width // 2, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        y = torch.tanh(torch.cat([layer(x) for layer in self.first], 1))
+        half = y.shape[1] // 2
+        return self.head(self.left(y[:, :half]) + self.right(y[:, half:]))
+
+
+@pytest.mark.parametrize("two", [False, True])
+@pytest.mark.parametrize("width", [4, 6, 10, 32, 38])
+def test_a_middle_that_follows_the_width_is_tried_with_unlike_halves(width, two):
+    """Masks that keep as many of both halves would agree by chance."""
+    model, x = Halves(width, two).double(), torch.randn(4, 3, dtype=torch.float64)
+    gated = espalier.attach(model, x)
+    for mask in masks_of(gated, 4):
+        with gated.masked(gated.canonical(mask)):
+            torch.testing.assert_close(gated.compact(mask)(x), model(x), rtol=1e-9, atol=1e-12)

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import espalier
 from espalier import BadInput, Gate
@@ -453,3 +454,30 @@ def test_a_step_tells_the_search_the_sizes(monkeypatch, even):
     assert torch.equal(sizes[0], expected[1])
     assert not torch.allclose(sizes[0], other[1])
     assert bool((sizes > slopes.abs()).any())
+
+
+class Anew(nn.Module):
+    """Its own method is computed anew in the backward pass, where no module runs that could mask the weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.weight, self.head = nn.Linear(5, 6), nn.Parameter(torch.randn(6, 6)), nn.Linear(6, 3)
+
+    def product(self, x):
+        return torch.tanh(torch.tanh(self.first(x)) @ self.weight)
+
+    def forward(self, x):
+        return self.head(checkpoint(self.product, x, use_reentrant=False))
+
+
+def test_weights_that_are_read_anew_without_their_mask_have_no_gates():
+    model, x = Anew().double(), torch.randn(4, 5, dtype=torch.float64)
+    gated = espalier.attach(model, x)
+    assert any("a backward pass reads weights anew" in why for why in gated.refused.values()), gated.refused
+    mask = gated.canonical((torch.arange(gated.d) % 2).float())
+    small = gated.compact(mask)
+    small(x).square().mean().backward()
+    with gated.masked(mask):
+        model(x).square().mean().backward()
+    sizes = [sum(float(own.grad.abs().sum()) for own in one.parameters()) for one in (model, small)]
+    assert sizes[0] == pytest.approx(sizes[1], rel=1e-12)

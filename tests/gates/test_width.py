@@ -222,3 +222,11 @@ def test_rounded_widths():
     assert small.before.normalized_shape == (8,)
     with gated.masked(mask):
         torch.testing.assert_close(model(X), small(X), rtol=1e-9, atol=1e-12)
+
+
+def test_looking_for_norms_leaves_batch_norm_as_it_was():
+    """BatchNorm is asked whether it is a norm over the width; in train mode it takes statistics of what it is asked."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    espalier.attach(model, torch.randn(5, 4), kinds=WIDTH)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

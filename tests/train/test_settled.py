@@ -172,6 +172,40 @@ def test_only_what_stays_zero_is_padded(way: str) -> None:
     )  # so that what it was padded with says nothing still
 
 
+def test_gates_placed_by_hand_keep_their_sizes_where_others_are_padded() -> None:
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(16, 12), nn.ReLU(), espalier.Gate(12), nn.Linear(12, 5)).double()
+    gated = espalier.attach(model, X[:4].flatten(1)[:, :16])
+    search = Search(gated.space, initial=0.45, seed=4)
+    structure = StructureOptimizer(torch.optim.SGD(model.parameters(), 0.1), search, gated)
+    search.settle()
+    expected, small = gated.compact(search.select()), structure.compact(8)
+    assert [p.shape for p in small.parameters()] == [p.shape for p in expected.parameters()]
+
+
+class Cosine(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cos(x)
+
+
+def test_zeros_are_not_proven_by_units_that_are_dead_in_the_example() -> None:
+    """A cosine makes ones of the zeros. The example does not tell, since what reads them gives it nothing but zeros."""
+    model = nn.Sequential(nn.Linear(1, 4), Cosine(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    for layer, weight in ((model[0], 1.0), (model[2], -5.0)):
+        nn.init.constant_(layer.weight, weight)
+        nn.init.zeros_(layer.bias)
+    gated = espalier.attach(model, torch.zeros(3, 1, dtype=torch.float64))
+    search = Search(gated.space, initial=0.3, seed=1)
+    structure = StructureOptimizer(torch.optim.SGD(model.parameters(), 0.1), search, gated)
+    search.settle()
+    small, x = structure.compact(4), torch.full((8, 1), 3.0, dtype=torch.float64)
+    before = gated.compact(search.select())(x)
+    torch.testing.assert_close(small(x), before, rtol=1e-12, atol=1e-12)
+    structure.step(lambda: _backward(structure.network(x).square().mean()))
+    structure.write_back()
+    torch.testing.assert_close(gated.compact(search.select())(x), small(x), rtol=1e-12, atol=1e-12)
+
+
 class Padding(espalier.Callback):
     """As ``fit(compile=True)`` on a GPU has it: multiples of 8; and the network that is trained is remembered."""
 

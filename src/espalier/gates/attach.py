@@ -327,7 +327,7 @@ def _placed_structure(seen: Trace, gates: dict[str, Gate]) -> Structure:
     start, groups, placed = 0, [], {}
     for path, gate in gates.items():
         placed[path] = start + np.repeat(np.arange(gate.bits), gate.sizes)
-        groups.append(GateGroup(path or "gate", "placed", tuple(np.zeros(0) for _ in range(gate.bits)), (), (), 0))
+        groups.append(GateGroup(path or "gate", "placed", (np.zeros(0, np.int64),) * gate.bits, (), (), 0))
         start += gate.bits
     structure = Structure(seen, groups, _followed(seen, placed), placed=placed)
     structure.groups[:] = [_described(structure, group) for group in groups]

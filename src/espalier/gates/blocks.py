@@ -20,7 +20,7 @@ from espalier.gates.structure import GateGroup, Structure, device_of
 from espalier.gates.trace import Array
 from espalier.space import BadInput, BadType, whole_number
 
-SINGLE = ("branches", "blocks", "inputs", "choices")  # kinds that a number alone leaves as they are
+SINGLE = ("branches", "blocks", "inputs", "choices", "placed")  # kinds that a number alone leaves as they are
 Blocks = dict[str, list[list[int]]]  # by group: the units of each of its gates
 RoundTo = int | str | Mapping[str, Any]
 

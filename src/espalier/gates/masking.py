@@ -334,15 +334,18 @@ def _input_axis(structure: Structure, reader: Axis) -> int | None:
 def _output_channels(structure: Structure, path: str) -> tuple[int, ...]:
     """The shape of one value for each channel of what a module gives; of a single one where channels are not known.
 
-    Behind a norm inside whose channels are not followed, they lie along the last axis that is as long as the norm.
+    Behind a norm inside whose channels are not followed, they lie along the last axis that is as long as the norm,
+    unless a map has another one as long. Examples are no channels, also where a tensor was made for them.
     """
-    layouts = structure.trace.exits.get(path, [])
+    layouts, examples = structure.trace.exits.get(path, []), structure.trace.p.examples
     axes = [(layout.shape, block.dims[0]) for layout in layouts for block in layout.blocks if len(block.dims) == 1]
-    if len(layouts) == 1 and not layouts[0].blocks:
+    axes = [(shape, dim) for shape, dim in axes if dim > 0 or shape[0] != examples]
+    if len(layouts) == 1 and not axes:
         norms = [module for name, module in structure.modules.items() if is_inside(name, path) and norm_of(module)]
         lengths = {parameter.numel() for norm in norms for parameter in norm.parameters(recurse=False)}
         shape = layouts[0].shape
-        axes = [(shape, dim) for dim in range(1, len(shape)) if shape[dim] in lengths][-1:]
+        axes = [(shape, dim) for dim in range(1, len(shape)) if shape[dim] in lengths]
+        axes = axes if len(shape) > 3 else axes[-1:]
     if len(axes) != 1:
         return (1,)
     shape, dim = axes[0]

@@ -47,6 +47,8 @@ def _by_hand(module: nn.Module) -> Norm | None:
     affine = {name: factors * (k + 1) for k, (name, own) in enumerate(module._parameters.items()) if own is not None}
     bare = copy.copy(module)  # without the hooks of gates, which may be there already
     bare.__dict__["_parameters"] = module._parameters | {n: own.to(weight.device) for n, own in affine.items()}
+    buffers = {name: own if own is None else own.detach().clone() for name, own in module._buffers.items()}
+    bare.__dict__["_buffers"] = buffers  # which BatchNorm moves in train mode
     for eps in (value for value in vars(module).values() if type(value) is float and 0 < value < 1):
         given = torch.cos(torch.arange(3.0 * len(weight), dtype=torch.float64) ** 1.5).reshape(3, -1)
         given = given * torch.tensor([[1.0], [10.0], [2 * eps**0.5]], dtype=torch.float64)

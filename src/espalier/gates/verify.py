@@ -13,7 +13,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, islice
+from itertools import combinations, cycle, islice
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from espalier.compact.apply import apply_plan, without_graphs
 from espalier.compact.plan import Plan
 from espalier.gates.build_plan import build_plan, padded_axes, phantom_layers
 from espalier.gates.integers import alike, candidates, kept_sizes, likewise, own_sizes, pattern
-from espalier.gates.masking import install, set_mask, strip
+from espalier.gates.masking import Spot, install, set_mask, strip
 from espalier.gates.norms import norm_of
 from espalier.gates.structure import Adapted, GateGroup, Structure, canonical
 from espalier.gates.trace import Array, Example, tensors_in, values_kept
@@ -52,6 +52,7 @@ class Trial:
         self.tolerance, self.dtype = TOLERANCE, torch.float64
         self.place = ""  # the module in whose code the last cut model failed
         self.recorded = False  # whether train mode is tried with gradients, since the model takes another road there
+        self.anew = True  # whether a backward pass may compute layers anew; False once it is known not to
         self.modes = self._modes()
         if not self.modes:  # some kernels know no float64
             self.tolerance, self.dtype, self.model = ROUNDED, torch.float32, self.model.float()
@@ -114,6 +115,33 @@ class Trial:
         finally:
             hook.remove()
 
+    def _loses_masks(self, spots: Sequence[Spot]) -> bool:
+        """Whether a backward pass reads weights without their masks, since it computes layers anew, as under
+        torch.utils.checkpoint. Gradients are then others than those of weights that hold zeros themselves."""
+        names = [(spot, *place) for spot in spots for place in spot.raw[:1]]
+        raw = [(spot, self.model.get_submodule(path)._parameters[name]) for spot, path, name in names]
+
+        def gradient() -> list[Tensor]:
+            self.model.zero_grad()
+            self.run(self.model, True, backward=True)
+            found = [own.grad.to_dense().flatten() for own in self.model.parameters() if own.grad is not None]
+            return [torch.cat(found)]
+
+        if not raw or not self.anew:
+            return False
+        try:
+            expected = gradient()
+            with values_kept(self.model.parameters()), torch.no_grad():
+                for spot, weight in raw:
+                    assert weight is not None
+                    weight.mul_(spot.held)
+                self.anew = not distance(expected, gradient()) < self.tolerance
+            return self.anew and distance(expected, gradient()) < self.tolerance  # else it is random
+        except RuntimeError:  # no backward pass
+            return False
+        finally:
+            self.model.zero_grad()
+
     def attributes_read(self) -> frozenset[tuple[str, str]] | None:
         """Path and name of each attribute of a module that a forward pass looks at; None where that cannot be seen."""
         read, classes = set[tuple[str, str]](), dict[type, type]()
@@ -161,6 +189,8 @@ class Trial:
                 mask = canonical(structure, mask)
                 plan = build_plan(structure, mask, adapted)
                 set_mask(installed, torch.tensor(mask, dtype=torch.float64))
+                if not mask.all() and self._loses_masks(installed.spots):
+                    return "a backward pass reads weights anew, as under checkpoint, where no mask reaches them"
                 problem = self._difference(plan, tolerance, _empties(structure, mask))
                 if problem:
                     return problem
@@ -311,14 +341,19 @@ def random_masks(
     """Masks that close about half, or nearly all, of the gates of the named groups (None: of all), or every one.
 
     The first leaves blocks and branches open, for the sake of what is inside them. One more closes every branch alone.
+    Where parts of an axis are taken, groups of one size keep unlike numbers in the first and the third, falling and
+    rising: code that halves the width would agree by chance.
     """
     masks, whole = [], ("blocks", "branches")
-    inside = any(group.kind not in whole and (names is None or group.name in names) for group in structure.groups)
+    chosen = [group for group in structure.groups if names is None or group.name in names]
+    inside = any(group.kind not in whole for group in chosen)
+    alike = dict[int, list[GateGroup]]()
+    for group in chosen if structure.trace.p.parts else ():
+        if group.size > 1 and group.kind in ("units", "channels", "heads"):
+            alike.setdefault(group.size, []).append(group)
     for i in range(count):
         mask, share = structure.whole(), (0.5, 0.85, 0.2)[i % 3]
-        for group in structure.groups:
-            if names is not None and group.name not in names:
-                continue
+        for group in chosen:
             if inside and i == 0 and not empty and group.kind in whole:
                 continue
             own, branch = mask[structure.where(group)], group.kind == "branches"
@@ -330,8 +365,12 @@ def random_masks(
                 own[rng.integers(group.size)] = 0.0
             if not own.any() and not branch and not empty:
                 own[rng.integers(group.size)] = 1.0
+        for size, groups in alike.items() if i % 2 == 0 and not empty else ():
+            numbers = sorted(rng.permutation(size)[: len(groups)] + 1, reverse=i % 4 == 0)
+            for group, number in zip(groups if len(groups) > 1 else (), cycle(numbers)):
+                mask[structure.where(group)] = rng.permutation(size) < number
         masks.append(mask)
-    branches = [g for g in structure.groups if g.kind == "branches" and (names is None or g.name in names)]
+    branches = [g for g in chosen if g.kind == "branches"]
     if branches and not empty:
         masks.append(structure.whole())
         for group in branches:

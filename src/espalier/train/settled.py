@@ -125,6 +125,8 @@ class Settled:
         for name in self.cuts.inside:
             gradient = self.pieces[name].grad
             if gradient is not None:
+                if not gradient.any():  # where all that follows is dead, none reaches what would move either
+                    return False
                 before = gradient.clone()
                 self.cuts.clear(gradient, name)
                 if not before.equal(gradient):  # also where it is not a number
