@@ -73,11 +73,13 @@ class Together:
 class State:
     """Kept beside a module's mask buffers, and on the root: its path, and what the whole model knows of its masks.
 
-    A copy of the module has a state of its own. ``is_original``: this is none.
+    A copy of the module has a state of its own. ``is_original``: this is none. ``inside``: by mask buffer, the weight
+    itself while a masked one is in its place.
     """
 
     def __init__(self, path: str = "", together: Together | None = None, module: nn.Module | None = None) -> None:
         self.path, self.together, self.is_original = path, together or Together(), module is not None
+        self.inside: dict[str, Tensor] = {}
         self.of: Callable[[], nn.Module | None] = (lambda: None) if module is None else weakref.ref(module)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> State:
@@ -174,8 +176,10 @@ def product(module: nn.Module, x: Tensor, mask: Tensor, dim: int | None = None) 
 
 
 def exchange(module: nn.Module, changes: Iterable[tuple[dict[str, Any], str, Any]], note: Any = None) -> None:
-    """While a module runs: other values in its places ``(dict, key, value)``, or in those of modules in it."""
-    held = module.__dict__.setdefault(HELD, ([], note))[0]
+    """While a module runs: other values in its places ``(dict, key, value)``, or in those of modules in it. Of one that
+    calls itself each call has its own."""
+    held: list[tuple[dict[str, Any], str, Any]] = []
+    module.__dict__.setdefault(HELD, []).append((held, note))
     for place, name, value in changes:
         held.append((place, name, place[name]))
         place[name] = value
@@ -185,7 +189,9 @@ def put_back(module: nn.Module) -> tuple[dict[str, Any], Any] | None:
     """Its own values in their places again. Returns those that were there, and the note; None: it has its own."""
     if HELD not in module.__dict__:
         return None
-    held, note = module.__dict__.pop(HELD)
+    held, note = module.__dict__[HELD].pop()
+    if not module.__dict__[HELD]:
+        del module.__dict__[HELD]
     others = {name: place[name] for place, name, _ in held}
     for place, name, value in held:
         place[name] = value
