@@ -404,7 +404,7 @@ def _count_examples(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     if torch.compiler.is_compiling():
         bool(together.slopes)  # looked at by torch before each call, as the masks may not be: other code gives slopes
         return
-    together.ran = True
+    together.ran, together.bare = True, together.bare or not (together.masked or together.active)
     if together.active:
         together.begin(args, kwargs)
 

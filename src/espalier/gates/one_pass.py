@@ -31,7 +31,8 @@ class Unfit(BadInput):
 class Together:
     """What the modules of one gated model know of its masks and of the pass under way; a copy of the model has its own.
 
-    ran: the whole model with its hooks, since this was unset. masked: one mask is set. slopes: gradients reach it.
+    ran: the whole model with its hooks, since this was unset; bare: without a mask. masked: one mask is set. slopes:
+    gradients reach it.
     samples: masks in one pass, 0 for one mask at a time.
     open: by id, the buffers of ones where no gate is closed; what they would multiply is left as it is. examples: in
     the pass. dims: by module, which dimension of its input holds the examples; 0 where nothing is said. copies: the
@@ -39,7 +40,7 @@ class Together:
     """
 
     def __init__(self) -> None:
-        self.ran = self.masked = self.slopes = False
+        self.ran = self.bare = self.masked = self.slopes = False
         self.samples = self.examples = 0
         self.open: dict[int, Tensor] = {}
         self.copies: list[list[Any]] = []

@@ -245,6 +245,8 @@ class StructureOptimizer(torch.optim.Optimizer):
         for parameter, grad in zip(beside, before):  # that optimiser may add up several updates
             if grad is not None:
                 parameter.grad = grad if parameter.grad is None else grad + parameter.grad
+        if self.settled is not None:
+            self.settled.name_what_is_missed()
         stands = None if self._moves or self.settled is None else Stands(held)
         if skipping:
             step_unless(some_not, self.inner)
