@@ -51,6 +51,7 @@ class Together:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Together:
         twin = Together()
+        self.ran = self.ran or bool(self.copies)  # a copy made under a mask runs in the model's place
         twin.masked, twin.copies = self.masked, self.copies
         twin.samples, twin.dims, twin.check = self.samples, dict(self.dims), self.check
         memo[id(self)] = twin

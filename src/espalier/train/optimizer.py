@@ -112,6 +112,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         self._known: tuple[nn.Module, set[int], list[Tensor]] | None = None  # see _beside
         self._stepped = self._counted = 0  # steps of the inner optimiser, and those of them that were updates
         optimizer.register_step_post_hook(self._count)
+        optimizer.register_load_state_dict_post_hook(lambda _: self._share())  # it has made itself new groups
         search.record()
         self._share()
 
@@ -412,7 +413,6 @@ class StructureOptimizer(torch.optim.Optimizer):
                     stacklevel=2,
                 )
         self.inner.load_state_dict(state_dict["inner"])
-        self._share()  # the inner one has made itself new groups
         self.update, self._lost = int(state_dict["update"]), None
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state_dict["scheduler"])
