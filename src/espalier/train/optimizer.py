@@ -452,7 +452,12 @@ class StructureOptimizer(torch.optim.Optimizer):
         if measured:
             latencies = [row | {"corrections": self.corrections} for row in measured]
             about |= {"latency": targets.tightest(latencies), "latencies": tuple(latencies)}
-        own: dict[str, Any] = {"history": [], "finished": True, "seconds": 0.0, "examples": reading.probe()} | about
+        own: dict[str, Any] = {
+            "history": [],
+            "finished": True,
+            "seconds": 0.0,
+            "examples": reading.probe(model),
+        } | about
         return Result(
             model=model,
             mask=mask,
