@@ -121,3 +121,26 @@ def test_a_module_that_calls_itself_keeps_its_parameters():
     torch.testing.assert_close(masked, gates.compact(mask)(((a, b), (c, d))))
     assert all(isinstance(parameter, nn.Parameter) for parameter in model.parameters())
     torch.testing.assert_close(dict(model.named_parameters()), before)
+
+
+class Tied(nn.Module):
+    """The weight that reads the units is also a table."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.middle, self.head = nn.Embedding(9, 8), nn.Linear(8, 8), nn.Linear(8, 9, bias=False)
+        self.head.weight = self.table.weight
+
+    def encode(self, x):
+        return self.middle(self.table(x)).relu()
+
+    def forward(self, x):
+        return self.head(self.encode(x))
+
+
+def test_a_tied_weight_is_masked_where_the_layer_that_reads_it_runs_alone():
+    model, x = Tied().double(), torch.arange(8).view(2, 4)
+    gates = espalier.attach(model, x)
+    mask = gates.canonical((torch.arange(gates.d) % 2).float())
+    with gates.masked(mask):
+        torch.testing.assert_close(model.head(model.encode(x)), gates.compact(mask)(x))

@@ -22,13 +22,15 @@ Places = list[tuple[str, str, Held]]  # seen from a host: the module with the ma
 
 
 def host_of(structure: Structure, reader: Axis) -> str:
-    """The innermost module that runs wherever this parameter is read, and holds it; the model if no reading is known.
-    Of a fused layer the whole layer."""
+    """The innermost module that runs wherever this parameter is read, and holds it; one that others hold, too, may be
+    looked up there without a mask. The model if no reading is known; of a fused layer the whole layer."""
     trace, info = structure.trace, reader.info
     paths = [event.module for event in trace.events if event.weight == info.number]
-    names = [path.split(".") for path in (*paths, *(owner for owner, _ in info.places))]
-    shared = itertools.takewhile(lambda level: len(set(level)) == 1, zip(*names))
-    host = _called(structure, ".".join(level[0] for level in shared) if paths else "")
+    shared = itertools.takewhile(lambda level: len(set(level)) == 1, zip(*(path.split(".") for path in paths)))
+    host = ".".join(level[0] for level in shared)
+    while host and not any(is_inside(owner, host) for owner, _ in info.places):
+        host = host.rpartition(".")[0]
+    host = _called(structure, host)
     return next((layer for layer in trace.p.fused if is_inside(host, layer)), host)
 
 
@@ -51,7 +53,8 @@ def mask_weights(
     for own, buffer, held in spots:
         around = _called(structure, own, structure.trace.p.fused)
         for host in {own, around}:
-            place = (below(host, own), buffer, tuple((below(host, owner), name) for owner, name in held))
+            reached = tuple((below(host, owner), name) for owner, name in held if not host or is_inside(owner, host))
+            place = (below(host, own), buffer, reached)
             (hosts if host == around else fused).setdefault(model.get_submodule(host), []).append(place)
     for module, places in hosts.items():
         put_hooks(module, places)
