@@ -663,6 +663,19 @@ def test_a_run_on_one_graph_is_kept_and_ships(nodes: int, tmp_path: Path) -> Non
         espalier.ship(result, tmp_path / "file", formats=["python"])
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_graph_as_a_matrix_is_kept_whole(sparse: bool, tmp_path: Path) -> None:
+    x, y, links = torch.randn(100, 6), torch.arange(100) % 3, torch.eye(100).flip(0)
+    data = [((x, links.to_sparse() if sparse else links), y)]
+    if sparse:  # gates are found by a dense one
+        with pytest.raises(espalier.EspalierError, match=r"use \.to_dense\(\)"):
+            fit(Nodes(), data, epochs=8, target=0.5, quiet=True)
+        result = shape(Nodes(), (x, links), target=0.5, updates=8).finish(data, finished=False)
+    else:
+        result = fit(Nodes(), data, epochs=8, target=0.5, quiet=True, checkpoint=tmp_path)
+    torch.testing.assert_close(result.model(*result.examples), result.model(x, links))
+
+
 def test_images_in_a_list_with_their_boxes_are_a_batch() -> None:
     class Detector(nn.Module):
         """Losses in train mode, answers in eval mode."""

@@ -503,6 +503,35 @@ def test_an_optimiser_that_keeps_its_own_list_is_named(way: str, recwarn: pytest
         assert len(said) == (way == "its own list" and update > 0)
 
 
+MISSED: dict[str, Callable[[nn.Module], object]] = {
+    "has run": lambda model: model(torch.zeros(2, 6).double()),
+    "has a gradient at 0.weight": lambda model: model.get_parameter("0.weight").sum().backward(),
+    "has another requires_grad at 0.weight": lambda model: model.get_parameter("0.weight").requires_grad_(False),
+    "is in eval mode": lambda model: model.eval(),
+}
+
+
+@pytest.mark.parametrize("said", MISSED)
+def test_what_is_done_to_the_model_that_stands_still_is_named_once(said: str, recwarn: pytest.WarningsRecorder) -> None:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 5)).double()
+    gated = espalier.attach(model, torch.zeros(2, 6, dtype=torch.float64))
+    inner = torch.optim.SGD(model.parameters(), 0.1)
+    structure = StructureOptimizer(inner, Search(gated.space, initial=0.4, seed=2), gated)
+    closure = on_six_numbers(structure)
+    structure.search.settle()
+    network = structure.compact()
+    for own in (model, network) if "mode" in said else (network,):
+        MISSED[said](own)
+    structure.step(closure)
+    assert not [warning for warning in recwarn if "stands still" in str(warning.message)]
+    network.train()
+    MISSED[said](model)
+    for _ in range(2):
+        structure.step(closure)
+    assert [said in str(warning.message) for warning in recwarn if "stands still" in str(warning.message)] == [True]
+
+
 @pytest.mark.parametrize("steps", [True, False])
 def test_another_optimiser_of_the_whole_network_is_named_when_it_settles(
     steps: bool, recwarn: pytest.WarningsRecorder

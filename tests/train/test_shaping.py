@@ -316,3 +316,23 @@ def test_a_closure_that_runs_without_masks_is_named_with_ranked_losses_too(way: 
             with shaping.gated.masked(mask):
                 expected += torch.autograd.grad(F.cross_entropy(model(DATA[0]), DATA[1]), model[0].weight)[0] / 2
         torch.testing.assert_close(model[0].weight.grad, expected)
+
+
+def test_copies_that_the_closure_trains_run_in_the_network_s_place() -> None:
+    """As those of Reptile, which moves the weights to where the copies got; they run under the mask."""
+    model = networks.mlp()
+    inner = torch.optim.SGD(model.parameters(), 0.5)
+    shaping = shape(model, DATA[0][:4], inner, target=0.5, updates=12, recipe="ranked")
+
+    def closure(inputs: Tensor, targets: Tensor) -> Tensor:
+        twin = copy.deepcopy(shaping.network)
+        steps = torch.optim.SGD(twin.parameters(), 0.1)
+        loss = F.cross_entropy(twin(inputs), targets)
+        loss.backward()
+        steps.step()
+        for own, other in zip(shaping.network.parameters(), twin.parameters(), strict=True):
+            own.grad = (own - other).detach()
+        return loss
+
+    losses = [float(shaping.step(closure, *DATA)) for _ in range(12)]
+    assert losses[-1] < losses[0]

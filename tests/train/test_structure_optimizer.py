@@ -157,6 +157,16 @@ def test_learning_rate_schedulers_work_on_either(on_inner: bool) -> None:
     assert structure.param_groups is inner.param_groups
 
 
+def test_a_scheduler_goes_on_where_the_inner_optimiser_was_given_a_state() -> None:
+    model, gated, inner, search = parts()
+    structure = StructureOptimizer(inner, search, gated)
+    scheduler = torch.optim.lr_scheduler.StepLR(structure, 1, 0.1)
+    inner.load_state_dict(copy.deepcopy(inner.state_dict()))
+    structure.step(closure_of(model, 0))
+    scheduler.step()
+    assert inner.param_groups[0]["lr"] == pytest.approx(0.005)
+
+
 def test_a_warm_up_by_update_works() -> None:
     model, gated, inner, search = parts()
     structure = StructureOptimizer(inner, search, gated)

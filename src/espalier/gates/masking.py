@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.gates.gate import MIXED, Gate
+from espalier.gates.masked_weights import Places, host_of, mask_weights, put_hooks, unhook
 from espalier.gates.norms import NORM, Norm, masked_norm, norm_of
 from espalier.gates.one_pass import (
     HELD,
@@ -33,7 +34,6 @@ from espalier.gates.one_pass import (
     has_rule,
     join_batch,
     product,
-    put_back,
     restore_layer,
     split_batch,
     state_of,
@@ -204,6 +204,7 @@ class Installed:
     spots: list[Spot]
     modules: list[nn.Module]  # with a State, and with all buffers and hooks
     together: Together
+    fused: dict[nn.Module, Places]  # layers that run as one kernel without hooks: they have theirs under a mask
     tables: dict[torch.device, Tensor] = field(default_factory=dict)  # see readings
     rows: list[Row] = field(default_factory=list)  # see in_rows
     compiled: list[tuple[nn.Module, Any]] = field(default_factory=list)  # modules compiled in place, and by what
@@ -304,7 +305,8 @@ def _spots(model: nn.Module, structure: Structure) -> Iterator[Spot]:
             weight = (name, shape) if is_smaller else None
             yield Spot(model, path, BUFFER, (-1, *(1,) * (-1 - axis)), reader.entries, channels, weight=weight)
         else:
-            yield Spot(model, "", f"{BUFFER}_{raw}", shape, reader.entries, channels, raw=tuple(info.places))
+            host = host_of(structure, reader)
+            yield Spot(model, host, f"{BUFFER}_{raw}", shape, reader.entries, channels, raw=tuple(info.places))
             raw += 1
 
 
@@ -368,17 +370,14 @@ def install(model: nn.Module, structure: Structure) -> Installed:
             spot.module.register_buffer(name, buffer, persistent=False)
     if not channels.single:
         model.register_buffer(CHANNELS, channels.entries.to(reference.device), persistent=False)
-    places = [(spot.buffer, spot.raw) for spot in spots if spot.raw]
-    if places:
-        model.register_forward_pre_hook(functools.partial(_mask_weights, places), with_kwargs=True)
-        model.register_forward_hook(_restore_weights, always_call=True)
+    hosts, fused = mask_weights(model, structure, [(spot.path, spot.buffer, spot.raw) for spot in spots if spot.raw])
     norms = [norm for norm in model.modules() if isinstance(norm, nn.modules.batchnorm._BatchNorm) and has_rule(norm)]
     for norm in norms:
         norm.register_forward_pre_hook(split_batch)
         norm.register_forward_hook(join_batch, prepend=True, always_call=True)
     model.register_forward_pre_hook(_count_examples, with_kwargs=True)
-    modules, together = list(dict.fromkeys([model, *(spot.module for spot in spots), *norms])), Together()
-    installed = Installed(model, channels, spots, modules, together)
+    modules, together = list(dict.fromkeys([model, *(spot.module for spot in spots), *hosts, *norms])), Together()
+    installed = Installed(model, channels, spots, modules, together, fused)
     installed.make_known()
     return installed
 
@@ -408,7 +407,7 @@ def _count_examples(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     if torch.compiler.is_compiling():
         bool(together.slopes)  # looked at by torch before each call, as the masks may not be: other code gives slopes
         return
-    together.ran = True
+    together.ran, together.bare = True, together.bare or not (together.masked or together.active)
     if together.active:
         together.begin(args, kwargs)
 
@@ -511,31 +510,6 @@ def _normed(norm: Norm, module: nn.Module, x: Tensor, y: Tensor, mask: Tensor) -
     return masked_norm(norm, x, mask, module._parameters).to(y.dtype)
 
 
-Places = list[tuple[str, tuple[tuple[str, str], ...]]]
-
-
-def _mask_weights(places: Places, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Put masked weights where the parameters are, for the length of one forward pass."""
-    masked: dict[tuple[tuple[str, str], ...], Tensor] = {}
-    for buffer, held in places if state_of(module).together.masked else ():
-        path, name = held[0]
-        weight = masked.get(held)
-        if weight is None:
-            weight = module.get_submodule(path)._parameters[name]
-        assert weight is not None
-        masked[held] = weight * mask_of(module, buffer).to(weight.dtype)
-    owners = {path: module.get_submodule(path) for _, held in places for path, _ in held}
-    exchange(module, [(owners[path]._parameters, name, w) for held, w in masked.items() for path, name in held])
-    for owner in owners.values():
-        if isinstance(owner, nn.RNNBase):  # these keep a second list of their weights, which functional_call forgets
-            weights = [owner._parameters[name] for name in owner._flat_weights_names]
-            exchange(module, [(owner.__dict__, "_flat_weights", weights)])
-
-
-def _restore_weights(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    put_back(module)
-
-
 def set_mask(installed: Installed, mask: Tensor | None, slopes: bool = False) -> None:
     """Copy a mask ``(d)`` into the buffers; None: ones. slopes: let gradients reach the buffers.
 
@@ -561,6 +535,8 @@ def set_mask(installed: Installed, mask: Tensor | None, slopes: bool = False) ->
     # on a GPU is not looked at, which would wait for it. Of several masks inputs are masked, not weights.
     is_open = mask is None or (not slopes and mask.device.type == "cpu" and not bool((mask != 1).any()))
     together.masked, together.slopes = not is_open and not samples, slopes
+    for host, places in installed.fused.items():
+        put_hooks(host, places if together.masked else None)
     together.open = {id(buffer): buffer for row in rows for buffer in row.buffers} if is_open else {}
 
 
@@ -625,14 +601,7 @@ def _strip(modules: Iterable[nn.Module]) -> None:
     for module in modules:
         module.__dict__.pop(STATE, None)
         module.__dict__.pop(HELD, None)
-        for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for key, hook in list(hooks.items()):
-                function = hook.func if isinstance(hook, functools.partial) else hook
-                if getattr(function, "__module__", None) in OURS:
-                    del hooks[key]
-                    module._forward_pre_hooks_with_kwargs.pop(key, None)
-                    module._forward_hooks_with_kwargs.pop(key, None)
-                    module._forward_hooks_always_called.pop(key, None)
+        unhook(module, OURS)
         own = BUFFER if isinstance(module, Gate) else ""
         if own and mask_of(module).ndim > 1:  # of several masks
             module._buffers[own] = torch.ones_like(mask_of(module)[0])
@@ -641,7 +610,7 @@ def _strip(modules: Iterable[nn.Module]) -> None:
             module._non_persistent_buffers_set.discard(name)
 
 
-OURS = (__name__, join_batch.__module__)  # where hooks of gates are defined
+OURS = (__name__, join_batch.__module__, put_hooks.__module__)  # where hooks of gates are defined
 
 
 # ---- copies of a gated model -----------------------------------------------------------------------------------------

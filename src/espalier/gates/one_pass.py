@@ -31,7 +31,8 @@ class Unfit(BadInput):
 class Together:
     """What the modules of one gated model know of its masks and of the pass under way; a copy of the model has its own.
 
-    ran: the whole model with its hooks, since this was unset. masked: one mask is set. slopes: gradients reach it.
+    ran: the whole model with its hooks, since this was unset; bare: without a mask. masked: one mask is set. slopes:
+    gradients reach it.
     samples: masks in one pass, 0 for one mask at a time.
     open: by id, the buffers of ones where no gate is closed; what they would multiply is left as it is. examples: in
     the pass. dims: by module, which dimension of its input holds the examples; 0 where nothing is said. copies: the
@@ -39,7 +40,7 @@ class Together:
     """
 
     def __init__(self) -> None:
-        self.ran = self.masked = self.slopes = False
+        self.ran = self.bare = self.masked = self.slopes = False
         self.samples = self.examples = 0
         self.open: dict[int, Tensor] = {}
         self.copies: list[list[Any]] = []
@@ -50,6 +51,7 @@ class Together:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Together:
         twin = Together()
+        self.ran = self.ran or bool(self.copies)  # a copy made under a mask runs in the model's place
         twin.masked, twin.copies = self.masked, self.copies
         twin.samples, twin.dims, twin.check = self.samples, dict(self.dims), self.check
         memo[id(self)] = twin
@@ -73,11 +75,13 @@ class Together:
 class State:
     """Kept beside a module's mask buffers, and on the root: its path, and what the whole model knows of its masks.
 
-    A copy of the module has a state of its own. ``is_original``: this is none.
+    A copy of the module has a state of its own. ``is_original``: this is none. ``inside``: by mask buffer, the weight
+    itself while a masked one is in its place.
     """
 
     def __init__(self, path: str = "", together: Together | None = None, module: nn.Module | None = None) -> None:
         self.path, self.together, self.is_original = path, together or Together(), module is not None
+        self.inside: dict[str, Tensor] = {}
         self.of: Callable[[], nn.Module | None] = (lambda: None) if module is None else weakref.ref(module)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> State:
@@ -174,8 +178,10 @@ def product(module: nn.Module, x: Tensor, mask: Tensor, dim: int | None = None) 
 
 
 def exchange(module: nn.Module, changes: Iterable[tuple[dict[str, Any], str, Any]], note: Any = None) -> None:
-    """While a module runs: other values in its places ``(dict, key, value)``, or in those of modules in it."""
-    held = module.__dict__.setdefault(HELD, ([], note))[0]
+    """While a module runs: other values in its places ``(dict, key, value)``, or in those of modules in it. Of one that
+    calls itself each call has its own."""
+    held: list[tuple[dict[str, Any], str, Any]] = []
+    module.__dict__.setdefault(HELD, []).append((held, note))
     for place, name, value in changes:
         held.append((place, name, place[name]))
         place[name] = value
@@ -185,7 +191,9 @@ def put_back(module: nn.Module) -> tuple[dict[str, Any], Any] | None:
     """Its own values in their places again. Returns those that were there, and the note; None: it has its own."""
     if HELD not in module.__dict__:
         return None
-    held, note = module.__dict__.pop(HELD)
+    held, note = module.__dict__[HELD].pop()
+    if not module.__dict__[HELD]:
+        del module.__dict__[HELD]
     others = {name: place[name] for place, name, _ in held}
     for place, name, value in held:
         place[name] = value

@@ -200,9 +200,9 @@ def readable(model: nn.Module, inputs: Nested) -> Any:
         torch.clear_autocast_cache()  # inside autocast torch has kept weights that were cast without a graph
 
 
-def few(model: nn.Module, inputs: Nested) -> Nested:
+def few(model: nn.Module, inputs: Nested, most: int = 4) -> Nested:
     """A few of these inputs, which the model takes; all of them where it takes no fewer, as of one graph."""
-    some = pytree.few(inputs)
+    some = pytree.few(inputs, most)
     try:
         readable(model, some)
     except BadInput as error:

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from espalier.data import Dataset, Stream, held_out, standardise
 from espalier.gates.verify import isolated_random
 from espalier.space import BadInput, BadType, first_line
-from espalier.train import fingerprint, pytree
+from espalier.train import checks, fingerprint, pytree
 from espalier.train.fingerprint import Hashes
 from espalier.train.pytree import Nested
 
@@ -69,10 +69,17 @@ class Feed:
         """A few inputs, as the network reads them."""
         return pytree.few(self.first(most)[0], most)
 
-    def probe(self) -> Nested:
-        """Some inputs to keep, on the CPU; None where they are of a form that only a loop of one's own reads."""
+    def probe(self, model: nn.Module | None = None) -> Nested:
+        """Some inputs to keep, on the CPU; None where they are of a form that only a loop of one's own reads. model:
+        which may take no fewer than a whole batch, as of one graph."""
         with suppress(BadType):
-            return pytree.each(lambda t: t.detach().to("cpu", copy=True), self.example(PROBED))
+            inputs = self.first(PROBED)[0]
+            some = pytree.few(inputs, PROBED)
+            if model is not None:
+                with suppress(BadInput):  # it takes neither
+                    where = next((p.device for p in model.parameters()), torch.device("cpu"))
+                    some = checks.few(model, pytree.each(lambda t: t.to(where), inputs), PROBED)
+            return pytree.each(lambda t: t.detach().to("cpu", copy=True), some)
         return None
 
 

@@ -112,6 +112,7 @@ class StructureOptimizer(torch.optim.Optimizer):
         self._known: tuple[nn.Module, set[int], list[Tensor]] | None = None  # see _beside
         self._stepped = self._counted = 0  # steps of the inner optimiser, and those of them that were updates
         optimizer.register_step_post_hook(self._count)
+        optimizer.register_load_state_dict_post_hook(lambda _: self._share())  # it has made itself new groups
         search.record()
         self._share()
 
@@ -246,6 +247,8 @@ class StructureOptimizer(torch.optim.Optimizer):
         for parameter, grad in zip(beside, before):  # that optimiser may add up several updates
             if grad is not None:
                 parameter.grad = grad if parameter.grad is None else grad + parameter.grad
+        if self.settled is not None:
+            self.settled.name_what_is_missed()
         move = partial(step_unless, some_not, self.inner) if skipping else self.inner.step
         if self._moves or self.settled is None:
             move()
@@ -407,7 +410,6 @@ class StructureOptimizer(torch.optim.Optimizer):
                     stacklevel=2,
                 )
         self.inner.load_state_dict(state_dict["inner"])
-        self._share()  # the inner one has made itself new groups
         self.update, self._lost = int(state_dict["update"]), None
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state_dict["scheduler"])
@@ -448,7 +450,12 @@ class StructureOptimizer(torch.optim.Optimizer):
             latencies = [row | {"corrections": self.corrections} for row in measured]
             tightest = max(latencies, key=lambda row: row["compared"] / row["most"])
             about |= {"latency": tightest, "latencies": tuple(latencies)}
-        own: dict[str, Any] = {"history": [], "finished": True, "seconds": 0.0, "examples": reading.probe()} | about
+        own: dict[str, Any] = {
+            "history": [],
+            "finished": True,
+            "seconds": 0.0,
+            "examples": reading.probe(model),
+        } | about
         return Result(
             model=model,
             mask=mask,

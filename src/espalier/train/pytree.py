@@ -65,8 +65,10 @@ def sizes(value: Nested) -> set[int]:
 
 
 def few(value: Nested, most: int = 4) -> Nested:
-    """Its first examples; all of it where its tensors do not share their number, as nodes and edges of a graph."""
-    return value if len(sizes(value)) != 1 or sizes(value) == {0} else each(lambda tensor: tensor[:most], value)
+    """Its first examples; all of it where its tensors do not share their number, as nodes and edges of a graph, or
+    where one is sparse, which cannot be sliced."""
+    whole = len(sizes(value)) != 1 or sizes(value) == {0} or any(t.layout is not torch.strided for t in tensors(value))
+    return value if whole else each(lambda tensor: tensor[:most], value)
 
 
 def form(value: Nested) -> list[Any]:

@@ -18,6 +18,7 @@ from espalier.compact.plan import Plan, from_runs
 from espalier.gates.blocks import SINGLE, spans
 from espalier.gates.gated import Gated
 from espalier.gates.masking import strip
+from espalier.gates.one_pass import state_of
 from espalier.gates.verify import Trial, distance, isolated_random
 from espalier.space import BadInput
 
@@ -61,6 +62,34 @@ class Settled:
                         group["params"][place] = self.pieces[names[id(parameter)]]
         for parameter in self.model.parameters():
             parameter.grad = None  # of the last update before; to be clipped or summed by nobody
+        self.together, self.is_named, self.looked = state_of(self.model).together, False, 0
+        self.together.bare = False
+        self.learned = {name: own.requires_grad for name, own in self.model.named_parameters()}
+
+    def name_what_is_missed(self) -> None:
+        """Warn, once, of what is done to the model alone, which stands still unless it runs the network itself."""
+        if self.is_named or self.inside:
+            return
+        model, small = self.model, self.small
+        self.looked += 1
+        named = list(model.named_parameters()) if self.looked & (self.looked - 1) == 0 else []  # ever more seldom
+        reached = next((name for name, own in named if own.grad is not None), None)
+        frozen = next((name for name, own in named if own.requires_grad is not self.learned.get(name)), None)
+        mode = "train" if model.training else "eval"
+        done = (
+            "has run" if self.together.bare
+            else f"has a gradient at {reached}" if reached
+            else f"has another requires_grad at {frozen}" if frozen
+            else f"is in {mode} mode, and .network is not" if model.training is not small.training
+            else ""
+        )  # fmt: skip
+        if done:
+            self.is_named = True
+            warnings.warn(
+                f"your model {done}: it stands still since the structure has settled. What is trained is .network; "
+                "use that in its place",
+                stacklevel=4,
+            )
 
     def _cut_state(self, state: Mapping[str, Any], whole: Tensor, name: str) -> dict[str, Any]:
         """What is as large as the parameter is cut as it is, along those dimensions that it has: Adafactor keeps sums
