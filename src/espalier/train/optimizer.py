@@ -112,7 +112,6 @@ class StructureOptimizer(torch.optim.Optimizer):
         self._known: tuple[nn.Module, set[int], list[Tensor]] | None = None  # see _beside
         self._stepped = self._counted = 0  # steps of the inner optimiser, and those of them that were updates
         optimizer.register_step_post_hook(self._count)
-        optimizer.register_load_state_dict_post_hook(lambda _: self._share())  # it has made itself new groups
         search.record()
         self._share()
 
@@ -188,7 +187,8 @@ class StructureOptimizer(torch.optim.Optimizer):
             self._counted = -1  # it is said once
             said = "the inner optimiser is stepped on its own, too: leave that out, step(closure) moves the weights"
             warnings.warn(said, stacklevel=3)
-        if len(self.param_groups) != self._groups:  # some were added to the inner optimiser
+        # Some were added to the inner optimiser; or it was given a state by itself, and has made itself new ones.
+        if len(self.param_groups) != self._groups or self.param_groups is not self.inner.param_groups:
             check_parameters(self.inner, self.network)
             self._share()
         held = [parameter for group in self.param_groups for parameter in group["params"]]
@@ -410,6 +410,7 @@ class StructureOptimizer(torch.optim.Optimizer):
                     stacklevel=2,
                 )
         self.inner.load_state_dict(state_dict["inner"])
+        self._share()
         self.update, self._lost = int(state_dict["update"]), None
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state_dict["scheduler"])
