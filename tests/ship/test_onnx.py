@@ -101,6 +101,21 @@ def test_a_mask_of_attention_that_no_input_decides_costs_nothing(tmp_path, kind,
             np.testing.assert_allclose(told, model(x).numpy(), rtol=1e-4, atol=1e-5)
 
 
+class Biased(Attends):
+    """Attention to whose scores a weight is added, as T5 and Swin add one for each distance."""
+
+    def __init__(self):
+        super().__init__("of weights")
+        self.near = nn.Parameter(torch.randn(1, 2, 6, 6))
+
+    def mask(self, x):
+        return 2 * self.near
+
+
+def test_a_mask_of_attention_that_is_learned_is_exported(tmp_path):
+    assert export(Biased().eval(), torch.randn(4, 6, 8), tmp_path / "m.onnx").difference < 1e-5
+
+
 class Tokens(nn.Module):
     """Two inputs by keyword, two outputs."""
 

@@ -226,6 +226,32 @@ class OfLength(nn.Linear):
         return super().forward(x) + torch.ones(len(x), 1)
 
 
+class Options(nn.Linear):
+    def forward(self, x: torch.Tensor, scale: float, mask: torch.Tensor | None, how: str) -> torch.Tensor:
+        return super().forward(x * scale if how == "scaled" and mask is None else x)
+
+
+class AnyWords(nn.Linear):
+    def forward(self, **words: torch.Tensor) -> torch.Tensor:
+        return super().forward(words["x"]) * words["weight"]
+
+
+@pytest.mark.parametrize("kind", FREE)
+def test_arguments_that_are_no_tensors_are_written_into_every_file(kind, tmp_path):
+    x = torch.randn(4, 3)
+    for inputs in ((x, 2.0, None, "scaled"), {"x": x, "mask": None, "how": "scaled", "scale": 2.0}):
+        _, told = FORMATS[kind](Options(3, 2).eval(), inputs, tmp_path)
+        names = [name for name, _, _ in told[kind]["inputs"]]
+        assert names == (["x"] if isinstance(inputs, dict) else ["inputs"] if kind == "onnx" else ["input 0"])
+
+
+@pytest.mark.parametrize("kind", FREE)
+def test_a_network_that_takes_any_words_is_written(kind, tmp_path):
+    inputs = {"x": torch.randn(4, 3), "weight": torch.rand(4, 1)}
+    _, told = FORMATS[kind](AnyWords(3, 2).eval(), inputs, tmp_path)
+    assert [name for name, _, _ in told[kind]["inputs"]] == ["x", "weight"]
+
+
 class Emptied(nn.Module):
     """Of two branches nothing is left to read; one has a bias."""
 

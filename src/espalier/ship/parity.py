@@ -59,7 +59,7 @@ def compare(
                     f"output; {tolerance:g} is allowed"
                 )
             worst = max(worst, difference)
-    names = list(inputs) if isinstance(inputs, dict) else [f"input {i}" for i, _ in enumerate(pytree.tensors(inputs))]
+    names = pytree.named(inputs) or [f"input {i}" for i, _ in enumerate(pytree.tensors(inputs))]
     listed = zip(names, pytree.tensors(inputs))
     described = tuple((one, str(t.dtype).removeprefix("torch."), (0, *t.shape[1:])) for one, t in listed)
     return Checked(tuple(batches), worst, described)

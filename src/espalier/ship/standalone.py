@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import save as tensors_as_bytes
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import Node
 from torch.utils._pytree import tree_unflatten
 
@@ -93,7 +93,8 @@ def export(model: nn.Module, inputs: Any, path: str | os.PathLike[str]) -> Check
 
 
 def _run(network: nn.Module, given: Any) -> list[Tensor]:
-    return pytree.tensors(network(**given) if isinstance(given, dict) else network(*pytree.tensors(given)))
+    named = pytree.named(given)
+    return pytree.tensors(network(*pytree.tensors(given)) if named is None else network(**named))
 
 
 def _loaded(code: Path, weights: Path) -> nn.Module:
@@ -136,7 +137,8 @@ class Writer:
         placeholders = [node for node in self.nodes if node.op == "placeholder"]
         for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
             if spec.kind == InputKind.USER_INPUT:
-                self.inputs.append(node)
+                if not isinstance(spec.arg, ConstantArgument):  # written where it is used
+                    self.inputs.append(node)
             else:
                 self.path[node] = str(spec.target)
                 held = program.state_dict if spec.target in program.state_dict else program.constants
