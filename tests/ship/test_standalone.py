@@ -216,6 +216,30 @@ def test_a_number_to_the_power_of_a_tensor(tmp_path):
     assert "10.0 ** " in (tmp_path / "network.py").read_text()
 
 
+class InFull(nn.Linear):
+    """As positions are computed in many language models."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            first, rest = torch.sin(x), x.cos()
+            with torch.autocast("cuda", enabled=False):
+                first = first * self.bias[:1]
+        return super().forward(first + rest)
+
+
+class InHalf(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(x)
+
+
+def test_what_runs_with_autocast_switched_off_is_written_as_all_else(tmp_path):
+    with pytest.raises(NotExported, match="a part that runs by wrap_with_autocast: ship it as pt2"):
+        export(InHalf(4, 2).eval(), torch.randn(3, 4), tmp_path / "network.py")
+    export(InFull(4, 2).eval(), torch.randn(3, 4), tmp_path / "network.py")
+    assert "x.cos()" in (tmp_path / "network.py").read_text()
+
+
 class CountsExamples(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) * len(list(x))

@@ -20,6 +20,11 @@ PLAN_OF = "espalier_plan"  # the attribute of a compact model that holds its pla
 TORCHS = (nn.TransformerEncoder, nn.TransformerDecoder)
 
 
+def uncompiled(model: Any) -> Any:
+    """The module itself, of what ``torch.compile`` wraps around it: its names are those of the factory."""
+    return getattr(model, "_orig_mod", model)  # to ask for its class would import the compiler
+
+
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by name; one that is held in several places, under each of its names."""
     named: dict[str, Tensor] = {}
