@@ -116,6 +116,15 @@ def test_a_mask_of_attention_that_is_learned_is_exported(tmp_path):
     assert export(Biased().eval(), torch.randn(4, 6, 8), tmp_path / "m.onnx").difference < 1e-5
 
 
+def test_half_precision_is_compared_as_coarsely_as_it_rounds(tmp_path):
+    model, x = convolutional().half().eval(), torch.randn(16, 1, 6, 6).half()
+    assert 1e-4 < export(model, x, tmp_path / "m.onnx").difference < 4e-3
+    with torch.no_grad():
+        model[-1].bias += 0.02
+    with pytest.raises(NotExported, match=r"differs from torch by .*; 0\.0039 is allowed"):
+        verify(tmp_path / "m.onnx", model, x)
+
+
 class Tokens(nn.Module):
     """Two inputs by keyword, two outputs."""
 
