@@ -31,8 +31,6 @@ def export(model: nn.Module, inputs: Any, path: str | os.PathLike[str], *, toler
     _needed()
     path, plain = Path(path), plain_outputs(model)
     program = program_of(plain, inputs)
-    for node in program.graph.nodes:  # the exporter would write where on this machine each line of code lies
-        node.meta.pop("stack_trace", None)
     with torch.no_grad():
         outputs = pytree.call(plain, pytree.each(lambda t: t.detach().cpu(), inputs))
     try:

@@ -52,11 +52,14 @@ def compare(
                     outputs = run(given)
             except Exception as error:
                 raise NotExported(f"{name} fails at {batch} examples: {reason(error)}") from error
-            difference = distance(answers(model, given), outputs)
-            if not difference <= tolerance:
+            expected = answers(model, given)
+            difference = distance(expected, outputs)
+            steps = [torch.finfo(t.dtype).eps for t in (*model.parameters(), *expected) if t.is_floating_point()]
+            allowed = max(tolerance, 4 * max(steps, default=0.0))  # half precision rounds more coarsely
+            if not difference <= allowed:
                 raise NotExported(
                     f"{name}: at {batch} {what} examples it differs from torch by {difference:.2g} of the largest "
-                    f"output; {tolerance:g} is allowed"
+                    f"output; {allowed:.2g} is allowed"
                 )
             worst = max(worst, difference)
     names = pytree.named(inputs) or [f"input {i}" for i, _ in enumerate(pytree.tensors(inputs))]
