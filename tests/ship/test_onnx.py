@@ -207,10 +207,18 @@ class Branch(nn.Module):
         return x if float(x.sum()) > 0 else x * 2
 
 
-def test_what_torch_cannot_export_is_one_line(tmp_path):
-    with pytest.raises(NotExported, match="torch cannot export") as caught:
-        export(Branch(), torch.randn(4, 3), tmp_path / "m.onnx")
-    assert "\n" not in str(caught.value)
+class Decides(Branch):
+    def forward(self, x):
+        return x if x.sum() > 0 else x * 2
+
+
+def test_what_torch_cannot_export_is_one_line(tmp_path, capfd):
+    place = r"by the values in a tensor, .* return x if .* > 0 else x \* 2"
+    for model in (Branch(), Decides()):
+        with pytest.raises(NotExported, match=place) as caught:
+            export(model, torch.randn(4, 3), tmp_path / "m.onnx")
+        assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""
 
 
 def test_what_is_no_onnx_file(tmp_path):

@@ -7,12 +7,13 @@ a DenseNet do, joins what it keeps instead. A mask of attention that no input de
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import io
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -29,13 +30,13 @@ from espalier.compact.apply import without_graphs
 ATEN = torch.ops.aten
 
 
-@contextmanager
+@contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """An exporter's notes are about its own inside."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):  # the whole graph, when it fails
             warnings.simplefilter("ignore")
             yield
     finally:
