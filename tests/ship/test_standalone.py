@@ -250,6 +250,31 @@ class OfLength(nn.Linear):
         return super().forward(x) + torch.ones(len(x), 1)
 
 
+class Heads(nn.Module):
+    """Keeps a number twice, and is copied from the first, as a layer of einops is."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.given, self.heads = {"heads": heads}, (heads,)
+
+    def __getstate__(self) -> dict[str, int]:
+        return self.given
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        Heads.__init__(self, state["heads"])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (self.heads[0], -1)).cumsum(-1).flatten(-2)
+
+
+def test_a_module_that_is_copied_from_what_it_was_made_with_ships_as_it_was_cut(tmp_path):
+    model, x = nn.Sequential(nn.Linear(3, 12), Heads(4), nn.Linear(12, 2)).eval(), torch.randn(4, 3)
+    model[1].heads = (3,)
+    export(model, x, tmp_path / "network.py")
+    again = runpy.run_path(str(tmp_path / "network.py"))["load"]()
+    assert torch.equal(again(x), model(x))
+
+
 class Options(nn.Linear):
     def forward(self, x: torch.Tensor, scale: float, mask: torch.Tensor | None, how: str) -> torch.Tensor:
         return super().forward(x * scale if how == "scaled" and mask is None else x)

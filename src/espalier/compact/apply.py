@@ -48,6 +48,18 @@ def without_graphs(model: nn.Module) -> dict[int, Any]:
     return passed | listeners(model)
 
 
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy that computes the same: a module that makes itself anew of what it was made with, as the layers of
+    einops do when they are copied, would forget the numbers that a cut has changed."""
+    other = copy.deepcopy(model, without_graphs(model))
+    for mine, theirs in zip(model.modules(), other.modules(), strict=True):
+        for name, value in vars(mine).items():
+            leaves = tree_leaves(value)
+            if leaves and all(isinstance(leaf, (int, str)) for leaf in leaves):
+                theirs.__dict__[name] = copy.copy(value)
+    return other
+
+
 def listeners(model: nn.Module) -> dict[int, Any]:
     """A memo for ``deepcopy``: objects that are hooks of the model, or whose methods are, stay themselves, so that a
     hook of the copy tells the same object. Those that a module holds are parts of it, and copied."""

@@ -14,7 +14,6 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -25,7 +24,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from espalier.compact.apply import without_graphs
+from espalier.compact.apply import copied
 
 ATEN = torch.ops.aten
 
@@ -48,7 +47,7 @@ def plain_outputs(model: nn.Module) -> nn.Module:
 
     What is none of them, such as a cache of a language model, is left out.
     """
-    model = deepcopy(model, without_graphs(model)).cpu().eval()
+    model = copied(model).cpu().eval()
     forward = model.forward
 
     @functools.wraps(forward)
