@@ -63,6 +63,14 @@ def test_selections_fills_and_stand_ins_come_back(tmp_path):
         assert torch.equal(espalier.load(tmp_path / str(i), factory).eval()(x), small(x))
 
 
+def test_what_is_compiled_is_kept_and_loaded_as_the_module_inside(saved, tmp_path):
+    _, small, x = saved
+    espalier.save(torch.compile(small, backend="eager"), tmp_path / "compiled")
+    again = espalier.load(tmp_path / "compiled", lambda: torch.compile(Tied(), backend="eager"))
+    assert type(again) is Tied
+    assert torch.equal(again(x), small(x))
+
+
 def test_another_dtype_comes_back(saved, tmp_path):
     _, small, x = saved
     espalier.save(small.double(), tmp_path / "double")

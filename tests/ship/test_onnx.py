@@ -101,6 +101,30 @@ def test_a_mask_of_attention_that_no_input_decides_costs_nothing(tmp_path, kind,
             np.testing.assert_allclose(told, model(x).numpy(), rtol=1e-4, atol=1e-5)
 
 
+class Biased(Attends):
+    """Attention to whose scores a weight is added, as T5 and Swin add one for each distance."""
+
+    def __init__(self):
+        super().__init__("of weights")
+        self.near = nn.Parameter(torch.randn(1, 2, 6, 6))
+
+    def mask(self, x):
+        return 2 * self.near
+
+
+def test_a_mask_of_attention_that_is_learned_is_exported(tmp_path):
+    assert export(Biased().eval(), torch.randn(4, 6, 8), tmp_path / "m.onnx").difference < 1e-5
+
+
+def test_half_precision_is_compared_as_coarsely_as_it_rounds(tmp_path):
+    model, x = convolutional().half().eval(), torch.randn(16, 1, 6, 6).half()
+    assert 1e-4 < export(model, x, tmp_path / "m.onnx").difference < 4e-3
+    with torch.no_grad():
+        model[-1].bias += 0.02
+    with pytest.raises(NotExported, match=r"differs from torch by .*; 0\.0039 is allowed"):
+        verify(tmp_path / "m.onnx", model, x)
+
+
 class Tokens(nn.Module):
     """Two inputs by keyword, two outputs."""
 
@@ -188,10 +212,18 @@ class Branch(nn.Module):
         return x if float(x.sum()) > 0 else x * 2
 
 
-def test_what_torch_cannot_export_is_one_line(tmp_path):
-    with pytest.raises(NotExported, match="torch cannot export") as caught:
-        export(Branch(), torch.randn(4, 3), tmp_path / "m.onnx")
-    assert "\n" not in str(caught.value)
+class Decides(Branch):
+    def forward(self, x):
+        return x if x.sum() > 0 else x * 2
+
+
+def test_what_torch_cannot_export_is_one_line(tmp_path, capfd):
+    place = r"by the values in a tensor, .* return x if .* > 0 else x \* 2"
+    for model in (Branch(), Decides()):
+        with pytest.raises(NotExported, match=place) as caught:
+            export(model, torch.randn(4, 3), tmp_path / "m.onnx")
+        assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""
 
 
 def test_what_is_no_onnx_file(tmp_path):

@@ -216,6 +216,30 @@ def test_a_number_to_the_power_of_a_tensor(tmp_path):
     assert "10.0 ** " in (tmp_path / "network.py").read_text()
 
 
+class InFull(nn.Linear):
+    """As positions are computed in many language models."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            first, rest = torch.sin(x), x.cos()
+            with torch.autocast("cuda", enabled=False):
+                first = first * self.bias[:1]
+        return super().forward(first + rest)
+
+
+class InHalf(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(x)
+
+
+def test_what_runs_with_autocast_switched_off_is_written_as_all_else(tmp_path):
+    with pytest.raises(NotExported, match="a part that runs by wrap_with_autocast: ship it as pt2"):
+        export(InHalf(4, 2).eval(), torch.randn(3, 4), tmp_path / "network.py")
+    export(InFull(4, 2).eval(), torch.randn(3, 4), tmp_path / "network.py")
+    assert "x.cos()" in (tmp_path / "network.py").read_text()
+
+
 class CountsExamples(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) * len(list(x))
@@ -224,6 +248,57 @@ class CountsExamples(nn.Linear):
 class OfLength(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) + torch.ones(len(x), 1)
+
+
+class Heads(nn.Module):
+    """Keeps a number twice, and is copied from the first, as a layer of einops is."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.given, self.heads = {"heads": heads}, (heads,)
+
+    def __getstate__(self) -> dict[str, int]:
+        return self.given
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        Heads.__init__(self, state["heads"])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (self.heads[0], -1)).cumsum(-1).flatten(-2)
+
+
+def test_a_module_that_is_copied_from_what_it_was_made_with_ships_as_it_was_cut(tmp_path):
+    model, x = nn.Sequential(nn.Linear(3, 12), Heads(4), nn.Linear(12, 2)).eval(), torch.randn(4, 3)
+    model[1].heads = (3,)
+    export(model, x, tmp_path / "network.py")
+    again = runpy.run_path(str(tmp_path / "network.py"))["load"]()
+    assert torch.equal(again(x), model(x))
+
+
+class Options(nn.Linear):
+    def forward(self, x: torch.Tensor, scale: float, mask: torch.Tensor | None, how: str) -> torch.Tensor:
+        return super().forward(x * scale if how == "scaled" and mask is None else x)
+
+
+class AnyWords(nn.Linear):
+    def forward(self, **words: torch.Tensor) -> torch.Tensor:
+        return super().forward(words["x"]) * words["weight"]
+
+
+@pytest.mark.parametrize("kind", FREE)
+def test_arguments_that_are_no_tensors_are_written_into_every_file(kind, tmp_path):
+    x = torch.randn(4, 3)
+    for inputs in ((x, 2.0, None, "scaled"), {"x": x, "mask": None, "how": "scaled", "scale": 2.0}):
+        _, told = FORMATS[kind](Options(3, 2).eval(), inputs, tmp_path)
+        names = [name for name, _, _ in told[kind]["inputs"]]
+        assert names == (["x"] if isinstance(inputs, dict) else ["inputs"] if kind == "onnx" else ["input 0"])
+
+
+@pytest.mark.parametrize("kind", FREE)
+def test_a_network_that_takes_any_words_is_written(kind, tmp_path):
+    inputs = {"x": torch.randn(4, 3), "weight": torch.rand(4, 1)}
+    _, told = FORMATS[kind](AnyWords(3, 2).eval(), inputs, tmp_path)
+    assert [name for name, _, _ in told[kind]["inputs"]] == ["x", "weight"]
 
 
 class Emptied(nn.Module):

@@ -20,6 +20,11 @@ PLAN_OF = "espalier_plan"  # the attribute of a compact model that holds its pla
 TORCHS = (nn.TransformerEncoder, nn.TransformerDecoder)
 
 
+def uncompiled(model: Any) -> Any:
+    """The module itself, of what ``torch.compile`` wraps around it: its names are those of the factory."""
+    return getattr(model, "_orig_mod", model)  # to ask for its class would import the compiler
+
+
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by name; one that is held in several places, under each of its names."""
     named: dict[str, Tensor] = {}
@@ -41,6 +46,18 @@ def without_graphs(model: nn.Module) -> dict[int, Any]:
     held = (leaf for module in model.modules() for leaf in tree_leaves(list(vars(module).values())))
     passed = {id(leaf): leaf.detach().clone() for leaf in held if isinstance(leaf, Tensor) and leaf.grad_fn is not None}
     return passed | listeners(model)
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy that computes the same: a module that makes itself anew of what it was made with, as the layers of
+    einops do when they are copied, would forget the numbers that a cut has changed."""
+    other = copy.deepcopy(model, without_graphs(model))
+    for mine, theirs in zip(model.modules(), other.modules(), strict=True):
+        for name, value in vars(mine).items():
+            leaves = tree_leaves(value)
+            if leaves and all(isinstance(leaf, (int, str)) for leaf in leaves):
+                theirs.__dict__[name] = copy.copy(value)
+    return other
 
 
 def listeners(model: nn.Module) -> dict[int, Any]:

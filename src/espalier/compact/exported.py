@@ -7,12 +7,13 @@ a DenseNet do, joins what it keeps instead. A mask of attention that no input de
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
+import io
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -23,18 +24,18 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from espalier.compact.apply import without_graphs
+from espalier.compact.apply import copied
 
 ATEN = torch.ops.aten
 
 
-@contextmanager
+@contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """An exporter's notes are about its own inside."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):  # the whole graph, when it fails
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -46,7 +47,7 @@ def plain_outputs(model: nn.Module) -> nn.Module:
 
     What is none of them, such as a cache of a language model, is left out.
     """
-    model = deepcopy(model, without_graphs(model)).cpu().eval()
+    model = copied(model).cpu().eval()
     forward = model.forward
 
     @functools.wraps(forward)
@@ -75,8 +76,10 @@ def exported(plain: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     with, examples first, and more than one of them: a batch of one would be taken for a constant."""
     # By tensor, since a forward of *args holds them in a tuple of its own.
     shapes: Any = ShapesCollection()  # type: ignore[no-untyped-call]
-    for tensor in tree_leaves((args, dict(kwargs))):
-        shapes[tensor] = {0: Dim.AUTO}
+    for leaf in tree_leaves((args, dict(kwargs))):
+        if isinstance(leaf, Tensor):  # None, numbers and words are written into the graph
+            shapes[leaf] = {0: Dim.AUTO}
+    _name_all(plain.forward, kwargs)
     with quiet(), torch.no_grad():
         program = torch.export.export(plain, args, dict(kwargs) or None, dynamic_shapes=shapes, strict=False)
     _without_empty(program.graph)
@@ -84,6 +87,16 @@ def exported(plain: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     _without_known_masks(program)
     program.graph_module.recompile()
     return program
+
+
+def _name_all(forward: Any, kwargs: Mapping[str, Any]) -> None:
+    """Say by name what a forward of **words takes: torch looks for a dict of them among what it is called with."""
+    signature = inspect.signature(forward)
+    own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    if len(own) < len(signature.parameters):
+        names = [name for name in kwargs if name not in {one.name for one in own}]
+        more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+        forward.__signature__ = signature.replace(parameters=[*own, *more])
 
 
 def _without_empty(graph: Graph) -> None:
@@ -247,7 +260,7 @@ def onnx_file(
     _over_rows(program.graph)
     program.graph_module.recompile()
     named = None if batch is None else [{0: batch} for _ in inputs]
-    with quiet():
+    with quiet(), torch.no_grad():  # as above: attention under a mask that asks for a gradient has other strides
         written = torch.onnx.export(
             program, dynamo=True, dynamic_shapes=named, input_names=inputs, output_names=outputs, verbose=False
         )

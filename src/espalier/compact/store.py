@@ -17,7 +17,7 @@ from safetensors.torch import save as tensors_as_bytes
 from torch import Tensor, nn
 
 from espalier import schema
-from espalier.compact.apply import apply_plan, tensor_state
+from espalier.compact.apply import apply_plan, tensor_state, uncompiled
 from espalier.compact.plan import Plan
 from espalier.files import PARTIAL, put_in_place, write_beside
 from espalier.schema import anything, each, integer, record, table, text
@@ -32,6 +32,7 @@ SCHEMA = record({"plan": anything, "tensors": table(STORED), "tied": table(text(
 
 def save(small: nn.Module, folder: str | Path) -> None:
     """Write a compact model to a folder: ``model.safetensors`` and ``plan.json``. Tied tensors are stored once."""
+    small = uncompiled(small)
     plan = getattr(small, "espalier_plan", None)
     if not isinstance(plan, dict):
         raise BadInput("save takes a compact model, made by gated.compact(mask); this module has no espalier_plan")
@@ -100,7 +101,7 @@ def load(folder: str | Path, factory: Callable[[], nn.Module]) -> nn.Module:
     index = _index(folder)
     plan = Plan.from_dict(index["plan"])
     tensors = _tensors(folder, index)
-    model = factory()
+    model = uncompiled(factory())
     if not isinstance(model, nn.Module):
         raise BadInput(f"the factory returns the original torch.nn.Module, not {type(model).__name__}")
     unfit = f"{folder} does not fit the model the factory builds"

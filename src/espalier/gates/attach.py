@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from espalier.compact.apply import uncompiled
 from espalier.gates.blocks import Blocks, RoundTo, rounded
 from espalier.gates.find import KINDS, choice_groups, find_groups, structure_of
 from espalier.gates.gate import Gate, Mixed
@@ -103,11 +104,6 @@ def attach(
     gated._installed.compiled = compiled
     gated.example, gated.examples, gated.checks = example, max(example.examples, 1), check
     return gated
-
-
-def uncompiled(model: Any) -> Any:
-    """The module itself, of what ``torch.compile`` wraps around it: its names are those of the factory."""
-    return getattr(model, "_orig_mod", model)  # to ask for its class would import the compiler
 
 
 def _attach_found(

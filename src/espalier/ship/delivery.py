@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
@@ -15,7 +14,7 @@ import torch
 from torch import nn
 
 from espalier.compact import load, save
-from espalier.compact.apply import tensor_state, without_graphs
+from espalier.compact.apply import copied, tensor_state
 from espalier.gates.latency import timed
 from espalier.gates.verify import distance, isolated_random
 from espalier.records import RESULT, settings_of
@@ -167,7 +166,7 @@ def ship(
 
 def _of_result(result: Result, model: Factory | str | None, inputs: Any) -> Parcel:
     factory, _, loading = (None, "", UNKNOWN) if model is None else _built_by(model)
-    small, summary = deepcopy(result.model, without_graphs(result.model)).cpu().eval(), result.summary()
+    small, summary = copied(result.model).cpu().eval(), result.summary()
     if inputs is not None:
         checks.readable(small, inputs)
     inputs = result.examples if inputs is None else inputs

@@ -76,8 +76,9 @@ def verify(
 
 def _names(value: Any, word: str = "inputs", taken: Sequence[str] = ()) -> list[str]:
     """One for each tensor: the word, word_0 and so on, or the keys of a dict if none of them is taken."""
-    if isinstance(value, dict) and all(isinstance(part, Tensor) for part in value.values()) and not {*value} & {*taken}:
-        return list(value)
+    named = pytree.named(value)
+    if named is not None and not {*named} & {*taken}:
+        return list(named)
     count = len(pytree.tensors(value))
     return [word] if count == 1 else [f"{word}_{i}" for i in range(count)]
 

@@ -52,14 +52,17 @@ def compare(
                     outputs = run(given)
             except Exception as error:
                 raise NotExported(f"{name} fails at {batch} examples: {reason(error)}") from error
-            difference = distance(answers(model, given), outputs)
-            if not difference <= tolerance:
+            expected = answers(model, given)
+            difference = distance(expected, outputs)
+            steps = [torch.finfo(t.dtype).eps for t in (*model.parameters(), *expected) if t.is_floating_point()]
+            allowed = max(tolerance, 4 * max(steps, default=0.0))  # half precision rounds more coarsely
+            if not difference <= allowed:
                 raise NotExported(
                     f"{name}: at {batch} {what} examples it differs from torch by {difference:.2g} of the largest "
-                    f"output; {tolerance:g} is allowed"
+                    f"output; {allowed:.2g} is allowed"
                 )
             worst = max(worst, difference)
-    names = list(inputs) if isinstance(inputs, dict) else [f"input {i}" for i, _ in enumerate(pytree.tensors(inputs))]
+    names = pytree.named(inputs) or [f"input {i}" for i, _ in enumerate(pytree.tensors(inputs))]
     listed = zip(names, pytree.tensors(inputs))
     described = tuple((one, str(t.dtype).removeprefix("torch."), (0, *t.shape[1:])) for one, t in listed)
     return Checked(tuple(batches), worst, described)

@@ -26,7 +26,7 @@ def program_of(plain: nn.Module, inputs: Any) -> ExportedProgram:
     try:
         program = exported(plain, *Example.of(inputs))
     except Exception as error:  # of every kind
-        raise NotExported(f"torch cannot export this network: {reason(error)}") from error
+        raise NotExported(f"torch cannot export this network: {reason(error)}{_where(error)}") from error
     given = program.graph_signature.user_inputs
     sizes = [str(node.meta["val"].shape[0]) for node in program.graph.nodes if node.name in given and node.users]
     if sizes and all(size.isdigit() for size in sizes):  # not a symbol
@@ -35,6 +35,14 @@ def program_of(plain: nn.Module, inputs: Any) -> ExportedProgram:
             "x.shape[0] stays open"
         )
     return program
+
+
+def _where(error: Exception) -> str:
+    """Where code decides by the values in a tensor; nothing of other errors."""
+    if type(error).__name__ != "GuardOnDataDependentSymNode":  # to ask for its class would import sympy
+        return ""
+    call = str(error).partition("The following call raised this error:")[2].strip().partition("\n\n")[0]
+    return f"; its code decides by the values in a tensor, which one graph for all cannot: {' '.join(call.split())}"
 
 
 def export(model: nn.Module, inputs: Any, path: str | os.PathLike[str]) -> Checked:

@@ -25,13 +25,13 @@ import torch
 from safetensors.torch import save as tensors_as_bytes
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
-from torch.fx import Node
+from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_unflatten
 
 from espalier.compact.exported import plain_outputs
 from espalier.files import put_in_place, write_beside
-from espalier.ship.parity import Checked, compare
+from espalier.ship.parity import Checked, NotExported, compare
 from espalier.ship.program import TOLERANCE, program_of
 from espalier.train import pytree
 
@@ -93,7 +93,8 @@ def export(model: nn.Module, inputs: Any, path: str | os.PathLike[str]) -> Check
 
 
 def _run(network: nn.Module, given: Any) -> list[Tensor]:
-    return pytree.tensors(network(**given) if isinstance(given, dict) else network(*pytree.tensors(given)))
+    named = pytree.named(given)
+    return pytree.tensors(network(*pytree.tensors(given)) if named is None else network(**named))
 
 
 def _loaded(code: Path, weights: Path) -> nn.Module:
@@ -117,6 +118,7 @@ class Writer:
         self.tensors = dict[str, Tensor]()  # what goes beside it
         self.children = {path for path, module in model.named_modules() if next(module.children(), None) is not None}
         graph = program.graph
+        _inline(program.graph_module)
         for node in reversed(list(graph.nodes)):
             if node.op not in ("placeholder", "output") and any(part in str(node.target) for part in CHECKS):
                 graph.erase_node(node)
@@ -136,7 +138,8 @@ class Writer:
         placeholders = [node for node in self.nodes if node.op == "placeholder"]
         for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
             if spec.kind == InputKind.USER_INPUT:
-                self.inputs.append(node)
+                if not isinstance(spec.arg, ConstantArgument):  # written where it is used
+                    self.inputs.append(node)
             else:
                 self.path[node] = str(spec.target)
                 held = program.state_dict if spec.target in program.state_dict else program.constants
@@ -386,6 +389,28 @@ FORMS: dict[str, Callable[[Writer, list[Any], dict[str, Any]], str | None]] = {
     "dropout_": lambda w, args, _: f"F.dropout({w._value(args[0])}, {args[1]!r}, self.training)",
     "to": lambda w, args, named: w._to(args[0], [*args[1:], *named.values()]),
 }
+
+
+def _inline(module: GraphModule) -> None:
+    """Write what runs with autocast switched off as all else is written: without autocast that is the same."""
+    for node in [n for n in module.graph.nodes if n.target is torch.ops.higher_order.wrap_with_autocast]:
+        _, _, enabled, _, inner, *given = node.args
+        if not enabled:
+            part = getattr(module, inner.target)
+            _inline(part)
+            own = dict(zip((n for n in part.graph.nodes if n.op == "placeholder"), given))
+            with module.graph.inserting_before(node):
+                outputs: Any = module.graph.graph_copy(part.graph, own)
+            for user in list(node.users):  # each takes one of them
+                user.replace_all_uses_with(outputs[user.args[1]])
+                module.graph.erase_node(user)
+            module.graph.erase_node(node)
+    for node in module.graph.nodes:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise NotExported(
+                f"{PYTHON} holds plain operations, and this network has a part that runs by {node.target}: ship it as "
+                "pt2 or onnx"
+            )
 
 
 def _given_back(node: Node) -> Node | None:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from espalier.compact.apply import uncompiled
 from espalier.cost import Cost
 from espalier.data import Dataset
-from espalier.gates.attach import uncompiled
 from espalier.gates.blocks import RoundTo
 from espalier.gates.recalibrate import training
 from espalier.search import Search

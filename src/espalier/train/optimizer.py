@@ -14,9 +14,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from espalier.compact.apply import uncompiled
 from espalier.cost import Cost
 from espalier.data import Dataset
-from espalier.gates.attach import attach, uncompiled
+from espalier.gates.attach import attach
 from espalier.gates.blocks import RoundTo
 from espalier.gates.gated import Gated as Attached
 from espalier.gates.recalibrate import recalibrate_under

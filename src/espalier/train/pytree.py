@@ -49,6 +49,12 @@ def tensors(value: Nested) -> list[Tensor]:
     return flat
 
 
+def named(value: Nested) -> dict[str, Tensor] | None:
+    """The tensors of a dict that holds them by name, without what is no tensor; None of any other form."""
+    own = {key: part for key, part in value.items() if isinstance(part, Tensor)} if isinstance(value, dict) else {}
+    return own if own and len(own) == len(tensors(value)) else None
+
+
 def count(value: Nested, name: str) -> int:
     """The number of examples, which all its tensors share."""
     found = sizes(value)
