@@ -61,6 +61,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "periods": 10,
     },
     "finetuned": {"method": "finetuned", "like": "ours", "recipe": "finetune", "dense": 0.5, "anneal": True},
+    "finetuned-long": {"like": "finetuned", "recipe": {"ramp": 0.4, "settle": 0.5}},  # as the recipe was
     "pruned-least": {"like": "pruned", "least": 0.05},
     "pruned-local": {"like": "pruned", "global": False},
     "pruned-steps": {"like": "pruned", "steps": 10},

@@ -99,6 +99,7 @@ def test_ours_at_the_size_of_a_rival_is_compared_with_that_rival():
         ("docs/recipe.md", "tuning.jsonl", ["--overview"]),
         ("docs/evidence.md", "pruning.jsonl", ["--overview"]),
         ("docs/evidence.md", "peers.jsonl", ["--part", "peers"]),
+        ("docs/recipe.md", "finetune.jsonl", ["--overview", "--part", "finetune"]),
         ("README.md", "cifar10.jsonl", ["--overview", "--across", "--methods", OVERVIEW]),
     ],
 )

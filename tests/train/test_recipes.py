@@ -85,6 +85,21 @@ def test_an_explicit_settle_ends_the_ramp(share: float | None, ramp: float) -> N
     assert found.phases(1000, 0.5).settle >= round(1000 * found.ramp)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "updates", "phases"),
+    [
+        (PRESETS["finetune"], 1000, Phases(0, 100, 100, 1000)),
+        (PRESETS["finetune"], 100, Phases(0, 20, 20, 100)),
+        (PRESETS["finetune"], 30, Phases(0, 15, 15, 30)),
+        (PRESETS["finetune"], 1, Phases(0, 1, 1, 1)),
+        (PRESETS["default"], 30, Phases(3, 12, 15, 30)),
+        (Recipe(begin=0.0, ramp=0.1, ramp_updates=0, settle=0.9), 100, Phases(0, 10, 10, 100)),
+    ],
+)
+def test_a_short_run_that_begins_to_search_at_once_by_slopes_settles_later(recipe, updates, phases) -> None:
+    assert recipe.phases(updates, 0.5) == phases
+
+
 @pytest.mark.parametrize(("share", "begin"), [(0.1, 0.35), (0.15, 0.35), (0.3, 0.2), (0.5, 0.0), (0.8, 0.0)])
 def test_an_explicit_ramp_lets_the_search_begin_earlier(share: float, begin: float) -> None:
     found = ramped(Recipe(begin=0.35, ramp=0.15, settle=0.5), share)
