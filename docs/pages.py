@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 import typer.main
 
 from espalier import files
@@ -122,9 +123,13 @@ def notebook(page: str) -> str:
 
 
 def printed(page: str) -> list[str]:
-    """What each code cell of a tutorial prints, run from top to bottom in one namespace, in an empty folder."""
-    names, texts = dict[str, Any](), list[str]()
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    """What each code cell of a tutorial prints, run from top to bottom in one namespace, in an empty folder.
+
+    By one thread: several add up in another order, and runs then part."""
+    names, texts, threads = dict[str, Any](), list[str](), torch.get_num_threads()
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), contextlib.ExitStack() as left:
+        left.callback(torch.set_num_threads, threads)
+        torch.set_num_threads(1)
         for cell in cells(page):
             if cell["cell_type"] == "code":
                 out = io.StringIO()

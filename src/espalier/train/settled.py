@@ -150,17 +150,30 @@ class Settled:
         for training, compared in trial.modes.items():
             if compared and not distance(trial.run(own, training), trial.run(self.small, training)) < trial.tolerance:
                 return False
+        dead = self._reached(trial, self.cuts.inside)
+        if dead:  # where all that follows is dead, none reaches what would move either: tried the other way round
+            with torch.no_grad():
+                parameters: list[Tensor] = list(self.small.parameters())
+                torch._foreach_neg_(parameters)
+                dead = self._reached(trial, dead)
+                torch._foreach_neg_(parameters)
+        return dead is not None and not dead
+
+    def _reached(self, trial: Trial, names: Iterable[str]) -> list[str] | None:
+        """Those of the padded tensors that get a gradient of nothing but zeros. None: one reaches the zeros of another,
+        or is not a number."""
+        self.small.zero_grad()
         trial.run(self.small, True, backward=True)
-        for name in self.cuts.inside:
+        dead = list[str]()
+        for name in names:
             gradient = self.pieces[name].grad
             if gradient is not None:
-                if not gradient.any():  # where all that follows is dead, none reaches what would move either
-                    return False
                 before = gradient.clone()
                 self.cuts.clear(gradient, name)
-                if not before.equal(gradient):  # also where it is not a number
-                    return False
-        return True
+                if not before.equal(gradient):
+                    return None
+                dead += [] if bool(gradient.any()) else [name]
+        return dead
 
 
 class Insides:
