@@ -10,6 +10,8 @@ bytes. Every method makes as many updates of as many windows, with AdamW, a shor
 ours: heads and units of the feed-forward parts are gates. ours-width: so is the width of the model.
 uniform: all widths scaled alike, heads in the same proportion. pruned: Torch-Pruning after half of the run, by group
 Taylor importance, then trained on; it cuts heads and units alone ("inner"), or the width of the model, too.
+finetuned, cut-finetuned: what ``--fine`` updates more make of the whole model once it is trained ("dense"): ours with
+the recipe "finetune", and Torch-Pruning, which cuts at once and trains on; both from the same weights, at one rate.
 
 Perplexity is that of one byte of held-out text; with ``--tune`` of another tenth of the files, which then is not
 trained on, and nothing reads the held-out text. ``--recipe`` changes fields of the default one for ours, ``--kinds``

@@ -155,8 +155,10 @@ class Settled:
             with torch.no_grad():
                 parameters: list[Tensor] = list(self.small.parameters())
                 torch._foreach_neg_(parameters)
-                dead = self._reached(trial, dead)
-                torch._foreach_neg_(parameters)
+                try:
+                    dead = self._reached(trial, dead)
+                finally:
+                    torch._foreach_neg_(parameters)
         return dead is not None and not dead
 
     def _reached(self, trial: Trial, names: Iterable[str]) -> list[str] | None:
